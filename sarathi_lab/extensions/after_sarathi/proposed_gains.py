@@ -54,12 +54,12 @@ def proposed_gains(
     """
     for dataset, variants in proposals.items():
         requests = arriving(bench, dataset, seed, phases, grids)
-        found = {
-            name: waited(bench.run(requests, policy, shares_prefixes=True).requests(), *QUANTITIES)
-            for name, policy in policies_of(bench, (), variants, sizes["budget"]).items()
-        }
-        first = next(iter(found))
-        yield from compared(dataset, found, {first: found[first]})
+        values = {}
+        for name, policy in policies_of(bench, (), variants, sizes["budget"]).items():
+            ledger = bench.run(requests, policy, shares_prefixes=True)
+            values[name] = waited(ledger.requests(), *QUANTITIES)
+        first = next(iter(values))
+        yield from compared(dataset, values, {first: values[first]})
 
 
 def arriving(
@@ -68,16 +68,20 @@ def arriving(
     """The requests of a round."""
     if dataset in phases:
         times = phased(phases[dataset], bench.seed + seed)
-        pairs = zip(bench.requests(dataset, len(times), seed), times, strict=True)
-        requests = [replace(one, arrival_time=time) for one, time in pairs]
+        requests = []
+        for request, time in zip(bench.requests(dataset, len(times), seed), times, strict=True):
+            requests.append(replace(request, arrival_time=time))
     else:
         number = bench.sizes["num_requests"]
         requests = list(at_rate(bench.requests(dataset, number, seed), bench.rate(dataset)))
     if dataset not in grids:
         return requests
-    shapes = list(product(*(grids[dataset][kind] for kind in ("prompts", "outputs"))))
-    chosen = np.random.default_rng([bench.seed, seed, 6]).integers(0, len(shapes), len(requests))
-    return [
-        replace(one, prompt_len=shapes[place][0], output_len=shapes[place][1])
-        for one, place in zip(requests, chosen.tolist(), strict=True)
-    ]
+    shapes = list(product(grids[dataset]["prompts"], grids[dataset]["outputs"]))
+    generator = np.random.default_rng([bench.seed, seed, 6])
+    shaped = []
+    for request, index in zip(
+        requests, generator.integers(0, len(shapes), len(requests)).tolist(), strict=True
+    ):
+        prompt_len, output_len = shapes[index]
+        shaped.append(replace(request, prompt_len=prompt_len, output_len=output_len))
+    return shaped

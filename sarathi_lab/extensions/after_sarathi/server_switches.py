@@ -43,13 +43,11 @@ def server_switches(
     them, also over those of the first; a switch is a data set's name.
     """
     for dataset, variants in switches.items():
-        made = policies_of(bench, (), variants, sizes["budget"])
-        found = {
-            name: waited(bench.serve(name, policy, dataset, seed), *QUANTITIES)
-            for name, policy in made.items()
-        }
-        first = next(iter(found))
-        yield from compared(dataset, found, {first: found[first]})
+        values = {}
+        for name, policy in policies_of(bench, (), variants, sizes["budget"]).items():
+            values[name] = waited(bench.serve(name, policy, dataset, seed), *QUANTITIES)
+        first = next(iter(values))
+        yield from compared(dataset, values, {first: values[first]})
 
 
 @only_simulated(
@@ -68,12 +66,11 @@ def pipeline_or_tensor(
     for dataset in sizes["datasets"]:
         requests = bench.requests(dataset, sizes["num_requests"], seed)
         arriving = at_rate(requests, bench.rate(dataset))
-        found = {
-            name: arranged(bench, policy, arriving, *degrees)
-            for name, degrees in arrangements.items()
-        }
-        first = next(iter(found))
-        yield from compared(dataset, found, {first: found[first]})
+        values = {}
+        for name, (tensor, pipeline) in arrangements.items():
+            values[name] = arranged(bench, policy, arriving, tensor, pipeline)
+        first = next(iter(values))
+        yield from compared(dataset, values, {first: values[first]})
 
 
 def arranged(
