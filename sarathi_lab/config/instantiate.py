@@ -7,7 +7,7 @@ import math
 import pickle
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -343,10 +343,14 @@ def plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
+def copier(cfg: DictConfig) -> Callable[[], DictConfig]:
+    """Return a function that makes deep copies, in a sixth of the time that `cfg.copy()` takes."""
+    return partial(pickle.loads, pickle.dumps(cfg))
+
+
 def copied(cfg: DictConfig) -> DictConfig:
     """Return a deep copy, in a third of the time that `cfg.copy()` takes."""
-    copy: DictConfig = pickle.loads(pickle.dumps(cfg))
-    return copy
+    return copier(cfg)()
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

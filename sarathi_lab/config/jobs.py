@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from sarathi_lab.config.instantiate import (
     check_structure,
     check_values,
     class_of,
+    copier,
     fit_targets,
     is_measured,
     name_of,
@@ -56,11 +56,11 @@ class Composition:
         names = [str(name) for name in composed if name != "hydra"]
         self.cfg: DictConfig = OmegaConf.masked_copy(composed, names)
         fit_targets(self.cfg, settings)
-        self._pickled = pickle.dumps(self.cfg)  # copied in a sixth of the time that `copy` takes
+        self._copy = copier(self.cfg)
 
     def with_values(self, values: Mapping[str, object]) -> DictConfig:
         """Return a copy of the configuration, without Hydra's node, with these values."""
-        cfg: DictConfig = pickle.loads(self._pickled)
+        cfg = self._copy()
         _set_values(cfg, values)
         return cfg
 

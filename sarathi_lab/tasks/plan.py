@@ -18,7 +18,15 @@ from sarathi_lab.config.errors import (
     require_int,
     require_one_of,
 )
-from sarathi_lab.config.instantiate import build, copied, option_files, plain, read_option, resolved
+from sarathi_lab.config.instantiate import (
+    build,
+    copied,
+    copier,
+    option_files,
+    plain,
+    read_option,
+    resolved,
+)
 from sarathi_lab.engine.config import EngineConfig, Topology
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.ledger import Ledger
@@ -149,14 +157,17 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     baseline is the same beside the runs of all servers.
     """
     setup = _setup(cfg)
-    run = _checked(_parts(copied(cfg), setup))
+    copy = copier(cfg)
+    run = _checked(_parts(copy(), setup))
     plan = _fitted(run)
     options = option_files("policy")
     baselines = {}
     for name in cfg.baselines:
         if name not in options:
             raise UserError(f"baselines: {name} is not a policy; use some of {', '.join(options)}")
-        baseline = _parts(changed(cfg, policy=read_option("policy", options[name])), setup)
+        own = copy()
+        own.policy = read_option("policy", options[name])
+        baseline = _parts(own, setup)
         if baseline.policy != run.policy:  # a run is no baseline of itself
             baselines[name] = _fitted(baseline)
     for checked in (plan, *baselines.values()):
