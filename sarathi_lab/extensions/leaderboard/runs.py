@@ -228,13 +228,20 @@ def best_budgets(runs: pd.DataFrame, quantity: str) -> pd.Series:
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return a text that is equal for runs which differ in nothing but the policy.
 
-    What is null or false does not count, as settings that are added later are so by default.
+    What is null or false does not count, as settings that are added later are so by default. Of a
+    class only its name counts, as modules move.
     """
 
     def stated(node: Any) -> Any:
         if not isinstance(node, Mapping):
             return node
-        return {key: stated(value) for key, value in node.items() if value not in (None, False)}
+        values = {}
+        for key, value in node.items():
+            if key == "_target_":
+                values[key] = str(value).rpartition(".")[2]
+            elif value not in (None, False):
+                values[key] = stated(value)
+        return values
 
     same_work = json.dumps({name: stated(config[name]) for name in SAME_WORK}, sort_keys=True)
     return hashlib.sha256(same_work.encode()).hexdigest()[:8]
