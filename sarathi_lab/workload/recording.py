@@ -107,8 +107,11 @@ class RowCheck:
         """Take rows for unusable in which a column's value is not valid."""
         wrong = column.index[self.is_usable & ~is_valid]
         if len(wrong) and not self.example:
-            value = str(column[wrong[0]])[:SHOWN_VALUE]
-            self.example = f"{self._unit} {wrong[0]}: {column.name}={value}"
+            value = column[wrong[0]]
+            said = f"{column.name}={str(value)[:SHOWN_VALUE]}"
+            if value is None or (isinstance(value, float) and np.isnan(value)):
+                said = f"{column.name} is missing"
+            self.example = f"{self._unit} {wrong[0]}: {said}"
         self.is_usable &= is_valid
 
 

@@ -4,11 +4,12 @@ reader expects another one.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,20 @@ MAGIC = {
     b"ARROW1": "an Arrow file",
 }
 GZIP = b"\x1f\x8b"
-LOG_LINE = re.compile(r"^(\(\w+ pid=|\[\d{4}-\d\d-\d\d|(INFO|WARNING|ERROR|DEBUG)\b)", re.MULTILINE)
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+LEVELS = "(?:INFO|WARNING|ERROR|DEBUG)"
+# Servers' lines, and those of Python's logging.
+LOG_LINE = re.compile(
+    rf"^(\(\w+ pid=|\[\d{{4}}-\d\d-\d\d|{LEVELS}\b|\d{{4}}-\d\d-\d\d [\d:,.]+ .*\b{LEVELS}\b)",
+    re.MULTILINE,
+)
 YAML_LINE = re.compile(r"^[\w.-]+:(\s|$)")
+SEPARATOR = re.compile(r"[\s,]*(?=[^\s,\]])")  # before an entry of a list
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def read_text(path: Path, what: str, remedy: str) -> str:
-    """Read a text file in UTF-8, maybe packed by gzip, without a byte order mark.
+    """Read a text file in UTF-8, or in UTF-16 with a byte order mark, maybe packed by gzip.
 
     Args:
         path: The file.
@@ -49,8 +57,11 @@ def read_text(path: Path, what: str, remedy: str) -> str:
     for first_bytes, kind in MAGIC.items():
         if content.startswith(first_bytes):
             raise UserError(f"{what} is {kind}, which is not read here; {remedy}")
+    encoding = "utf-8-sig"
+    if content.startswith(UTF_16):
+        encoding = "utf-16"  # as PowerShell writes what it redirects to a file
     with readable(what, remedy):
-        return content.decode("utf-8-sig")
+        return content.decode(encoding)
 
 
 @dataclass(frozen=True)
@@ -76,11 +87,18 @@ def json_rows(text: str) -> JsonRows | None:
         return None
     try:
         content = json.loads(text)
+    except json.JSONDecodeError as error:
+        return _rows_of_damaged(text, error)
     except (ValueError, RecursionError):
         return _rows_of_lines(text)
     entries = [content]
     if isinstance(content, list):
         entries = content
+    return _rows_of_list(entries)
+
+
+def _rows_of_list(entries: Sequence[Any]) -> JsonRows:
+    """Tell objects from other entries."""
     objects = list[dict[str, Any]]()
     lines = list[int]()
     damaged = list[str]()
@@ -91,6 +109,41 @@ def json_rows(text: str) -> JsonRows | None:
         else:
             damaged.append(f"entry {number} is not a JSON object")
     return JsonRows(objects, lines, damaged)
+
+
+def _rows_of_damaged(text: str, error: json.JSONDecodeError) -> JsonRows:
+    """Read the entries of a list up to its damage, or an object a line."""
+    if text.lstrip().startswith("["):
+        rows = _rows_of_list(_entries_before_damage(text))
+        return replace(rows, damaged=[*rows.damaged, _reason_of_damage(text, error)])
+    rows = _rows_of_lines(text)
+    if rows.objects:
+        return rows
+    # It is one object, which may have many lines.
+    return JsonRows((), (), [_reason_of_damage(text, error)])
+
+
+def _entries_before_damage(text: str) -> list[Any]:
+    """Read the entries of a list as far as they are whole."""
+    decoder = json.JSONDecoder()
+    entries = list[Any]()
+    start = text.index("[") + 1
+    while separator := SEPARATOR.match(text, start):
+        try:
+            entry, start = decoder.raw_decode(text, separator.end())
+        except (ValueError, RecursionError):
+            break
+        entries.append(entry)
+    return entries
+
+
+def _reason_of_damage(text: str, error: json.JSONDecodeError) -> str:
+    """Describe damaged JSON, such as "is cut off at line 12"."""
+    is_at_end = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+    if is_at_end:
+        last_line = text.rstrip().count("\n") + 1
+        return f"is cut off at line {last_line}, as by a copy or a client that was stopped"
+    return f"line {error.lineno} is not JSON ({error.msg} at column {error.colno})"
 
 
 def _rows_of_lines(text: str) -> JsonRows:

@@ -8,7 +8,8 @@
 | Mooncake, also with AIPerf's session_id and delay | the same without chat_id | ms |
 | vidur, Sarathi-Serve | arrived_at, num_prefill_tokens, num_decode_tokens | s |
 | splitwise-sim | arrival_timestamp, prompt_size, token_size | s |
-| LLMServingSim | arrival_time_ns, input_toks, output_toks | ns |
+| LLMServingSim, also with an agent's sub_requests | arrival_time_ns, input_toks, output_toks | ns |
+| Dynamo | created_time, input_tokens, output_tokens | ms |
 | Weka (kv-cache-tester), an object a conversation | t, in, out, hash_ids, think_time | s |
 | lengths | num_prefill_tokens, num_decode_tokens | |
 """
@@ -33,6 +34,7 @@ from sarathi_lab.workload.text_files import JsonRows, json_rows, kind_of_text, r
 
 DATE = 0  # unit of a column of dates
 SECOND, MILLISECOND, NANOSECOND = 10**9, 10**6, 1  # in nanoseconds
+UNITS = {DATE: "dates", SECOND: "seconds", MILLISECOND: "milliseconds", NANOSECOND: "nanoseconds"}
 FIX = "name a trace, such as AzureLLMInferenceTrace_conv.csv of github.com/Azure/AzurePublicDataset"
 # Columns that may be a time or a length, by a part of their names.
 LOOKS_LIKE_TIME = re.compile(r"time|stamp|arriv|delay|interval|elapsed|second|_ms$|_ns$|_at$", re.I)
@@ -136,7 +138,24 @@ FORMATS = (
     replace(MOONCAKE, name="Mooncake without times", time=""),
     TraceFormat("vidur", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
     TraceFormat("splitwise-sim", "prompt_size", "token_size", "arrival_timestamp"),
-    TraceFormat("LLMServingSim", "input_toks", "output_toks", "arrival_time_ns", NANOSECOND),
+    TraceFormat(
+        "LLMServingSim",
+        "input_toks",
+        "output_toks",
+        "arrival_time_ns",
+        NANOSECOND,
+        session=("session_id",),
+        delay="delay",
+    ),
+    TraceFormat(
+        "Dynamo",
+        "input_tokens",
+        "output_tokens",
+        "created_time",
+        MILLISECOND,
+        session=SESSIONS,
+        delay="delay",
+    ),
     WEKA,
     TraceFormat("lengths", "num_prefill_tokens", "num_decode_tokens"),
 )
@@ -249,6 +268,8 @@ def _cells_of_json(file: Path, rows: JsonRows) -> tuple[pd.DataFrame, list[str]]
         reason = rows.damaged[0] if rows.damaged else "is an empty list"
         raise UserError(f"{file} {reason}; {FIX}")
     damaged = [*rows.damaged]
+    if any("sub_requests" in entry for entry in rows.objects):
+        return _cells_of_agents(rows, damaged), damaged
     has_conversations = any(isinstance(entry.get("requests"), list) for entry in rows.objects)
     if not has_conversations:
         return pd.DataFrame(rows.objects, index=list(rows.lines), dtype=object), damaged
@@ -259,6 +280,32 @@ def _cells_of_json(file: Path, rows: JsonRows) -> tuple[pd.DataFrame, list[str]]
         else:
             damaged.append(f"line {line}: requests is not a list")
     return _cells_of_conversations(conversations), damaged
+
+
+def _cells_of_agents(rows: JsonRows, damaged: list[str]) -> pd.DataFrame:
+    """Read a row each of an agent's calls, of which the next one is sent when its tool is done, and
+    add to `damaged` what is none.
+    """
+    cells = list[Mapping[str, Any]]()
+    for line, entry in zip(rows.lines, rows.objects, strict=True):
+        if "sub_requests" not in entry:
+            cells.append(entry)
+            continue
+        calls = entry["sub_requests"]
+        if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+            damaged.append(f"line {line}: sub_requests is not a list of objects")
+            continue
+        shared = {
+            "session_id": entry.get("session_id", f"line {line}"),
+            "arrival_time_ns": entry.get("arrival_time_ns"),
+        }
+        pause = None
+        for call in calls:
+            cells.append({**call, **shared, "delay": pause})
+            pause = call.get("tool_duration_ns", 0)
+    table = pd.DataFrame(cells, dtype=object).drop(columns="tool_duration_ns", errors="ignore")
+    table.index += 1
+    return table
 
 
 def _cells_of_conversations(conversations: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -293,12 +340,26 @@ def _recognise(file: Path, cells: pd.DataFrame) -> TraceFormat:
     for key, content in READ_ELSEWHERE.items():
         if key in names:
             raise UserError(f"{file} has {content}")
-    formats = "; ".join(f"{form.name} {', '.join(form.needed)}" for form in FORMATS)
     columns = ", ".join(map(str, cells))[:200]
-    raise UserError(
-        f"{file} has the columns {columns}, which no known format has; rename them to one of: "
-        f"{formats}"
-    )
+    raise UserError(f"{file} has the columns {columns}, {_what_is_missing(names)}")
+
+
+def _what_is_missing(names: set[Any]) -> str:
+    """Name the columns that the closest format has as well, or all formats if none is close."""
+
+    def closeness(trace_format: TraceFormat) -> tuple[int, int]:
+        num_missing = len({*trace_format.needed} - names)
+        return len(trace_format.needed) - num_missing, -num_missing
+
+    closest = max(FORMATS, key=closeness)
+    num_common, _ = closeness(closest)
+    if num_common > 1:
+        missing = [name for name in closest.needed if name not in names]
+        if closest.time in missing:
+            missing[missing.index(closest.time)] += f" ({UNITS[closest.unit]})"
+        return f"and lacks {', '.join(missing)} of {closest.name}'s; add or rename columns"
+    formats = "; ".join(f"{form.name} {', '.join(form.needed)}" for form in FORMATS)
+    return f"which no known format has; rename them to one of: {formats}"
 
 
 def _recording(cells: pd.DataFrame, trace_format: TraceFormat, damaged: Sequence[str]) -> Recording:

@@ -164,7 +164,16 @@ def test_one_time_for_all_has_no_rate(load):
         ("", "is empty; name a file"),
         ("a,b\n1,2\n", "the columns a, b, which no .*Azure TIMESTAMP.*BurstGPT.*Mooncake.*lengths"),
         ('{"a": 1}\n', "has the columns a, which no known format has"),
-        (AZURE + "2023-11-16 18:15:50,1\n", "line 2: GeneratedTokens=nan"),
+        (
+            '{"session_id": "s", "timestamp": 1, "input_length": 9, "hash_ids": []}',
+            "and lacks output_length of Mooncake's; add or rename",
+        ),
+        (
+            "arrival_s,input_tokens,output_tokens\n0.5,74,9\n",
+            "and lacks created_time .milliseconds. of Dynamo's; add or rename",
+        ),
+        ('{"timestamp": 0,\n "input_length": 1', "is cut off at line 2, as by a copy"),
+        (AZURE + "2023-11-16 18:15:50,1\n", "line 2: GeneratedTokens is missing"),
         (AZURE + "now,1,1\n", "line 2: TIMESTAMP=now"),
         (AZURE + "3000-11-16 18:15:50,1,1\n", "line 2: "),
         (AZURE + '2023-11-16 18:15:50,1,1\n"2023-11-16 18:15:51,1,1\n', "can't be read .*row 2"),
@@ -191,7 +200,11 @@ def test_broken_files_are_named_by_line(load, text, words):
     [
         (AZURE + "2023-11-16 18:15:50,1,1\n2023-11-16 18:15:50,x,1\n", "line 3: ContextTokens=x"),
         (mooncake((0, 10, 1, [])) + "{\n", "line 2 is not JSON"),
-        (mooncake((0, 10, 1, []), (1,)), "line 2: input_length=nan"),
+        (mooncake((0, 10, 1, []), (1,)), "line 2: input_length is missing"),
+        (
+            '[\n{"timestamp": 0, "input_length": 1, "output_length": 1},\n{"timestamp": 0, "inp',
+            "is cut off at line 3",
+        ),
     ],
 )
 def test_a_broken_row_does_not_refuse_the_others(load, text, words):
@@ -318,6 +331,24 @@ def test_weka_conversations_pause_to_think_and_number_their_own_blocks(load, tmp
     assert [turn.pause for session in loaded.sessions for turn in session[1:]] == [2.0, 2.0]
 
 
+def test_an_agents_calls_wait_for_its_tools(load):
+    second = 10**9
+    agent = {
+        "session_id": "x",
+        "arrival_time_ns": second,
+        "sub_requests": [
+            {"input_toks": 20, "output_toks": 4, "tool_duration_ns": 3 * second},
+            {"input_toks": 40, "output_toks": 4, "tool_duration_ns": 9 * second},
+        ],
+    }
+    single = {"input_toks": 10, "output_toks": 5, "arrival_time_ns": 0}
+    damaged = {"session_id": "y", "arrival_time_ns": 0, "sub_requests": [5]}
+    loaded = load("\n".join(map(json.dumps, [single, agent, damaged])))
+    assert [request.prompt_len for request in loaded.requests] == [10, 20, 40]
+    assert [turn.pause for session in loaded.sessions for turn in session[1:]] == [3.0]
+    assert "1 damaged (line 3: sub_requests is not a list of objects)" in loaded.describe()
+
+
 @pytest.mark.parametrize("changes", [{"requests": None}, {"requests": 5}, {}], ids=str)
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_weka_conversation_without_requests_is_a_damaged_row(changes, is_first, load):
@@ -392,6 +423,11 @@ def test_no_value_of_a_trace_gives_more_than_a_line(name, load):
             (5 * 10**8, 74, 9),
             (25 * 10**8, 290, 5),
         ),
+        objects(
+            ("created_time", "input_tokens", "output_tokens", "hash_ids"),
+            (500, 74, 9, [0]),
+            (2500, 290, 5, [1]),
+        ),
         "\ufeff" + AZURE + "2024-05-10 00:00:00.5,74,9\n2024-05-10 00:00:02.5,290,5\n",
         json.dumps(
             [
@@ -400,7 +436,7 @@ def test_no_value_of_a_trace_gives_more_than_a_line(name, load):
             ]
         ),
     ],
-    ids=["vidur", "splitwise-sim", "LLMServingSim", "byte order mark", "list"],
+    ids=["vidur", "splitwise-sim", "LLMServingSim", "Dynamo", "byte order mark", "list"],
 )
 def test_formats_that_look_alike_have_their_own_times(load, text):
     assert rows_of(load(text)) == [(0.0, 74, 9), (2.0, 290, 5)]
@@ -410,6 +446,12 @@ def test_a_packed_trace_is_read(tmp_path):
     path = tmp_path / "trace.jsonl.gz"
     path.write_bytes(gzip.compress(mooncake((0, 10, 1), (500, 20, 2)).encode()))
     assert rows_of(Trace(path=str(path), seed=0).generate(None)) == [(0.0, 10, 1), (0.5, 20, 2)]
+
+
+def test_a_trace_that_powershell_has_written_is_read(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n74,9\n", encoding="utf-16")
+    assert rows_of(Trace(path=str(path), seed=0).generate(None)) == [(0.0, 74, 9)]
 
 
 def test_columns_that_may_matter_are_named(load):

@@ -171,12 +171,12 @@ def test_a_file_is_replayed_with_the_servers_arguments_beside_it(tmp_path):
     ("text", "words"),
     [
         ("", "has no benchmark"),
-        ("{", "line 1 is not JSON"),
+        ("{", "is cut off at line 1"),
         ("[1]", "entry 1 is not a JSON object"),
         ('{"a": 1}', "none of the known clients"),
         ('{"benchmarks": []}', "has no benchmark"),
         ('{"benchmarks": [{}]}', "lacks 'requests'"),
-        (json.dumps(guidellm(request_latency=None)), "latency=None"),
+        (json.dumps(guidellm(request_latency=None)), "latency is missing"),
         (json.dumps(guidellm(time_to_first_token_ms=None)), "were not streamed"),
         (json.dumps(NOT_STREAMED), "were not streamed"),
         (json.dumps(guidellm(prompt_tokens=0)), "prompt_len=0"),
@@ -185,10 +185,10 @@ def test_a_file_is_replayed_with_the_servers_arguments_beside_it(tmp_path):
         (json.dumps({**SGLANG, "request_rate": 0}), "request_rate=0 is not above 0"),
         (str({**PPAS, "phase_schedule": "2:0"}), "is damaged"),
         ('{"benchmarks": [{"requests": {"successful": []}}]}', "it has no request"),
-        (json.dumps({**VLLM, "ttfts": 3 * [float("nan")]}), "row 1: first_token=nan"),
+        (json.dumps({**VLLM, "ttfts": 3 * [float("nan")]}), "row 1: first_token is missing"),
         (json.dumps({**VLLM, "output_lens": [-1, -2, 0]}), "row 1: output_len=-1"),
         (json.dumps({"backend": "vllm", "completed": 2}), "--save-detailed"),
-        (json.dumps({**AIPERF[0], "metrics": {}}), "row 1: prompt_len=None"),
+        (json.dumps({**AIPERF[0], "metrics": {}}), "row 1: prompt_len is missing"),
     ],
 )
 def test_other_files_are_refused_in_one_line(text, words, tmp_path):

@@ -319,7 +319,9 @@ def test_a_files_own_totals_are_held_against_what_was_read(tmp_path):
 
 def test_one_bad_record_does_not_refuse_the_others(tmp_path):
     bad = vllm_detailed(start_times=[float("nan"), 1000.5])
-    assert "1 of 2 requests replayed; 1 damaged (row 1: arrival=nan)" in cautions_of(tmp_path, bad)
+    assert "1 of 2 requests replayed; 1 damaged (row 1: arrival is missing)" in cautions_of(
+        tmp_path, bad
+    )
     bad = vllm_detailed(output_lens=[3, -1])
     assert "1 damaged (row 2: output_len=-1)" in cautions_of(tmp_path, bad)
 
