@@ -5,11 +5,11 @@
 | `vllm bench serve --save-result` | a JSON object, or one a line, best with `--save-detailed` |
 | SGLang's `bench_serving --output-file` | a JSON object a line, best with `--output-details` |
 | `guidellm benchmark run` | `benchmarks.json`, a benchmark a rate |
-| `aiperf profile` | `profile_export.jsonl`, or `profile_export_aiperf.json` |
-| `genai-perf profile` | `profile_export.json`, or `profile_export_genai_perf.json` |
+| `aiperf profile` | `profile_export.jsonl`, or `profile_export_aiperf.json` or `.csv` |
+| `genai-perf profile` | `profile_export.json`, or `profile_export_genai_perf.json` or `.csv` |
 | LLMPerf | `*_individual_responses.json`, or `*_summary.json` |
 | inference-perf | `per_request_lifecycle_metrics.json`, or `summary_lifecycle_metrics.json` |
-| `evalscope perf` | `benchmark_data.db`, or `benchmark_summary.json` |
+| `evalscope perf` | `benchmark_data.db`, or `benchmark_summary.json`, or its log |
 | the table that vLLM's or SGLang's client prints | text, with any number of tables |
 | `benchmark_vLLM.py` of ppas-vllm | its output, with means of a run a line |
 
@@ -18,7 +18,7 @@ Files may be packed by gzip. Of a summary only means are compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,6 +72,7 @@ READERS = (
     Reader(guidellm.is_of_guidellm, guidellm.loads_of_guidellm, guidellm.read_guidellm),
     Reader(vllm.is_of_vllm, all_objects, vllm.read_vllm),
     Reader(aiperf.is_of_summary, all_objects, aiperf.read_summary),
+    Reader(aiperf.is_of_csv_summary, aiperf.csv_summaries, aiperf.read_csv_summary),
     Reader(aiperf.is_of_genai_perf, experiments, aiperf.read_genai_perf),
     Reader(llmperf.is_of_llmperf, whole_file, llmperf.read_llmperf),
     Reader(llmperf.is_of_llmperf_summary, all_objects, llmperf.read_llmperf_summary),
@@ -83,6 +84,9 @@ READERS = (
     ),
     Reader(printed.is_printed, printed.printed_runs, vllm.read_vllm),
     Reader(evalscope.is_of_evalscope_summary, all_objects, evalscope.read_evalscope_summary),
+    Reader(
+        evalscope.is_of_evalscope_log, evalscope.logged_summaries, evalscope.read_evalscope_summary
+    ),
 )
 # What a load that is damaged raises where it is read.
 DAMAGE = (KeyError, TypeError, AttributeError, ValueError, SyntaxError, ArithmeticError)
@@ -147,6 +151,18 @@ def _reason_of(error: Exception) -> str:
     return f"is damaged ({error})"
 
 
+def _what_json_it_is(content: Content) -> str:
+    """Name what is in an object that no client writes as it is."""
+    for name, value in content.first.items():
+        if not isinstance(value, Mapping):
+            continue
+        inner = Content(content.path, "", [value])
+        if any(reader.recognises(inner) for reader in READERS):
+            return f"has a client's result as its {name}; write that to a file of its own"
+    keys = ", ".join(map(str, content.first))[:100]
+    return f"has the keys {keys}, as of none of the known clients; {FIX}"
+
+
 def _what_it_is(content: Content) -> str:
     """Describe a file that no reader is for, and what to do with it."""
     path = content.path
@@ -168,5 +184,5 @@ def _what_it_is(content: Content) -> str:
         return f"{content.damaged[0]}; {FIX}"
     kind = kind_of_text(content.text)
     if kind == "JSON":
-        return f"was written by none of the known clients; {FIX}"
+        return _what_json_it_is(content)
     return f"is {kind}, which is not read; {FIX}, which write JSON of the same run"

@@ -95,6 +95,7 @@ class Load(ABC):
         labels: Further ones for tables.
         server: What is recorded of the server's arguments.
         policy: A name of conf/policy.
+        cautions: What of the requests is not known.
     """
 
     client_name: str
@@ -103,6 +104,7 @@ class Load(ABC):
     labels: Mapping[str, Any] = field(default_factory=dict)
     server: Sequence[Statement] = ()
     policy: str = "vllm_v1"
+    cautions: Sequence[str] = ()
 
     @abstractmethod
     def benchmark(self, path: Path, damaged: Sequence[str]) -> Benchmark:
@@ -130,13 +132,11 @@ class RecordedLoad(Load):
         has_arrivals: Whether they have times of sending.
         totals: What the file states of all its requests, by names of metrics.md, and
             `num_requests`, `num_prompt_tokens`, `num_output_tokens`.
-        cautions: What of the requests is not known.
     """
 
     rows: Iterable[Mapping[str, Any]]
     has_arrivals: bool = True
     totals: Mapping[str, float] = field(default_factory=dict)
-    cautions: Sequence[str] = ()
 
     def benchmark(self, path: Path, damaged: Sequence[str]) -> Benchmark:
         table, check = _checked_table(path, self.rows, has_arrivals=self.has_arrivals)
@@ -230,11 +230,15 @@ class Summary(Load):
 
     def _cautions(self, number: int, client: Client) -> list[str]:
         how = client.timing
-        if client.users is not None:
-            how = f"from {client.users} users"
+        if client.users is not None and client.rate < math.inf:
+            how += f", at most {client.users} at a time"
+        elif client.users is not None:
+            how = f"from {client.users} user{'s' * (client.users != 1)}"
         if client.named_rate:
             how += f", as the rate is {client.named_rate}"
-        cautions = []
+        cautions = [*self.cautions]
+        if not client.source:
+            cautions.append("nothing states how requests were sent; state workload.users")
         if self.num_failed:
             num_all = number + self.num_failed
             cautions.append(f"{number} of {num_all} requests; {self.num_failed} failed")

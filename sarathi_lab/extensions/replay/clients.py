@@ -132,7 +132,7 @@ def cv_of_gamma(shape: Any) -> float:
 
 def client_of_strategy(strategy: Mapping[str, Any]) -> Client:
     """Make the client of one of GuideLLM's strategies."""
-    kind = str(strategy.get("type_") or strategy.get("type") or "")
+    kind = str(strategy.get("type_") or strategy.get("type") or strategy.get("kind") or "")
     limit = strategy.get("streams") or strategy.get("max_concurrency")
     if kind == ONE_USER:
         return Client(1, source="stated")

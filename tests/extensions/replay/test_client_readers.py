@@ -59,6 +59,14 @@ def newer_inference_perf(sent, prompt_len, times):
     return {**old, "info": {"input_tokens": prompt_len, "response_metrics": response}}
 
 
+def newest_inference_perf(sent, prompt_len, times):
+    """With what a request had of text beside what it had of images and sound."""
+    newer = newer_inference_perf(sent, prompt_len, times)
+    info = {**newer["info"], "request_metrics": {"text": {"input_tokens": prompt_len}}}
+    del info["input_tokens"]
+    return {**newer, "info": info}
+
+
 def genai_perf(sent, prompt_len, times):
     stamps = [int(1e9 * (sent + time)) for time in times]
     outputs = [{"response": "data: {}"} for _ in times]
@@ -110,6 +118,7 @@ def older_guidellm():
 FILES = {
     "inference-perf": [inference_perf(*request) for request in REQUESTS],
     "newer inference-perf": [newer_inference_perf(*request) for request in REQUESTS],
+    "newest inference-perf": [newest_inference_perf(*request) for request in REQUESTS],
     "genai-perf": {
         "experiments": [
             {
@@ -203,6 +212,13 @@ def test_llmperfs_users_send_one_after_the_other(tmp_path):
     assert benchmark.requests.arrival_time.tolist() == pytest.approx([0.0, 0.5])
 
 
+def test_llmperfs_file_may_have_another_name_and_break_off(tmp_path):
+    path = tmp_path / "copy.json"
+    path.write_text(json.dumps([*LLMPERF, LLMPERF[0]], indent=1)[:-40])
+    (benchmark,) = read_benchmarks(path)
+    assert "2 of 3 requests replayed; 1 damaged (is cut off at line" in benchmark.cautions[0]
+
+
 def test_llmperfs_time_between_tokens_has_no_time_to_the_first(tmp_path):
     """Of 100 tokens, 0.5 s to the first and 20 ms to each further one: LLMPerf states 24.8 ms."""
     summary = {
@@ -260,6 +276,23 @@ SUMMARIES = {
         "results_number_output_tokens_mean": "24",
         "results_num_completed_requests": 6,
     },
+    "guidellm": {
+        "benchmarks": [
+            {
+                "config": {"strategy": {"kind": "poisson", "rate": 2.0}},
+                "requests": {"successful": [], "errored": [], "incomplete": []},
+                "metrics": {
+                    "request_totals": {"successful": 6, "errored": 0, "incomplete": 0},
+                    "prompt_token_count": {"successful": {"mean": 512.0}},
+                    "output_token_count": {"successful": {"mean": 24.0}},
+                    "time_to_first_token_ms": {"successful": {"mean": 60.0}},
+                    "inter_token_latency_ms": {"successful": {"mean": 11.0}},
+                    "time_per_output_token_ms": {"successful": {"mean": 13.0}},
+                    "request_latency": {"successful": {"mean": 0.4}},
+                },
+            }
+        ]
+    },
     "inference-perf": {
         "load_summary": {"count": 6, "requested_rate": 2.0},
         "successes": {
@@ -300,6 +333,34 @@ def test_summaries_are_replayed_by_their_means(name, tmp_path):
     assert "only means are compared" in benchmark.cautions[-1]
     is_of_users = name == "llmperf"
     assert (benchmark.client.users == 2) == is_of_users
+
+
+CSV = """Metric,avg,min,max
+Time {to} First Token (ms),60.00,1.00,99.00
+Inter Token Latency (ms),11.00,1.00,99.00
+Request Latency (ms),"1,400.00",1.00,"2,000.00"
+Input Sequence Length (tokens),512.00,1.00,999.00
+Output Sequence Length (tokens),24.00,1.00,99.00
+
+Metric,Value
+Request Count (count),6.00
+"""
+
+
+@pytest.mark.parametrize(("to", "client"), [("to", "aiperf"), ("To", "genai-perf")])
+def test_summaries_as_csv_are_read_and_lack_how_requests_were_sent(to, client, tmp_path):
+    path = tmp_path / "profile_export.csv"
+    path.write_text(CSV.format(to=to))
+    (benchmark,) = read_benchmarks(path)
+    assert benchmark.means == pytest.approx({**MEANS, "latency": 1.4})
+    assert len(benchmark.requests) == 6
+    assert benchmark.labels["policy"] == client
+    assert "nothing states how requests were sent" in benchmark.cautions[0]
+
+
+def test_a_summary_of_a_rate_with_a_limit_is_sent_at_that_rate(tmp_path):
+    summary = {**SUMMARIES["vllm"], "max_concurrency": 3}
+    assert "at random at 2/s, at most 3 at a time" in cautions_of(tmp_path, summary)
 
 
 def cautions_of(tmp_path: Path, content) -> str:
@@ -540,6 +601,8 @@ def test_cached_tokens_are_not_computed(tmp_path):
         ("metadata:\n  version: 1\n", "is YAML, which is not read"),
         ("Metric,avg\nTime to First Token (ms),60\n", "is CSV with the columns Metric,avg"),
         ("<html></html>", "is HTML or XML"),
+        ("2025-07-17 15:11:32,377 - bench - INFO - 3 requests, sent\n", "is a log, which"),
+        (json.dumps({"method": "x", "result": vllm_detailed()}), "a client's result as its result"),
         (
             '{"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": []}\n',
             "is a trace, which has no results; serve it by workload=trace",

@@ -39,6 +39,18 @@ def test_printed_tables_are_means_of_runs(tmp_path):
     assert crowded.client.users == 16
 
 
+def test_evalscopes_log_has_its_summaries(tmp_path):
+    summary = {"Average latency (s)": 1.5, "Succeed requests": 3, "Number of concurrency": 2}
+    lengths = {"Average input tokens per request": 20.0, "Average output tokens per request": 4.0}
+    line = "2025-07-17 15:11:32,377 - evalscope - INFO - "
+    path = tmp_path / "benchmark.log"
+    texts = [json.dumps({**summary, **lengths}, indent=2), "{not JSON}"] * 2
+    path.write_text("".join(f"{line}{text}\n" for text in texts))
+    benchmarks = read_benchmarks(path)
+    assert [benchmark.means for benchmark in benchmarks] == [{"latency": 1.5}] * 2
+    assert benchmarks[0].client.users == 2
+
+
 def test_what_prometheus_had_of_a_server_is_no_clients_summary(tmp_path):
     path = tmp_path / "stage_0_prometheus_metrics.json"
     means = {"count": 9, "prompt_len": {"mean": 30}, "request_latency": {"mean": 1.0}}

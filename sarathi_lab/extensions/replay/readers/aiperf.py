@@ -3,15 +3,19 @@
 - AIPerf's `profile_export.jsonl`, a request a line, with conversations and their turns;
 - genai-perf's `profile_export.json`, times of responses without lengths, which the summary beside
   it has in the mean;
-- the summaries of both, `profile_export_aiperf.json` and `profile_export_genai_perf.json`.
+- the summaries of both, `profile_export_aiperf.json` and `profile_export_genai_perf.json`, and the
+  same as CSV.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -57,6 +61,12 @@ TOTALS = {
 COUNTS = ("prompt_tokens", "completion_tokens")
 COUNTED = {name: re.compile(rf'"{name}":\s*(\d+)') for name in COUNTS}
 END_OF_STREAM = "[DONE]"
+# First line and a metric of a summary as CSV, and the heading of a metric, such as "Request Latency
+# (ms)".
+CSV_HEADING = "Metric,avg"
+CSV_METRIC = "Request Latency"
+GENAI_PERFS_METRIC = "Time To First Token"  # which AIPerf writes with a small "to"
+METRIC_HEADING = re.compile(r"([^(]+?)\s*(?:\((.*)\))?")
 
 
 def is_of_aiperf(content: Content) -> bool:
@@ -86,6 +96,8 @@ def _row(record: Object) -> dict[str, Any]:
         name: as_object(metric).get("value")
         for name, metric in as_object(record.get("metrics")).items()
     }
+    # As its first versions called it.
+    first_token = metrics.get("time_to_first_token", metrics.get("ttft"))
     status = FINISHED
     if metadata.get("benchmark_phase") not in PROFILING:
         status = "of the warm-up"
@@ -97,7 +109,7 @@ def _row(record: Object) -> dict[str, Any]:
         "prompt_len": metrics.get("input_sequence_length"),
         "output_len": metrics.get("output_sequence_length"),
         "arrival": NANOSECOND * number_of(metadata.get("request_start_ns")),
-        "first_token": MILLISECOND * number_of(metrics.get("time_to_first_token")),
+        "first_token": MILLISECOND * number_of(first_token),
         "latency": MILLISECOND * number_of(metrics.get("request_latency")),
         "gaps": tuple(MILLISECOND * gap for gap in numbers_of(metrics.get("inter_chunk_latency"))),
         "cached_len": count_of(metrics.get("usage_prompt_cache_read_tokens")),
@@ -126,6 +138,32 @@ def read_summary(content: Content, summary: Object) -> Load:
         client=_client_of_aiperf(summary),
         server=content.server(_model_of(summary)),
     )
+
+
+def is_of_csv_summary(content: Content) -> bool:
+    """Whether the file is a summary of AIPerf's or genai-perf's as CSV."""
+    return content.text.startswith(CSV_HEADING) and CSV_METRIC in content.text
+
+
+def csv_summaries(content: Content) -> Sequence[Object]:
+    """Return the summary in CSV as the client's JSON has it: an average a metric."""
+    summary = dict[str, Object]()
+    for cells in csv.reader(io.StringIO(content.text)):
+        if len(cells) < 2:
+            continue
+        heading = METRIC_HEADING.fullmatch(cells[0].strip())
+        if heading is not None:
+            name = heading[1].lower().replace(" ", "_")
+            summary[name] = {"avg": number_of(cells[1].replace(",", "")), "unit": heading[2]}
+    return [summary]
+
+
+def read_csv_summary(content: Content, summary: Object) -> Load:
+    """Read means of CSV."""
+    load = read_summary(content, summary)
+    if GENAI_PERFS_METRIC in content.text:
+        return replace(load, client_name="genai-perf")
+    return load
 
 
 def _average(summary: Object, name: str) -> float:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sarathi_lab.config.paths import read_object
+from sarathi_lab.config.paths import json_object
 from sarathi_lab.extensions.replay.server_arguments import Statement, as_object, read_arguments
+from sarathi_lab.workload.text_files import read_text
 
 Object = Mapping[str, Any]
 
@@ -42,9 +43,10 @@ class Content:
     def beside(self, name: str) -> Object:
         """Read the object in another file of the same folder; an empty one if it is not there."""
         neighbour = self.path.with_name(name)
-        if not neighbour.is_file():
+        if neighbour == self.path or not neighbour.is_file():
             return {}
-        return read_object(neighbour, "correct it, or move it away")
+        remedy = "correct it, or move it away"
+        return json_object(read_text(neighbour, str(neighbour), remedy), str(neighbour), remedy)
 
 
 def number_of(value: Any) -> float:

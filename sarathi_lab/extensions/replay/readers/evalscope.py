@@ -1,13 +1,16 @@
 """Results of `evalscope perf`: `benchmark_data.db`, a database with a row a request, and
-`benchmark_summary.json`. `benchmark_args.json` beside them has the model and the users.
+`benchmark_summary.json`, which its log has as well. `benchmark_args.json` beside them has the model
+and the users.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,8 @@ HEADINGS: dict[str, Sequence[str]] = {
     "tpot": ("Average time per output token (s)", "Avg TPOT (s)"),
     "latency": ("Average latency (s)", "Avg Latency (s)"),
 }
+# Objects of JSON in a log that may be summaries.
+PRINTED = re.compile(r"\{[^{}]*\}")
 
 
 def is_database(path: Path) -> bool:
@@ -98,6 +103,24 @@ def is_of_evalscope_summary(content: Content) -> bool:
     """Whether the file is evalscope's summary."""
     signs = ("Time taken for tests (s)", *HEADINGS["ttft"], *HEADINGS["latency"])
     return any(heading in content.first for heading in signs)
+
+
+def is_of_evalscope_log(content: Content) -> bool:
+    """Whether the file is evalscope's log."""
+    return not content.objects and bool(logged_summaries(content))
+
+
+def logged_summaries(content: Content) -> Sequence[Object]:
+    """Return the summaries in a log, one a load."""
+    if not any(heading in content.text for heading in HEADINGS["latency"]):
+        return ()
+    summaries = list[Object]()
+    for printed in PRINTED.findall(content.text):
+        with suppress(ValueError):  # another object that is no JSON
+            summary = json.loads(printed)
+            if any(heading in summary for heading in HEADINGS["latency"]):
+                summaries.append(summary)
+    return summaries
 
 
 def read_evalscope_summary(content: Content, summary: Object) -> Load:

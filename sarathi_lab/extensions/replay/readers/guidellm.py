@@ -1,15 +1,16 @@
 """`benchmarks.json` of `guidellm benchmark run`, a load a rate, from 0.2 on.
 
-It records no times between tokens. A file may have a sample of the requests only.
+It records no times between tokens. A file may have a sample of the requests only, or none of them
+and means.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad
+from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import client_of_strategy
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
@@ -28,6 +29,8 @@ SENT = ("request_start_time", "start_time")
 MILLISECOND = 1e-3
 # A load's mean waits, and the unit that each has.
 WAITS = {"ttft": ("time_to_first_token_ms", MILLISECOND), "latency": ("request_latency", 1.0)}
+# Without the first token, which GuideLLM's own time per output token counts in.
+TIME_BETWEEN_TOKENS = ("inter_token_latency_ms", MILLISECOND)
 
 
 def is_of_guidellm(content: Content) -> bool:
@@ -42,8 +45,12 @@ def loads_of_guidellm(content: Content) -> list[Object]:
 
 def read_guidellm(content: Content, load: Object) -> Load:
     """Read one load. Raises KeyError for a damaged one."""
+    requests = as_object(load.get("requests"))
+    has_records = any(requests.get(name) for name in STATUSES)
+    if not has_records and as_object(load.get("metrics")):
+        return _summary(content, load)
     rows = list(_rows(load["requests"]))
-    settings = as_object(load.get("config")) or as_object(load.get("args"))
+    settings = _settings_of(load)
     strategy = as_object(settings.get("strategy"))
     num_read = sum(row["status"] == FINISHED for row in rows)
     cautions = []
@@ -55,11 +62,38 @@ def read_guidellm(content: Content, load: Object) -> Load:
             "is replayed with these alone; record all requests"
         )
     elif num_read:
-        means = _means(load)
+        means = _means(load, WAITS)
     return RecordedLoad(
         client_name="guidellm",
         rows=rows,
         means=means,
+        labels={"workload.rate": strategy.get("rate")},
+        server=content.server(_model_of(content, load, settings)),
+        client=client_of_strategy(strategy),
+        cautions=cautions,
+    )
+
+
+def _settings_of(load: Object) -> Object:
+    return as_object(load.get("config")) or as_object(load.get("args"))
+
+
+def _summary(content: Content, load: Object) -> Summary:
+    """Read the means of a load whose requests are not recorded."""
+    settings = _settings_of(load)
+    strategy = as_object(settings.get("strategy"))
+    totals = as_object(nested(load, "metrics", "request_totals"))
+    num_incomplete = count_of(totals.get("incomplete"))
+    cautions = []
+    if num_incomplete:
+        cautions.append(f"{num_incomplete} more requests were incomplete")
+    return Summary(
+        client_name="guidellm",
+        num_requests=_num_finished(load),
+        prompt_len=_mean(load, "prompt_token_count"),
+        output_len=_mean(load, "output_token_count"),
+        means=_means(load, {**WAITS, "tpot": TIME_BETWEEN_TOKENS}),
+        num_failed=count_of(totals.get("errored")),
         labels={"workload.rate": strategy.get("rate")},
         server=content.server(_model_of(content, load, settings)),
         client=client_of_strategy(strategy),
@@ -101,11 +135,15 @@ def _num_finished(load: Object) -> float:
     return math.nan
 
 
-def _means(load: Object) -> dict[str, float]:
+def _mean(load: Object, key: str) -> float:
+    return number_of(nested(load, "metrics", key, "successful", "mean"))
+
+
+def _means(load: Object, waits: Mapping[str, tuple[str, float]]) -> dict[str, float]:
     """Return mean waits (seconds) that the file states of its finished requests."""
     means = dict[str, float]()
-    for wait, (key, factor) in WAITS.items():
-        mean = number_of(nested(load, "metrics", key, "successful", "mean"))
+    for wait, (key, factor) in waits.items():
+        mean = _mean(load, key)
         if not math.isnan(mean):
             means[wait] = factor * mean
     return means

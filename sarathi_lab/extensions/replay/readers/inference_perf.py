@@ -55,7 +55,7 @@ def _rows(content: Content) -> Iterator[dict[str, Any]]:
         sent = number_of(request.get("start_time"))
         times = numbers_of(response.get("output_token_times"))
         row: dict[str, Any] = {
-            "prompt_len": info.get("input_tokens"),
+            "prompt_len": _input_tokens(info),
             "output_len": response.get("output_tokens"),
             "arrival": sent,
             "latency": number_of(request.get("end_time")) - sent,
@@ -68,6 +68,13 @@ def _rows(content: Content) -> Iterator[dict[str, Any]]:
         if times:
             row["first_token"] = times[0] - sent
         yield row
+
+
+def _input_tokens(info: Object) -> Any:
+    """Return the tokens of a prompt: beside those of images and sound in the newest files."""
+    if "request_metrics" in info:
+        return nested(info, "request_metrics", "text", "input_tokens")
+    return info.get("input_tokens")
 
 
 def is_of_inference_perf_summary(content: Content) -> bool:

@@ -35,12 +35,6 @@ def is_of_llmperf(content: Content) -> bool:
 def read_llmperf(content: Content, _: Object) -> Load:
     """Read all requests, with the number of users from the summary beside them."""
     summary = content.beside(content.path.name.replace("individual_responses", "summary"))
-    cautions = []
-    if USERS not in summary:
-        cautions.append(
-            f"nothing states how many requests were sent at a time: LLMPerf's default of "
-            f"{DEFAULT_USERS} is taken; state workload.users"
-        )
     return RecordedLoad(
         client_name="llmperf",
         rows=_rows(content),
@@ -48,7 +42,7 @@ def read_llmperf(content: Content, _: Object) -> Load:
         means=stated_numbers(summary, MEANS),
         server=content.server(summary.get("model")),
         client=_client_of(summary),
-        cautions=cautions,
+        cautions=_cautions_of_users(summary),
     )
 
 
@@ -80,6 +74,7 @@ def read_llmperf_summary(content: Content, summary: Object) -> Load:
         means=_with_time_per_token(stated_numbers(summary, MEANS), output_len),
         client=_client_of(summary),
         num_failed=count_of(summary.get("results_number_errors")),
+        cautions=_cautions_of_users(summary),
         server=content.server(summary.get("model")),
     )
 
@@ -100,6 +95,15 @@ def _with_time_per_token(means: dict[str, float], output_len: float) -> dict[str
     if not has_both or not output_len > 1:
         return means
     return {**means, "tpot": (means["latency"] - means["ttft"]) / (output_len - 1)}
+
+
+def _cautions_of_users(summary: Object) -> list[str]:
+    if count_of(summary.get(USERS)):
+        return []
+    return [
+        "nothing states how many requests were sent at a time: LLMPerf's default of "
+        f"{DEFAULT_USERS} is taken; state workload.users"
+    ]
 
 
 def _client_of(summary: Object) -> Client:
