@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "first compute the same with cost models of GPUs"
     add("--simulate", action="store_true", help=text)
     names = list(CATALOG)
-    text = "one experiment, such as fig08; may be repeated"
+    text = "one experiment by its name; may be repeated"
     add("--only", action="append", choices=names, metavar="NAME", help=text)
     add("--device", metavar="TEXT", help="devices whose name has this text, such as cpu or h100")
     add("--long", action="store_true", help="also intervals, notes, and claims not measured")
