@@ -34,7 +34,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
     selected,
 )
 from sarathi_lab.policy.systems import WHOLE_PROMPT_TOKENS
-from sarathi_lab.workload.text_files import COLORS, json_rows, kind_of_text
+from sarathi_lab.workload.text_files import COLORS, LOG_LINE, json_rows, kind_of_text
 
 LOG_KEYS = ("log", "message", "msg", "textPayload")  # of Docker's, and of others
 FIX = (
@@ -59,6 +59,7 @@ DEVICE_NAME = re.compile(r"device_name=(\w+?)(?:,|\.json)")
 # Of its configuration of graphs, which is no literal of Python.
 GRAPH_MODE = re.compile(r"cudagraph_mode['\"]?: (?:<CUDAGraphMode\.)?(\w+|\[\d, \d\])")
 GRAPH_SIZES = re.compile(r"cudagraph_capture_sizes['\"]?: ?\[([\d, ]+)\]")
+ARGUMENTS = re.compile(r"LLM engine \(v|non-default args|server_args=")
 PERIODIC = re.compile(r"Avg prompt throughput")
 
 # SGLang's lines.
@@ -125,7 +126,7 @@ def read_facts(path: Path, text: str) -> Statement:
 
 def find_facts(path: Path, text: str) -> Statement | None:
     """Read what the text of a file states of a server; None where it states nothing."""
-    text = COLORS.sub("", _unwrapped(text))
+    text = _joined(COLORS.sub("", _unwrapped(text)))
     if text.lstrip()[:1] == "{":
         return _of_description(path, text)
     if SGLANG_ARGUMENTS.search(text) or SGLANG_SIZES.search(text):
@@ -146,6 +147,34 @@ def _unwrapped(text: str) -> str:
         if len(lines) > 1:
             return "\n".join(lines)
     return text
+
+
+def _joined(text: str) -> str:
+    """Join the lines of arguments that a terminal has broken at its width, as pasted logs are."""
+    lines = list[str]()
+    width = 0  # of the line of arguments that may go on; 0: none does
+    for line in text.splitlines():
+        begins = ARGUMENTS.search(line) is not None
+        if begins:
+            width = len(line)
+        may_go_on = width > 0 and not begins and not LOG_LINE.match(line)
+        # A whole line may end at any width: only a next one as wide, or what is open, tells.
+        if may_go_on and (len(lines[-1]) > width or len(line) == width or _is_open(lines[-1])):
+            lines[-1] += line
+        else:
+            lines.append(line)
+        if len(line) < width:
+            width = 0
+    return "\n".join(lines)
+
+
+def _is_open(line: str) -> bool:
+    """Return whether a line ends within quotes or brackets."""
+    is_within_brackets = any(
+        line.count(opening) > line.count(closing)
+        for opening, closing in zip(OPENING, CLOSING, strict=True)
+    )
+    return is_within_brackets or line.count("'") % 2 == 1
 
 
 def _of_description(path: Path, text: str) -> Statement | None:

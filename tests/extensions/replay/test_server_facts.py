@@ -18,6 +18,7 @@ from sarathi_lab.extensions.replay.real_run import ServerSettings
 from sarathi_lab.extensions.replay.run_config import begins_with
 from sarathi_lab.extensions.replay.server_arguments import Statement
 from sarathi_lab.extensions.replay.server_facts import find_facts, read_command
+from sarathi_lab.workload.text_files import COLORS
 
 MODEL = "meta-llama/Llama-3.1-8B"
 NAMESPACE = (
@@ -139,6 +140,24 @@ def test_a_servers_facts_are_read_from_each_source(name):
     assert facts.policy == policy
     assert {key: facts.settings.get(key) for key in settings} == settings
     assert not facts.not_simulated
+
+
+def broken_at(text: str, width: int) -> str:
+    """Break each line of arguments as a terminal of a width does."""
+    lines = list[str]()
+    for line in text.splitlines():
+        if "args" in line or "config:" in line:
+            lines += [line[start : start + width] for start in range(0, len(line), width)]
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", ["V1", "SGLang"])
+@pytest.mark.parametrize("width", [66, 77, 120])
+def test_lines_that_a_terminal_has_broken_are_read_whole(name, width):
+    text = COLORS.sub("", STATED[name][0])
+    assert find_facts(Path("x"), broken_at(text, width)) == find_facts(Path("x"), text)
 
 
 COMMANDS = {
