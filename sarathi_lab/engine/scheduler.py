@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import Any, ClassVar, TypeVar
@@ -119,7 +119,8 @@ class Scheduler:
     @property
     def idle_decodes(self) -> list[SequenceState]:
         """Running sequences whose next token could be decoded now, oldest first."""
-        return [sequence for sequence in self.running.idle if sequence.is_decoding]
+        decodes, _ = self.running.by_phase(only_idle=True)
+        return decodes
 
     def num_idle_decodes(self, limit: int) -> int:
         """Count `idle_decodes`, no further than `limit`."""
@@ -131,7 +132,8 @@ class Scheduler:
     @property
     def idle_prefills(self) -> list[SequenceState]:
         """Running sequences whose prompt could be continued now, oldest first."""
-        return [sequence for sequence in self.running.idle if not sequence.is_decoding]
+        _, prompts = self.running.by_phase(only_idle=True)
+        return prompts
 
     def upcoming(self, num_sequences: int) -> list[SequenceState]:
         """The next waiting sequences, in the order of admission."""
@@ -205,17 +207,12 @@ class Scheduler:
         if token_budget is not None:
             limit = min(self.batch_size, token_budget) - len(batch)
         decodes: list[SequenceState] = []
-        for sequence in self.running.idle:
+        for sequence in self.idle_decodes:
             if len(decodes) >= limit:
                 break
             if not sequence.is_running:
                 continue  # evicted by an earlier one
-            # `is_decoding` and `num_pending` are inlined, as hundreds of sequences are asked.
             num_computed = sequence.num_computed
-            num_generated = len(sequence.output_token_ids)
-            num_pending = sequence.request.prompt_len + num_generated - num_computed
-            if num_generated == 0 or num_pending != 1:
-                continue
             # Its last block has room for the token, unless the block is full.
             is_full = num_computed % block_size == 0
             if is_full and not self.make_room(sequence, num_computed + 1):
@@ -226,21 +223,41 @@ class Scheduler:
         if self.has_drafts:
             self.drafter.add_drafts(batch, len(batch) - len(decodes), self)
 
-    def adds_all(self, batch: Batch, token_budget: int) -> bool:
-        """Fill an empty batch with the next token of all running sequences at once, as most
-        iterations hold decodes only; False, with nothing changed, unless all are idle decodes that
-        need no eviction.
+    def add_first_decodes(
+        self, batch: Batch, sequences: Sequence[SequenceState], token_budget: int
+    ) -> int:
+        """Give the decodes in front of the first prompt of `sequences` their next token at once.
+
+        Args:
+            batch: what the iteration has so far.
+            sequences: idle running sequences, in their order.
+            token_budget: the most tokens of the batch.
+
+        Returns:
+            How many of `sequences` have one; 0, with nothing changed, where an eviction may be
+            needed.
         """
-        number = len(self.running)
-        if number > min(token_budget, self.batch_size) or batch.chunks:
-            return False
         # Drafts are added, and prefixes published, one sequence after another.
         if self.has_drafts or self.blocks.prefix is not None:
-            return False
-        if not self.blocks.has_room_for_all(number) or len(self.idle_decodes) < number:
-            return False
-        self.add_decodes(batch)
-        return True
+            return 0
+        if not self.blocks.has_room_for_all(len(sequences)):
+            return 0
+        limit = min(token_budget - batch.num_tokens, self.batch_size - len(batch))
+        decodes = []
+        block_size = self.blocks.block_size
+        for sequence in sequences[: max(0, limit)]:
+            # `is_decoding` is inlined, as hundreds of sequences are asked.
+            num_computed = sequence.num_computed
+            num_generated = len(sequence.output_token_ids)
+            num_pending = sequence.request.prompt_len + num_generated - num_computed
+            if num_generated == 0 or num_pending != 1:
+                break
+            if num_computed % block_size == 0:
+                self.blocks.grow(sequence, num_computed + 1)
+            sequence.in_flight = True
+            decodes.append(sequence)
+        batch.add_decodes(decodes)
+        return len(decodes)
 
     def continue_prefills(
         self,
@@ -489,10 +506,12 @@ class Scheduler:
             batch.queues = self._queues()
         elif self.policy.leaves_with_output:
             self._return(batch)
-        emitting = [chunk for chunk in batch.chunks if chunk.emits_token]
-        for chunk in emitting:
-            chunk.sequence.token_times.append(result.end)
+        end = result.end
+        for sequence, _, _, _, emits_token in batch.chunks:
+            if emits_token:
+                sequence.token_times.append(end)
         if token_ids:  # empty in simulations
+            emitting = [chunk for chunk in batch.chunks if chunk.emits_token]
             for chunk, token_id in zip(emitting, token_ids, strict=True):
                 sequence, start, num_tokens, _, _ = chunk
                 # `output_index` is inlined, as each token of a run passes here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sarathi_lab.config.checked import flag, number, share, whole
@@ -115,14 +116,10 @@ class SGLang(Policy):
     def _promised(self, batch: Batch, scheduler: Scheduler) -> float:
         """Tokens of cache that running requests, and `batch`, are expected to take in addition."""
         ratio = scheduler.state(_Estimate).new_token_ratio
-        of_decodes = 0
-        for sequence in scheduler.running:
-            if sequence.is_decoding:
-                of_decodes += self._output_left(sequence)
-        of_begun = 0
-        for chunk in batch.chunks:
-            if chunk.emits_token:
-                of_begun += self._output_left(chunk.sequence)
+        decodes, _ = scheduler.running.by_phase()
+        of_decodes = self._outputs_left(decodes)
+        begun = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
+        of_begun = self._outputs_left(begun)
         return of_decodes * ratio + of_begun + self.page_size * len(batch)
 
     def _retract(self, scheduler: Scheduler) -> None:
@@ -161,6 +158,17 @@ class SGLang(Policy):
     def _output_left(self, sequence: SequenceState) -> int:
         num_left = sequence.request.output_len - len(sequence.output_token_ids)
         return min(self.clip_max_new_tokens, num_left)
+
+    def _outputs_left(self, sequences: Sequence[SequenceState]) -> int:
+        """Sum `_output_left`, inlined, as all decodes are asked while a request waits."""
+        most = self.clip_max_new_tokens
+        total = 0
+        for sequence in sequences:
+            num_left = sequence.request.output_len - len(sequence.output_token_ids)
+            if num_left > most:
+                num_left = most
+            total += num_left
+        return total
 
 
 def _advanced_first(sequence: SequenceState) -> tuple[int, int]:

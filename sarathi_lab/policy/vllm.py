@@ -236,9 +236,11 @@ class VllmV1(Policy):
         """
         budget = self.max_num_batched_tokens
         make_room = partial(evict_last, batch, scheduler)
-        if self.prefill_schedule_interval == 1 and scheduler.adds_all(batch, budget):
-            return
-        for sequence in scheduler.running.idle:
+        idle = scheduler.running.idle
+        if self.prefill_schedule_interval == 1:
+            num_decodes = scheduler.add_first_decodes(batch, idle, budget)
+            idle = idle[num_decodes:]
+        for sequence in idle:
             budget_left = min(sequence.num_pending, budget - batch.num_tokens)
             if budget_left <= 0 or len(batch.chunks) >= scheduler.batch_size:
                 return
