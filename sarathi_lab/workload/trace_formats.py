@@ -6,7 +6,7 @@
 | BurstGPT | Timestamp, Request tokens, Response tokens | s |
 | Bailian (Qwen's) | chat_id, timestamp, input_length, output_length, hash_ids | s |
 | Mooncake, also with AIPerf's session_id and delay | the same without chat_id | ms |
-| vidur, Sarathi-Serve | arrived_at, num_prefill_tokens, num_decode_tokens | s |
+| vidur, Sarathi-Serve, Frontier | arrived_at, num_prefill_tokens, num_decode_tokens | s |
 | splitwise-sim | arrival_timestamp, prompt_size, token_size | s |
 | LLMServingSim, also with an agent's sub_requests | arrival_time_ns, input_toks, output_toks | ns |
 | Dynamo | created_time, input_tokens, output_tokens | ms |
@@ -36,9 +36,11 @@ DATE = 0  # unit of a column of dates
 SECOND, MILLISECOND, NANOSECOND = 10**9, 10**6, 1  # in nanoseconds
 UNITS = {DATE: "dates", SECOND: "seconds", MILLISECOND: "milliseconds", NANOSECOND: "nanoseconds"}
 FIX = "name a trace, such as AzureLLMInferenceTrace_conv.csv of github.com/Azure/AzurePublicDataset"
-# Columns that may be a time or a length, by a part of their names.
+# Columns that may be a time, a length, or what requests share, by a part of their names.
 LOOKS_LIKE_TIME = re.compile(r"time|stamp|arriv|delay|interval|elapsed|second|_ms$|_ns$|_at$", re.I)
 LOOKS_LIKE_LENGTH = re.compile(r"len|token|toks|size|images|duration|pages|chars", re.I)
+LOOKS_LIKE_SESSION = re.compile(r"session|conversation|chat|turn|hash|prefix", re.I)
+LOOKS = (LOOKS_LIKE_TIME, LOOKS_LIKE_LENGTH, LOOKS_LIKE_SESSION)
 # Columns that restate others, and are passed over in silence.
 DERIVED = ("num_total_tokens", "Total tokens", "pd_ratio", "input_tok_ids", "batch_size")
 OTHER_KINDS = ("YAML", "a log", "HTML or XML")  # of text, which are no CSV
@@ -78,6 +80,7 @@ class TraceFormat:
         session: The conversation of a request, by one of these names.
         delay: Time between the answer before and a request, in the unit of the times.
         also: Columns that are understood and change nothing.
+        links: Columns that say no more of conversations than the identifiers of blocks.
     """
 
     name: str
@@ -91,6 +94,7 @@ class TraceFormat:
     session: Sequence[str] = ()
     delay: str = ""
     also: Sequence[str] = ()
+    links: Sequence[str] = ()
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -132,11 +136,19 @@ FORMATS = (
         "timestamp",
         marks=("chat_id",),
         block_size=16,
+        links=("parent_chat_id", "turn"),
     ),
     MOONCAKE,
     # As AIPerf writes it, where no turn has a time.
     replace(MOONCAKE, name="Mooncake without times", time=""),
-    TraceFormat("vidur", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
+    TraceFormat(
+        "vidur",
+        "num_prefill_tokens",
+        "num_decode_tokens",
+        "arrived_at",
+        ids="block_hash_ids",
+        block_size=16,
+    ),
     TraceFormat("splitwise-sim", "prompt_size", "token_size", "arrival_timestamp"),
     TraceFormat(
         "LLMServingSim",
@@ -425,6 +437,8 @@ def _nanoseconds(column: pd.Series, unit: int) -> tuple[pd.Series, pd.Series]:
 def _ids(value: Any) -> tuple[int, ...] | None:
     """Read the identifiers of a prompt's blocks; None for what is none."""
     if isinstance(value, str):
+        if "[" not in value:
+            value = f"[{value.replace('|', ',')}]"
         try:
             value = json.loads(value)
         except ValueError:
@@ -470,11 +484,15 @@ def _size_of_blocks(
 
 
 def _notes_on_columns(cells: pd.DataFrame, trace_format: TraceFormat) -> list[str]:
-    """Name columns that are not read and look like a time or a length."""
-    unread = [str(name) for name in cells if name not in trace_format.read]
-    suspects = [
-        name for name in unread if LOOKS_LIKE_TIME.search(name) or LOOKS_LIKE_LENGTH.search(name)
-    ]
+    """Name columns that are not read and look like a time, a length or what requests share."""
+    understood = trace_format.read
+    if trace_format.ids in cells:
+        understood |= {*trace_format.links}
+    suspects = list[str]()
+    for name in map(str, cells):
+        is_suspect = any(pattern.search(name) for pattern in LOOKS)
+        if is_suspect and name not in understood:
+            suspects.append(name)
     if not suspects:
         return []
     columns = "columns" if len(suspects) > 1 else "column"

@@ -448,6 +448,21 @@ def test_a_packed_trace_is_read(tmp_path):
     assert rows_of(Trace(path=str(path), seed=0).generate(None)) == [(0.0, 10, 1), (0.5, 20, 2)]
 
 
+def test_vidurs_rows_may_share_blocks_as_frontiers_do(load):
+    rows = "0.0,32,8,7,11|22\n1.0,48,4,7,11|22|33\n2.0,16,4,8,\n"
+    header = "arrived_at,num_prefill_tokens,num_decode_tokens,session_id,block_hash_ids\n"
+    loaded = load(header + rows)
+    assert hits(loaded) == [0, 32, 0]
+    assert "column not read: session_id" in loaded.describe()
+
+
+def test_bailians_links_are_named_where_no_blocks_stand_for_them(load):
+    row = dict(zip(BAILIAN, (1, -1, 10.5, 40, 5, [1, 2, 3]), strict=True))
+    assert "not read" not in load(json.dumps(row)).describe()
+    del row["hash_ids"]
+    assert "column not read: parent_chat_id" in load(json.dumps(row)).describe()
+
+
 def test_a_trace_that_powershell_has_written_is_read(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("num_prefill_tokens,num_decode_tokens\n74,9\n", encoding="utf-16")
