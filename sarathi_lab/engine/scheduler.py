@@ -207,12 +207,17 @@ class Scheduler:
         if token_budget is not None:
             limit = min(self.batch_size, token_budget) - len(batch)
         decodes: list[SequenceState] = []
-        for sequence in self.idle_decodes:
+        for sequence in self.running.idle:
             if len(decodes) >= limit:
                 break
             if not sequence.is_running:
                 continue  # evicted by an earlier one
+            # `is_decoding` and `num_pending` are inlined, as hundreds of sequences are asked.
             num_computed = sequence.num_computed
+            num_generated = len(sequence.output_token_ids)
+            num_pending = sequence.request.prompt_len + num_generated - num_computed
+            if num_generated == 0 or num_pending != 1:
+                continue
             # Its last block has room for the token, unless the block is full.
             is_full = num_computed % block_size == 0
             if is_full and not self.make_room(sequence, num_computed + 1):
@@ -501,15 +506,15 @@ class Scheduler:
         batch = result.batch
         token_ids = self.drafter.verify(result)
         if batch.queues is None:
-            self._count(batch)
+            self._count(batch, result.end)
             self._dismiss(batch.finished)
             batch.queues = self._queues()
-        elif self.policy.leaves_with_output:
-            self._return(batch)
-        end = result.end
-        for sequence, _, _, _, emits_token in batch.chunks:
-            if emits_token:
-                sequence.token_times.append(end)
+        else:
+            for chunk in batch.chunks:
+                if chunk.emits_token:
+                    chunk.sequence.token_times.append(result.end)
+            if self.policy.leaves_with_output:
+                self._return(batch)
         if token_ids:  # empty in simulations
             emitting = [chunk for chunk in batch.chunks if chunk.emits_token]
             for chunk, token_id in zip(emitting, token_ids, strict=True):
@@ -521,12 +526,14 @@ class Scheduler:
             self.last_prompt_latency = result.end - result.start
         return batch.finished
 
-    def _count(self, batch: Batch) -> None:
-        """Count the tokens of a batch as computed, and list which sequences it finishes."""
+    def _count(self, batch: Batch, end: float | None = None) -> None:
+        """Count the tokens of a batch as computed, and list which sequences it finishes; `end` is
+        when it ended (seconds), if it has.
+        """
         chunks = batch.chunks
         if self.policy.follows_up:  # `schedule` committed the others
             chunks = [chunk for chunk in chunks if chunk.emits_token]
-        batch.finished += self.commit(chunks)
+        batch.finished += self.commit(chunks, end)
 
     def _queues(self) -> Queues:
         return Queues(
@@ -563,9 +570,10 @@ class Scheduler:
             if any(chunk.sequence is sequence for chunk in batch.chunks):
                 self.awaited[sequence] = batch
 
-    def commit(self, chunks: list[Chunk]) -> list[SequenceState]:
-        """Count `chunks` as computed, with their next tokens yet unknown; their sequences are no
-        longer in flight. Returns those that have all their tokens.
+    def commit(self, chunks: list[Chunk], end: float | None = None) -> list[SequenceState]:
+        """Count `chunks` as computed, with their next tokens yet unknown, but for the time `end`
+        (seconds) if they have run; their sequences are no longer in flight. Returns those that have
+        all their tokens.
         """
         finished = []
         for sequence, start, num_tokens, _, emits_token in chunks:
@@ -574,6 +582,8 @@ class Scheduler:
             if emits_token:
                 token_ids = sequence.output_token_ids
                 token_ids.append(NO_TOKEN)
+                if end is not None:
+                    sequence.token_times.append(end)
                 if len(token_ids) >= sequence.request.output_len:
                     finished.append(sequence)
         self.blocks.publish(chunks)

@@ -79,14 +79,18 @@ class SGLang(Policy):
         if not scheduler.running:
             scheduler.state(_Estimate).new_token_ratio = self._initial_ratio
         budget = self.chunked_prefill_size
+        decodes, prompts = scheduler.running.by_phase(only_idle=True)
         if self.enable_mixed_chunk:  # with decodes
-            budget -= min(len(scheduler.idle_decodes), scheduler.batch_size)
-        scheduler.continue_prefills(batch, budget)
+            budget -= min(len(decodes), scheduler.batch_size)
+        if prompts:
+            scheduler.continue_prefills(batch, budget)
         self._admit(batch, scheduler, budget)
         if batch.chunks and not self.enable_mixed_chunk:
             return
         if not batch.chunks:
-            self._retract(scheduler)
+            if prompts:  # for which room was made
+                decodes = scheduler.idle_decodes
+            self._retract(scheduler, decodes)
         scheduler.add_decodes(batch)
 
     def _admit(self, batch: Batch, scheduler: Scheduler, budget: int) -> None:
@@ -122,9 +126,8 @@ class SGLang(Policy):
         of_begun = self._outputs_left(begun)
         return of_decodes * ratio + of_begun + self.page_size * len(batch)
 
-    def _retract(self, scheduler: Scheduler) -> None:
-        """While all decodes fit, let the ratio decay; else retract the least advanced."""
-        decodes = scheduler.idle_decodes
+    def _retract(self, scheduler: Scheduler, decodes: list[SequenceState]) -> None:
+        """While all `decodes` fit, let the ratio decay; else retract the least advanced."""
         if not decodes:
             return
         blocks = scheduler.blocks

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from sarathi_lab.results.load_trend import load_trend
-from sarathi_lab.results.serving_metrics import Slo, bounded, quantiles, request_gaps
+from sarathi_lab.results.serving_metrics import Slo, bounded_of, quantiles, waits
 
 OF_GAPS = ("tbt", "tpot")  # bounds of times between tokens, which the chunk decides, not the rate
 
@@ -27,12 +27,13 @@ def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
         `slo_met`. A run whose waits grow is not within an objective, as a longer one would exceed
         any bound.
     """
-    values = bounded(requests, slo)
+    times = waits(requests)
+    values = bounded_of(times, slo)
     uses = [values[name] / bound for name, bound in slo.bounds.items()]
     trend = load_trend(requests)
     is_steady = trend is None or not trend.is_overloaded
     bounds_missed = sum(use > 1 for use in uses)
-    longest_gap = quantiles("request_gap", request_gaps(requests)).get("request_gap_p99", math.nan)
+    longest_gap = quantiles("request_gap", times["request_gap"]).get("request_gap_p99", math.nan)
     worst_uses = [*uses, longest_gap / slo.tbt if slo.tbt is not None else math.nan]
     gap_uses = [values[name] / slo.bounds[name] for name in OF_GAPS if name in values]
     largest_gap_use = _largest([*gap_uses, worst_uses[-1]])

@@ -151,10 +151,13 @@ def quantiles(
     return summary
 
 
+def _gaps_of_each(requests: pd.DataFrame) -> list[Floats]:
+    return [np.diff(times) for times in requests.token_times]
+
+
 def gaps(requests: pd.DataFrame) -> Floats:
     """Return the times between tokens of all requests [sum of (tokens - 1)]."""
-    between = [np.diff(times) for times in requests.token_times]
-    return np.concatenate([np.empty(0), *between])
+    return np.concatenate([np.empty(0), *_gaps_of_each(requests)])
 
 
 def request_gaps(requests: pd.DataFrame) -> Floats:
@@ -163,7 +166,13 @@ def request_gaps(requests: pd.DataFrame) -> Floats:
     A server that lets decodes wait for prompts has few gaps of many seconds: a quantile over all
     gaps hides them, as a request has hundreds of tokens, and its user waits once.
     """
-    longest = [np.diff(times).max() if len(times) > 1 else np.nan for times in requests.token_times]
+    return _longest_of_each(_gaps_of_each(requests))
+
+
+def _longest_of_each(gaps_of_each: Sequence[Floats]) -> Floats:
+    longest = []
+    for between in gaps_of_each:
+        longest.append(between.max() if len(between) else np.nan)
     return np.array(longest, dtype=float)
 
 
@@ -174,10 +183,11 @@ def waits(requests: pd.DataFrame) -> dict[str, Floats]:
     names = ["arrival_time", "first_scheduled_time", "first_token_time", "finish_time"]
     arrival, start, first, finish = requests[names].to_numpy(dtype=float).T
     output_len = requests.output_len.to_numpy(dtype=float)
+    gaps_of_each = _gaps_of_each(requests)
     return {
         "ttft": first - arrival,
-        "tbt": gaps(requests),
-        "request_gap": request_gaps(requests),
+        "tbt": np.concatenate([np.empty(0), *gaps_of_each]),
+        "request_gap": _longest_of_each(gaps_of_each),
         # The first token is the prompt's: the others are what decodes take.
         "tpot": (finish - first) / np.where(output_len > 1, output_len - 1, np.nan),
         "latency": finish - arrival,
@@ -286,7 +296,11 @@ def bounded(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
     """Return the run's quantile that each bound of `slo` is for (seconds), by the bound's name; NaN
     where no request has such a time, as outputs of one token have none between tokens.
     """
-    times = waits(requests)
+    return bounded_of(waits(requests), slo)
+
+
+def bounded_of(times: Mapping[str, Floats], slo: Slo) -> dict[str, float]:
+    """Return as `bounded` does, of the `waits` of a run."""
     bounded_quantiles = {}
     for name in slo.bounds:
         values = times[name][~np.isnan(times[name])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from omegaconf import DictConfig
 
@@ -15,12 +15,10 @@ from sarathi_lab.config.instantiate import name_of, option_files, read_option
 from sarathi_lab.config.run_context import RunContext, as_command
 from sarathi_lab.experiment.advise import Row, choose, missed_bounds
 from sarathi_lab.extensions.advise.options import PolicyRuns, outcome_of_run
+from sarathi_lab.extensions.under_load.capacity import FindCapacity
 from sarathi_lab.extensions.under_load.search import WAITS, mean_rate
 from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.tasks.plan import Plan, make_plan
-
-if TYPE_CHECKING:
-    from sarathi_lab.extensions.under_load.capacity import FindCapacity
 
 NAMES = {"ttft": "TTFT", "tbt": "TBT", "tpot": "TPOT", "scheduling_delay": "scheduling delay"}
 MOST_REPLICAS = 16
@@ -146,7 +144,7 @@ def remedies(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
     server = None
     if lower_rate is not None:
         # Its sequences and lengths are those of the runs that found the rate, not of this load.
-        server = _capacity_task().check(trial.at_a_rate())
+        server = FindCapacity().check(trial.at_a_rate())
     elif more_replicas is not None:
         server = make_plan(trial.cfg)
     return Remedies([remedy for remedy in tried if remedy is not None], server)
@@ -163,17 +161,10 @@ def _with_rate(best: PolicyRuns) -> Trial:
     if best.plan.load.waits_for_answers:
         return trial
     try:
-        capacity = _capacity_task().highest_rate(trial.at_a_rate())
+        capacity = FindCapacity().highest_rate(trial.at_a_rate())
     except UserError:  # of requests that have no rate
         return trial
     return replace(trial, rate=capacity.rate, is_settled=capacity.is_settled)
-
-
-def _capacity_task() -> FindCapacity:
-    # With its pictures it takes a second to import, and most advice needs no remedy.
-    from sarathi_lab.extensions.under_load.capacity import FindCapacity
-
-    return FindCapacity()
 
 
 def _lower_rate(trial: Trial, context: RunContext) -> Remedy | None:

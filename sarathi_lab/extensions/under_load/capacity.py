@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pandas as pd
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import number, whole
@@ -27,10 +26,8 @@ from sarathi_lab.extensions.under_load.search import (
 )
 from sarathi_lab.results.decode_cost import slo_in_seconds
 from sarathi_lab.results.metrics import add_costs, summarise, throughput
-from sarathi_lab.results.plots.plot import Grid, Look, plot
-from sarathi_lab.results.plots.style import WIDTH, finished, legend_below, tick_in_steps
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
-from sarathi_lab.results.serving_metrics import Slo, bounded, latency
+from sarathi_lab.results.serving_metrics import Slo, latency
 from sarathi_lab.tasks import serve
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.executed import serving_summary_of
@@ -39,8 +36,6 @@ from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan
 SCALED = ("poisson", "gamma")  # arrivals with a rate
 EXPECTED_RUNS = 9  # for the progress bar
 OF_TABLE = ("policy", "slo", "model", "device")  # labels
-MET = Look("met", "C0", "", "o")
-MISSED = Look("missed", "C1", "", "X")
 SHOWN = {"ttft_p50": "TTFT P50", "tbt_p99": "TBT P99", "tpot_p99": "TPOT P99"}
 
 
@@ -98,6 +93,9 @@ class FindCapacity(Task):
         return self._search(plan).capacity
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
+        # Its import takes half a second, and task=advise searches rates without a picture.
+        from sarathi_lab.extensions.under_load.rate_curves import rate_curves
+
         plan: Plan = context.prepared or self.check(cfg)
         serve.print_plan(plan, context)
         searched = self._search(plan)
@@ -234,36 +232,3 @@ def _shown(slo: Slo, capacity: Capacity, summary: Mapping[str, float]) -> list[s
     if latencies:
         runs += f"; at the capacity, {', '.join(latencies)}"
     return [*lines, runs]
-
-
-def rate_curves(runs: Sequence[RunAtRate], slo: Slo, capacity: float, title: str) -> Figure:
-    """Draw a panel per bound of `slo`: the bounded quantile over the rate, crossed where a run
-    missed the objective.
-    """
-    bounds = slo.bounds
-    rows = []
-    for run in runs:
-        look = MET if is_sustained(run.requests, slo) else MISSED
-        for name, seconds in bounded(run.requests, slo).items():
-            row = {"panel": name, "rate": run.rate, "value": 1e3 * seconds, "look": look}
-            rows.append(row)
-    size = (min(WIDTH, 4.6 * len(bounds)), 3.6)
-    grid = Grid(list(bounds), len(bounds), size)
-    figure, axes = plot(pd.DataFrame(rows), x="rate", grid=grid)
-    for name, bound in bounds.items():
-        ax = axes[name]
-        ax.axhline(1e3 * bound, color="black", ls="--", lw=0.9)
-        if capacity > 0:
-            ax.axvline(capacity, color="0.4", ls=":")
-        ax.set_xscale("log")
-        tick_in_steps(ax.xaxis)
-        ax.set(xlabel="requests per second", ylabel=f"{_quantity(slo, name)} [ms]")
-    legend_below(figure, [MET.key(), MISSED.key()], "objective")
-    return finished(figure, title)
-
-
-def _quantity(slo: Slo, bound: str) -> str:
-    """Return what a bound is for, such as "scheduling delay P50"."""
-    percent = 100 * slo.quantile_of(bound)
-    words = bound.replace("_", " ")
-    return f"{words} P{percent:g}"
