@@ -238,7 +238,7 @@ class Summary(Load):
             how += f", as the rate is {client.named_rate}"
         cautions = [*self.cautions]
         if not client.source:
-            cautions.append("nothing states how requests were sent; state workload.users")
+            cautions.append("the file does not state how requests were sent, as workload.users may")
         if self.num_failed:
             num_all = number + self.num_failed
             cautions.append(f"{number} of {num_all} requests; {self.num_failed} failed")

@@ -355,7 +355,7 @@ def test_summaries_as_csv_are_read_and_lack_how_requests_were_sent(to, client, t
     assert benchmark.means == pytest.approx({**MEANS, "latency": 1.4})
     assert len(benchmark.requests) == 6
     assert benchmark.labels["policy"] == client
-    assert "nothing states how requests were sent" in benchmark.cautions[0]
+    assert "does not state how requests were sent" in benchmark.cautions[0]
 
 
 def test_a_summary_of_a_rate_with_a_limit_is_sent_at_that_rate(tmp_path):
