@@ -145,7 +145,7 @@ class FindCapacity(Task):
         shortest_run = requests[: lengths[0]]
         tokens = 2 * sum(request.total_len - 1 for request in shortest_run)
         with progress_of(f"capacity under {slo.name}", EXPECTED_RUNS * tokens, "tokens") as advance:
-            server = Server(engine, executor, advance)
+            server = Server(engine, executor, advance, plan.load.request_time)
             saturation = server.saturation_rate(shortest_run)
             search = RateSearch(server, requests, RateGrid(self.precision))
             capacity = search.capacity(slo, saturation, saturation, lengths, is_confirmed=True)

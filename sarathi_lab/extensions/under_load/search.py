@@ -13,7 +13,7 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine import loop
-from sarathi_lab.engine.arrivals import Arrivals
+from sarathi_lab.engine.arrivals import Arrivals, as_arrivals, behind_front_end
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
@@ -55,16 +55,20 @@ def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
 
 @dataclass(frozen=True)
 class Server:
-    """An engine on its executor. `on_iteration` is called with the tokens of each iteration."""
+    """An engine on its executor, behind a front end that takes `request_time` seconds for each
+    request. `on_iteration` is called with the tokens of each iteration.
+    """
 
     engine: EngineConfig
     executor: Executor
     on_iteration: Callable[[int], None] = lambda num_tokens: None
+    request_time: float = 0.0
 
     def serve(self, requests: Sequence[Request] | Arrivals) -> Ledger:
         ledger = Ledger()
         ledger.on_iteration = self.on_iteration
-        return loop.serve(requests, self.engine, self.executor, ledger)
+        arrivals = behind_front_end(as_arrivals(requests), self.request_time)
+        return loop.serve(arrivals, self.engine, self.executor, ledger)
 
     def saturation_rate(self, requests: Sequence[Request]) -> float:
         """Return the requests per second that it serves of `requests`, all there at once."""

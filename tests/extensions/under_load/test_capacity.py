@@ -5,6 +5,7 @@ task.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -78,6 +79,13 @@ def test_the_capacity_of_a_queue_is_its_service_rate():
     assert found.rate == 1.0
     assert found.next_rate == pytest.approx(1.05)
     assert sorted({run.rate for run in search.runs.values()}) == pytest.approx([1.0, 1.05])
+
+
+def test_a_front_end_bounds_what_is_served():
+    """Of 40 requests the last is through after 80 seconds, and served in one more."""
+    search = queue()
+    server = replace(search.server, request_time=2.0)
+    assert server.saturation_rate(search.requests) == pytest.approx(40 / 81)
 
 
 def test_an_objective_that_allows_a_queue_has_more_capacity():
@@ -158,6 +166,11 @@ def test_a_sweep_over_policies_makes_a_table(tmp_path, capsys):
         assert ((failing.tbt_p99 > 0.014) | (failing.scheduling_delay_p50 > 2.0)).all()
         assert found["capacity"] < found["capacity_high"]
     assert (tmp_path.rglob("capacity.png").__next__()).stat().st_size > 10_000
+
+
+def test_the_task_has_the_hosts_front_end(tmp_path):
+    result = run(tmp_path, *SIMULATED, "task.precision=1.0", "host.request=0.5")
+    assert result.summary["closed_rate"] < 2
 
 
 def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, monkeypatch):
