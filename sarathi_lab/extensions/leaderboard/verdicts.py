@@ -40,7 +40,7 @@ def of_sweep(ranked: pd.DataFrame) -> DisplayTable:
     rows = [_verdict_row(row) for row in new.to_dict("records")]
     title = "goodput [requests/s] beside the recorded policies"
     alike: list[str] = []
-    for name in ("policy", "workload", "GPU"):
+    for name in ("policy", "workload", "GPU", "seeds"):
         values = {row[name] for row in rows}
         if len(values) == 1:  # which needs no column, as a terminal has 80
             alike += values
@@ -71,6 +71,7 @@ def _verdict_row(row: Row) -> dict[str, str]:
         "budget": budget,
         "verdict": verdict(row),
         "better /\nalike /\nworse": others,
+        "seeds": f"{row['seeds']:.0f} seed{'s' * (row['seeds'] != 1)}",
     }
 
 
