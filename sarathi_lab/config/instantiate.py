@@ -136,7 +136,7 @@ def _made(settings: Any) -> Any:
     arguments = {name: _made(value) for name, value in settings.items() if name != "_target_"}
     if "_target_" not in settings:
         return arguments
-    dotted = settings["_target_"]
+    dotted = str(settings["_target_"])
     target = imported(dotted, f"_target_={dotted}", "a class as module.Class")
     try:
         return target(**arguments)

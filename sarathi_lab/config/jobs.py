@@ -68,11 +68,12 @@ class Composition:
         """Return the configuration of a job as Hydra composes it of its `settings`."""
         composed = self.composed.copy()
         _set_values(composed, values)
+        own = [setting for setting in settings if not name_of(setting).startswith("hydra")]
         hydra = composed.hydra
         with read_write(hydra), open_dict(hydra):
-            hydra.overrides.task = list(settings)
+            hydra.overrides.task = own
             separator = hydra.job.config.override_dirname.item_sep
-            hydra.job.override_dirname = separator.join(sorted(settings))
+            hydra.job.override_dirname = separator.join(sorted(own))
         return composed
 
     def reads(self, name: str) -> bool:

@@ -19,6 +19,7 @@ SWEPT = [
     (["hardware=a6000,h100", "batch=4,8", "hardware.matmul_efficiency=0.5,0.6"], 2),
     (["cache.block_size=8,16", "cache={block_size:4}", "batch=4,8"], 2),
     (["+executor={pipeline_parallel:1},{pipeline_parallel:2}", "batch=2,3"], 2),
+    (["hydra.job.name=a,b", "batch=2,3"], 2),
 ]
 
 
