@@ -26,7 +26,6 @@ Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 RopeKind = Literal["linear", "llama3"]
 KvDtype = Literal["auto", "int8", "fp8"]
-WeightDtype = Literal["auto", "fp8"]
 StoredDtype = Literal["auto", "fp8", "int4", "mxfp4"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_SCALE_BYTES = 4  # of the float32 beside every head of 8-bit keys or values

@@ -253,7 +253,7 @@ class TensorRTLLM(Policy):
                 scheduler.enter(batch, sequence, num_tokens)
 
     def _sizes(self, pending: list[int], budget_left: int) -> list[int]:
-        """Share `left` tokens between prompts that lack `pending`."""
+        """Share `budget_left` tokens between prompts that lack `pending`."""
         unit = self.chunk_unit_size
         if self.context_chunking_policy == "FORCE_CHUNK":
             pending = [min(unit, wanted) for wanted in pending]
