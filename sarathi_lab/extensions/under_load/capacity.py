@@ -88,9 +88,11 @@ class FindCapacity(Task):
         return plan
 
     def highest_rate(self, cfg: DictConfig) -> Capacity:
-        """Search the capacity, as `run` does. Raises UserError for what makes no search."""
+        """Search the capacity as `run` does, without its tables. Raises UserError for what makes no
+        search.
+        """
         plan = self.check(cfg)
-        return self._search(plan).capacity
+        return self._search(plan, ends_early=True).capacity
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         # Its import takes half a second, and task=advise searches rates without a picture.
@@ -136,7 +138,7 @@ class FindCapacity(Task):
             return run_lengths(num_requests, doublings=1)
         return run_lengths(num_requests, self.doublings)
 
-    def _search(self, plan: Plan) -> Searched:
+    def _search(self, plan: Plan, *, ends_early: bool = False) -> Searched:
         lengths = self._lengths(plan)
         requests = plan.load.requests
         executor = plan.build()[1]
@@ -147,7 +149,7 @@ class FindCapacity(Task):
         with progress_of(f"capacity under {slo.name}", EXPECTED_RUNS * tokens, "tokens") as advance:
             server = Server(engine, executor, advance, plan.load.request_time)
             saturation = server.saturation_rate(shortest_run)
-            search = RateSearch(server, requests, RateGrid(self.precision))
+            search = RateSearch(server, requests, RateGrid(self.precision), ends_early)
             capacity = search.capacity(slo, saturation, saturation, lengths, is_confirmed=True)
         return Searched(search, slo, saturation, capacity)
 

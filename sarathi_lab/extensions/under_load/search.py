@@ -15,9 +15,9 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine import loop
 from sarathi_lab.engine.arrivals import Arrivals, as_arrivals, behind_front_end
 from sarathi_lab.engine.config import EngineConfig
-from sarathi_lab.engine.executor import Executor
+from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.results.load_trend import load_trend
 from sarathi_lab.results.serving_metrics import Slo, is_met
 
@@ -64,8 +64,9 @@ class Server:
     on_iteration: Callable[[int], None] = lambda num_tokens: None
     request_time: float = 0.0
 
-    def serve(self, requests: Sequence[Request] | Arrivals) -> Ledger:
-        ledger = Ledger()
+    def serve(self, requests: Sequence[Request] | Arrivals, ledger: Ledger | None = None) -> Ledger:
+        """Serve `requests`, recorded by `ledger` where it is stated."""
+        ledger = ledger or Ledger()
         ledger.on_iteration = self.on_iteration
         arrivals = behind_front_end(as_arrivals(requests), self.request_time)
         return loop.serve(arrivals, self.engine, self.executor, ledger)
@@ -73,8 +74,8 @@ class Server:
     def saturation_rate(self, requests: Sequence[Request]) -> float:
         """Return the requests per second that it serves of `requests`, all there at once."""
         at_once = [replace(request, arrival_time=0.0) for request in requests]
-        iterations = self.serve(at_once).iterations()
-        seconds = float(iterations.end.max())
+        table = self.serve(at_once).requests()
+        seconds = float(table.finish_time.max())
         return len(at_once) / seconds
 
 
@@ -215,35 +216,88 @@ class Capacity:
 
 
 class RunAtRate(NamedTuple):
-    """One run of a search: its number of requests and their rate (1/s), and its tables."""
+    """One run of a search: its number of requests and their rate (1/s), its table of requests, and
+    its record.
+    """
 
     num_requests: int
     rate: float
-    iterations: pd.DataFrame
     requests: pd.DataFrame
+    ledger: Ledger
+
+    @property
+    def iterations(self) -> pd.DataFrame:
+        """The table of iterations, made when it is asked for, as most runs only tell a rate."""
+        return self.ledger.iterations()
+
+
+class ObjectiveMissed(Exception):
+    """Ends a run whose outcome is decided."""
+
+
+class LateFirstTokens(Ledger):
+    """A ledger that ends a run of `num_requests` by ObjectiveMissed as soon as so many first tokens
+    were late that the quantile of all is.
+    """
+
+    def __init__(self, slo: Slo, num_requests: int) -> None:
+        super().__init__()
+        self._bound = math.inf if slo.ttft is None else slo.ttft
+        # The quantile is not below the value of this rank, from 0.
+        rank = math.floor(slo.quantile * (num_requests - 1) - ROUNDING)
+        self._deciding = num_requests - rank
+        self._num_late = 0
+
+    def record(self, result: StepResult, finished: list[SequenceState]) -> None:
+        super().record(result, finished)
+        if not result.batch.num_prefills:
+            return
+        for sequence, _, _, is_decode, emits_token in result.batch.chunks:
+            # What is computed again after an eviction emits a later token.
+            if is_decode or not emits_token or len(sequence.token_times) != 1:
+                continue
+            self._num_late += result.end - sequence.request.arrival_time > self._bound
+        if self._num_late >= self._deciding:
+            raise ObjectiveMissed
 
 
 @dataclass
 class RateSearch:
     """Searches for the highest rate at which `server` meets an objective with `requests`. What was
-    served for one objective is not served again for another.
+    served for one objective is not served again for another, unless it `ends_early`: then a run
+    ends, without tables, as soon as it surely misses the only objective that is searched for.
     """
 
     server: Server
     requests: Sequence[Request]
     grid: RateGrid
+    ends_early: bool = False
     # By number of requests and step of the grid.
     runs: dict[tuple[int, int], RunAtRate] = field(default_factory=dict)
+    missed: set[tuple[int, int]] = field(default_factory=set)  # runs that ended early
 
-    def run(self, number: int, step: int) -> RunAtRate:
-        """Serve the first `number` requests at a step of the grid, if they were not."""
+    def passes(self, number: int, step: int, slo: Slo) -> bool:
+        """Return whether the first `number` requests meet `slo` at a step of the grid."""
+        if (number, step) in self.missed:
+            return False
+        ledger = LateFirstTokens(slo, number) if self.ends_early else None
+        try:
+            run = self.run(number, step, ledger)
+        except ObjectiveMissed:
+            self.missed.add((number, step))
+            return False
+        return is_sustained(run.requests, slo)
+
+    def run(self, number: int, step: int, ledger: Ledger | None = None) -> RunAtRate:
+        """Serve the first `number` requests at a step of the grid, if they were not; `ledger`
+        records them where it is stated.
+        """
         if (number, step) not in self.runs:
             rate = self.grid.rate(step)
             arriving = at_rate(self.requests[:number], rate)
-            ledger = self.server.serve(arriving)
-            iterations = ledger.iterations()
+            ledger = self.server.serve(arriving, ledger)
             requests = ledger.requests()
-            self.runs[number, step] = RunAtRate(number, rate, iterations, requests)
+            self.runs[number, step] = RunAtRate(number, rate, requests, ledger)
         return self.runs[number, step]
 
     def capacity(
@@ -274,8 +328,7 @@ class RateSearch:
         for number in lengths:
 
             def passes(step: int, number: int = number) -> bool:
-                run = self.run(number, step)
-                return is_sustained(run.requests, slo)
+                return self.passes(number, step, slo)
 
             step = highest_passing(passes, step, lowest, highest)
             steps[number] = step

@@ -61,13 +61,15 @@ def test_arrivals_are_stretched_to_the_rate_and_stay_paired():
         at_rate(requests_of((4, 1), (4, 1)), 1.0)
 
 
-def queue(num: int = 40) -> RateSearch:
+def queue(num: int = 40, *, ends_early: bool = False, iterations: list[int] | None = None):
     """One server that takes a second a request of one token, which come evenly: it can take one a
-    second.
+    second. The tokens of its `iterations` are listed.
     """
     requests = requests_of(*[(4, 1)] * num, arrivals=list(map(float, range(num))))
     engine = EngineConfig(RequestLevel(), batch_size=1, num_blocks=10, block_size=4)
-    return RateSearch(Server(engine, ScriptedExecutor()), requests, RateGrid(0.05))
+    listed = [] if iterations is None else iterations
+    server = Server(engine, ScriptedExecutor(), listed.append)
+    return RateSearch(server, requests, RateGrid(0.05), ends_early)
 
 
 def test_the_capacity_of_a_queue_is_its_service_rate():
@@ -112,6 +114,20 @@ def test_runs_are_doubled_until_a_growing_queue_no_longer_passes():
     cut = queue(40).capacity(slo, 1.0, 1.0, [20, 40])
     assert not cut.is_settled
     assert "1.22/s in runs of 20, 1.1/s in runs of 40" in cut.remark
+
+
+@pytest.mark.parametrize("bound", [1.001, 2.5, 5.0])
+@pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99, 1.0])
+def test_runs_that_end_when_the_objective_is_missed_give_the_same_capacity(bound, quantile):
+    slo = Slo(name="x", ttft=bound, quantile=quantile)
+    lengths = [20, 40, 80, 160, 320]
+    of_all: list[int] = []
+    of_ended: list[int] = []
+    whole = queue(320, iterations=of_all)
+    ended = queue(320, ends_early=True, iterations=of_ended)
+    expected = whole.capacity(slo, 1.0, 1.0, lengths, is_confirmed=True)
+    assert ended.capacity(slo, 1.0, 1.0, lengths, is_confirmed=True) == expected
+    assert len(of_ended) < len(of_all)
 
 
 def test_what_the_limits_cut_off_is_said():
