@@ -87,6 +87,10 @@ class LabSweeper(Sweeper):
         self.swept = [setting.key_or_group for setting in swept]
         self.is_sweep = MULTIRUN in typed or bool(self._params)
         self._check_settings([*typed, *arguments])
+        resume = str(self.config.resume)
+        self._is_resumed = self.is_sweep and resume.lower() != "false"
+        if self._is_resumed and resume.lower() != "true":
+            run_context.SweepRecord.read(Path(resume))  # before thousands of jobs are composed
         self._composer = Composer(self._compose, self.settings)
         self.jobs = self.make_jobs()
         first_jobs = {id(job.composition): job for job in reversed(self.jobs)}
@@ -108,9 +112,8 @@ class LabSweeper(Sweeper):
             host=platform.node(),
             swept=self.swept,
         )
-        self._is_resumed = self.is_sweep and str(self.config.resume).lower() != "false"
         if self._is_resumed:
-            self.record = self.record.resumed(str(self.config.resume), self.config.output)
+            self.record = self.record.resumed(resume, self.config.output)
         elif self.is_sweep:
             self.record.check_unused()
 

@@ -17,4 +17,18 @@ def main(args: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:
     """
     if len(args) == 1 and "=" not in args[0] and Path(args[0]).is_dir():
         return exit_code(lambda: publish(Path(args[0])), "no page was written")
+    if _names_sweep_alone(args):
+        return run(args)  # its record has the experiment and all settings
     return run(["experiment=leaderboard", *args])
+
+
+def _names_sweep_alone(args: Sequence[str]) -> bool:
+    """Return whether `args` are `resume=FOLDER`, which may have another launcher beside it."""
+    folders: list[str] = []
+    for arg in args:
+        name, _, value = arg.partition("=")
+        if name == "resume" and value.lower() not in ("true", "false"):
+            folders.append(value)
+        elif not name.startswith(("hydra/launcher", "hydra.launcher.")):
+            return False
+    return bool(folders)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from sarathi_lab.__main__ import main
+from sarathi_lab.extensions.leaderboard import command
 from sarathi_lab.extensions.leaderboard.board import beside, compared
 from sarathi_lab.extensions.leaderboard.comparison import standings
 from sarathi_lab.extensions.leaderboard.runs import CONTEST, SAME_WORK, best_budgets, fingerprint
@@ -218,3 +219,24 @@ def test_a_mistake_in_all_jobs_is_refused_by_the_first(tmp_path, capsys, monkeyp
     assert main(["leaderboard", *settings]) == 2
     assert "stric is unknown" in capsys.readouterr().err
     assert len(composed) == 1  # of all
+
+
+@pytest.mark.parametrize(
+    ("args", "is_alone"),
+    [
+        (["resume=outputs/board"], True),
+        (["resume=outputs/board", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], True),
+        (["resume=outputs/board", "task.seeds=16"], False),
+        (["resume=true"], False),
+        (["hydra/launcher=joblib"], False),
+    ],
+)
+def test_a_folder_alone_is_continued_by_the_command_in_it(args, is_alone):
+    commands = []
+
+    def run(settings):
+        commands.append(settings)
+        return 0
+
+    assert command.main(args, run) == 0
+    assert commands == [args if is_alone else ["experiment=leaderboard", *args]]
