@@ -1,4 +1,4 @@
-"""Measures experiments on a device: cases in rounds, until a time is over."""
+"""Measures experiments on a device: their parts in rounds, until a time is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring on a device: clocks, loads that are served, and what does not fit."""
+"""Measuring on a device: benches, loads that are served, and what does not fit."""
 
 from __future__ import annotations
 
