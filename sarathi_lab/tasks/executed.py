@@ -125,8 +125,6 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables]:
     summary = metrics.summarise(run.iterations, run.requests, run.peaks, run.decode_cost)
     if run.part is not None:
         summary |= run.part.throughput(run.tables[REQUESTS])
-    counted = metrics.RunTables(run.iterations, run.requests, run.peaks, run.decode_cost)
-    summary |= own_quantities(plan.metrics, counted)
     slo = plan.targets.slo.resolved(run.slo_reference)
     summary |= serving_summary_of(plan, run.requests, summary["duration"], run.peaks, slo)
     num_devices = engine.cluster.num_instances * plan.backend.num_devices
@@ -147,6 +145,8 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables]:
         summary |= run.trend.metrics()
     if run.slo_reference is not None:
         summary["slo_decode_time"] = run.slo_reference
+    counted = metrics.RunTables(run.iterations, run.requests, run.peaks, run.decode_cost)
+    summary |= own_quantities(plan.metrics, counted, summary.keys())
     return summary, tables
 
 

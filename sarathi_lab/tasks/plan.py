@@ -230,7 +230,7 @@ def _parts(cfg: DictConfig, setup: Setup) -> Plan:
         window,
         targets,
         assumed=assumed,
-        metrics=own_metrics(plain(cfg.metrics)),
+        metrics=own_metrics(plain(cfg.metrics), settings=list(map(str, cfg))),
     )
 
 

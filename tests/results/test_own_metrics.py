@@ -29,8 +29,24 @@ def throughput(run):
     return 1.0
 
 
+def latency_p99(run):
+    return 1.0
+
+
+def num_requests(run):
+    return 1.0
+
+
+def policy(run):
+    return 1.0
+
+
 def in_words(run):
     return "many"
+
+
+def a_column(run):
+    return run.requests.prompt_len
 
 
 def broken(run):
@@ -63,6 +79,8 @@ def test_a_metric_of_the_users_is_a_quantity_of_each_run(tmp_path, capsys):
         ("[absent.name]", "absent.name can't be imported (No module named 'absent'); name a func"),
         ("[my_metrics.absent]", "my_metrics.absent can't be imported"),
         ("[my_metrics.throughput]", "throughput has the name of another quantity; rename it"),
+        ("[my_metrics.latency_p99]", "latency_p99 has the name of another quantity; rename it"),
+        ("[my_metrics.policy]", "policy has the name of a setting or a label; rename it"),
         ("[my_metrics.half,my_metrics.half]", "half has the name of another quantity"),
         ("my_metrics.half", "my_metrics.half is not a list; write 'metrics=["),
         ("null", "metrics=None is not a list"),
@@ -78,7 +96,9 @@ def test_what_is_no_metric_is_refused_before_the_run(value, reason, capsys, tmp_
     ("name", "reason"),
     [
         ("in_words", "metrics: in_words returned 'many'; return a number"),
+        ("a_column", "metrics: a_column returned 0 56 1 56"),
         ("broken", "metrics: broken failed (AttributeError"),
+        ("num_requests", "metrics: num_requests has the name of another quantity; rename it"),
     ],
 )
 def test_a_metric_that_fails_leaves_the_tables(name, reason, capsys, tmp_path):
