@@ -252,7 +252,8 @@ def _displayed(folder: Path) -> dict[str, Any]:
     import wandb
 
     shown: dict[str, Any] = {path.stem: read_table(path) for path in sorted(folder.glob("*.csv"))}
-    if (requests := folder / "requests.parquet").is_file():
+    requests = folder / "requests.parquet"
+    if requests.is_file():
         rows = read_rows(requests, without=LISTS)
         columns = list(rows[0]) if rows else []
         shown["requests"] = wandb.Table(columns=columns, data=[list(row.values()) for row in rows])
@@ -309,7 +310,8 @@ def main() -> None:
         import wandb  # noqa: F401
     writer = Writer()
     for line in sys.stdin:
-        if folder := line.rstrip("\n"):
+        folder = line.rstrip("\n")
+        if folder:
             writer.write(Path(folder))
             continue
         writer.close()

@@ -305,9 +305,11 @@ def _facts_of(plan: Plan, *, is_brief: bool) -> list[str]:
     lines = [f"{plan.load.describe()}, {room}"]
     if is_brief:
         lines = [plan.load.describe(), room]
-    if cluster := engine.cluster.describe():
+    cluster = engine.cluster.describe()
+    if cluster:
         lines.append(f"{cluster}; batch and cache are those of each")
-    if speculation := engine.speculation.describe():
+    speculation = engine.speculation.describe()
+    if speculation:
         lines.append(speculation)
     if plan.assumed is not None:
         lines.append(f"assumed unless stated: {plan.assumed}")

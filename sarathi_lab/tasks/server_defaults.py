@@ -45,9 +45,10 @@ def fill_defaults(
         stated.
     """
     assumed = [_fill_arrivals(cfg, load)]
+    device = backend.serving_device
     if load.all_wait:
         _fill_paper(cfg)
-    elif (device := backend.serving_device) is not None:
+    elif device is not None:
         assumed.append(_fill_served(cfg, backend, spec, device, load))
     else:
         # A measured run takes the memory and the minutes of the machine at hand, with which others

@@ -241,3 +241,10 @@ def labels_of(axis: Axis) -> list[Text]:
     low, high = sorted(axis.get_view_interval())
     labels = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
     return [label for at, label in labels if low <= at <= high and label.get_visible()]
+
+
+def test_a_quantity_of_the_users_has_no_better_side():
+    columns = {"chunk": [128, 256], "throughput": [1.0, 2.0], "my_share": [0.5, 0.6]}
+    runs = pd.DataFrame(columns).assign(policy="sarathi", is_baseline=False)
+    labels = [ax.get_ylabel() for ax in draw_sweep(runs, y=["throughput", "my_share"]).axes]
+    assert ["better" in label for label in labels] == [True, False]

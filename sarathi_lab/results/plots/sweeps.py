@@ -23,7 +23,7 @@ from sarathi_lab.results.plots.lines import draw_lines
 from sarathi_lab.results.plots.maps import draw_maps
 from sarathi_lab.results.plots.plot import UNSTEADY, UNSTEADY_RUNS, Look
 from sarathi_lab.results.sweep_analysis import text, values_of
-from sarathi_lab.results.table import display_unit, less_is_better
+from sarathi_lab.results.table import UNITS, display_unit, less_is_better
 
 VALUES = ["value", "low", "high"]
 MOST_ROUNDS = 0.5  # share of rounds or seeds that are not steady, from which a median is marked
@@ -109,10 +109,12 @@ def long_rows(runs: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]) -> 
     headings = {}
     is_less_better = {}
     for name in quantities:
-        is_less_better[name] = less_is_better(name.partition("_vs_")[0])
-        arrow = "↓" if is_less_better[name] else "↑"
-        factors[name], heading = display_unit(name, float(runs[name].max()))
-        headings[name] = f"{heading} ({arrow}\N{NO-BREAK SPACE}better)"
+        quantity, _, _ = name.partition("_vs_")
+        is_less_better[name] = less_is_better(quantity)
+        factors[name], headings[name] = display_unit(name, float(runs[name].max()))
+        if quantity in UNITS:  # of others, such as a user's, nobody knows what is better
+            arrow = "↓" if is_less_better[name] else "↑"
+            headings[name] += f" ({arrow}\N{NO-BREAK SPACE}better)"
     rows[VALUES] = rows[VALUES].mul(rows["quantity"].map(factors), axis=0)
     rows.loc[rows["num_samples"] == 1, ["low", "high"]] = math.nan  # one run has no interval
     share_unsteady = analysis.unsteady(runs).groupby(analysis.group_keys(runs, by)).mean()
