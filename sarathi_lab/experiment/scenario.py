@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine import loop
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.config import EngineConfig
@@ -53,8 +54,15 @@ class Scenario:
     def of(
         cls, policy: str, seq_len: int, pd_ratio: float, batch: int, chunk: int | None = None
     ) -> Scenario:
-        """Requests of about `seq_len` tokens; prompts in chunks are whole ones."""
+        """Requests of about `seq_len` tokens; prompts in chunks are whole ones. Raises UserError
+        for a chunk that decodes fill.
+        """
         tokens = 1 if chunk is None else chunk - (batch - 1)
+        if tokens < 1:
+            raise UserError(
+                f"task.sizes: a chunk of {chunk} has no room for a prompt beside {batch - 1} "
+                "decodes; name a larger chunk or smaller batches"
+            )
         return cls(policy, *lengths(seq_len, pd_ratio, tokens), batch, chunk)
 
     @property
@@ -219,6 +227,13 @@ class Composition:
     num_decodes: int = 0
     context: int = 1
     emits: bool = False
+
+    def __post_init__(self) -> None:
+        if self.prefill_tokens < 0:
+            raise UserError(
+                f"task.sizes: a chunk is {-self.prefill_tokens} tokens smaller than the decodes "
+                "that ride on it; name a larger chunk or smaller batches"
+            )
 
     def make(self) -> Batch:
         return make_batch(**vars(self))

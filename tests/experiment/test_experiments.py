@@ -219,3 +219,14 @@ def _section(page: Path, name: str) -> str:
     """The text under the heading `name`."""
     _, _, after = page.read_text().partition(f"\n## {name}\n")
     return after.partition("\n## ")[0]
+
+
+@pytest.mark.parametrize(("name", "chunk"), [("fig08", 1), ("fig11", 2)])
+def test_a_chunk_that_decodes_fill_is_refused(name, chunk, bench):
+    sizes = CATALOG[name].sizes("dry")
+    small = {key: [chunk] if key == "chunks" else value for key, value in sizes.items()}
+    if "chunk" in small:
+        small["chunk"] = chunk
+    small["batches"] = {key: [4] if name == "fig08" else 4 for key in sizes["batches"]}
+    with pytest.raises(UserError, match=r"task\.sizes: a chunk .* larger chunk or smaller batches"):
+        [part.points(bench) for part in CATALOG[name].parts(TINY, small)]
