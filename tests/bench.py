@@ -124,6 +124,7 @@ def draw(folder: Path, picture: Path) -> Path:
         kind="point",
         sharey=False,
         height=2.4,
+        aspect=1.5,
     )
     grid.set_titles("{col_name}")
     grid.set(ylabel="", ylim=(0, None))
