@@ -100,7 +100,9 @@ def test_tokens_are_those_of_transformers(family, tmp_path):
     theirs = saved(family, tmp_path / family, SETTINGS[family])
     requests = requests_of_tokens(6)
     greedy = greedy_tokens(theirs, requests)
-    backend = backend_of()
+    # By itself vLLM takes AMX for latents where the CPU has it, which computes no float32.
+    attention = {"attention_backend": "CPU_MLA"} if family in LATENT else {}
+    backend = backend_of(options=attention)
     spec, folder = AutoModel(str(tmp_path / family)).resolve("tiny", backend.read_model)
     assert not spec.has_formulas
     head_size = 512 + 64 if family in LATENT else 32
