@@ -40,6 +40,13 @@ def test_each_rate_scales_what_it_bounds() -> None:
     assert seconds(slow_cache, **decodes) == pytest.approx(2 * seconds(A100, **decodes), rel=0.15)
 
 
+def test_no_rate_is_above_its_peak() -> None:
+    with pytest.raises(UserError, match=r"hardware\.product_rate=4e\+14 is above the peak of a100"):
+        replace(A100, product_rate=4e14)
+    with pytest.raises(UserError, match=r"hardware\.cache_rate=3e\+12 is above the peak of a100"):
+        replace(A100, cache_rate=3e12)
+
+
 def test_tables_do_not_read_them() -> None:
     card = replace(A100, cache_rate=1e12)
     with pytest.raises(UserError, match=r"hardware\.cache_rate=1e\+12 scales the formulas"):

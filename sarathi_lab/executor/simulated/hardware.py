@@ -151,6 +151,16 @@ class Hardware:
         for kind in [kind for kind, error in errors.items() if error is not None]:
             share = "use a share from 0, null if nothing was held out"
             require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
+        self._require_below("product_rate", self.product_rate, self.flops_per_second)
+        self._require_below("cache_rate", self.cache_rate, self.bytes_per_second)
+
+    def _require_below(self, name: str, rate: float | None, peak: float) -> None:
+        """Raise UserError for a rate above the peak, by which rooflines are told."""
+        if rate is not None and rate > peak:
+            raise UserError(
+                f"hardware.{name}={rate:g} is above the peak of {self.name}, {peak:g}; describe "
+                f"a faster card by hardware=datasheet hardware.base={self.name} and its peaks"
+            )
 
     @classmethod
     def at_peaks(cls, name: str, peaks: Peaks, dtype_bytes: int, **known: Any) -> Hardware:
