@@ -357,6 +357,10 @@ def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
         return unknown_name(key, names, "a setting")
     node = read_option(group, files[group])
     names = parameter_names(node, group)
+    for setting in settings:
+        name, _, target = setting.lstrip("+").partition("=")
+        if name == f"{group}._target_":  # a class in place of the option's
+            node["_target_"] = target
     owner = str(node.get("_target_", group)).rpartition(".")[2]
     unknown = unknown_name(key, names, f"a parameter of {owner}")
     if difflib.get_close_matches(key, names, cutoff=0.9):

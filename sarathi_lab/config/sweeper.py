@@ -210,17 +210,24 @@ class LabSweeper(Sweeper):
             return list(dict.fromkeys(jobs))
         unread = self._unread_settings(jobs, groups)
         # What no option reads is a mistake, which is refused.
-        unread_by_all = set.intersection(*unread.values())
+        unread_by_all = set.intersection(*map(set, unread.values()))
+        for readers in unread.values():
+            for name in self.swept:
+                if name in readers and name not in unread_by_all:
+                    note = f"{readers[name]} does not read {name}: run once for all its values"
+                    self.notes.append(note)
         merged = dict[tuple[str, ...], None]()
         for job in jobs:
-            dropped = unread[_choice_of(job, groups)] - unread_by_all
+            dropped = unread[_choice_of(job, groups)].keys() - unread_by_all
             merged[tuple(setting for setting in job if name_of(setting) not in dropped)] = None
         return list(merged)
 
     def _unread_settings(
         self, jobs: Sequence[tuple[str, ...]], groups: Collection[str]
-    ) -> dict[tuple[str, ...], set[str]]:
-        """Return the names of settings that each combination of options does not read."""
+    ) -> dict[tuple[str, ...], dict[str, str]]:
+        """Return the settings that each combination of options does not read, with the names of the
+        classes that they are for.
+        """
         names = set[str]()
         for settings in jobs:
             names.update(map(name_of, settings))
@@ -228,19 +235,17 @@ class LabSweeper(Sweeper):
         fields = {name for name in names - chosen if name.partition(".")[0] in groups}
         fields = {name for name in fields if "." in name}
         short_names = names & read_by().keys()
-        unread: dict[tuple[str, ...], set[str]] = {}
+        unread: dict[tuple[str, ...], dict[str, str]] = {}
         for job in jobs:
             choice = _choice_of(job, groups)
             if choice in unread:
                 continue
             without_fields = [setting for setting in job if name_of(setting) not in fields]
             options = self.compose_job(without_fields).composition
-            unread[choice] = {name for name in fields | short_names if not options.reads(name)}
-            for name in self.swept:
-                if name in unread[choice]:
-                    reader = options.reader(name)
-                    note = f"{reader} does not read {name}: run once for all its values"
-                    self.notes.append(note)
+            unread[choice] = {}
+            for name in fields | short_names:
+                if not options.reads(name):
+                    unread[choice][name] = options.reader(name)
         return unread
 
     def check(self) -> None:

@@ -76,7 +76,7 @@ def test_options_of_ones_own_folder(here):
     assert [run["policy"] for run in labels(here / "many")] == ["mine", "orca"]
 
 
-def test_a_class_of_ones_own_takes_the_place_of_an_options(here):
+def test_a_class_of_ones_own_takes_the_place_of_an_options(here, capsys):
     """Fields of sarathi.yaml that the new policy does not take are not in its way."""
     target = "policy._target_=my_module.MyPolicy"
     small = [*SMALL, "workload.num_requests=2", "baselines=[orca]"]
@@ -84,7 +84,9 @@ def test_a_class_of_ones_own_takes_the_place_of_an_options(here):
     (run,) = labels(here / "one")
     assert run["policy"] == "mine"
     assert run["name"].startswith("MyPolicy ")
+    capsys.readouterr()
     assert main([target, "+policy.most=1,2", *small, "-m", "output=many"]) == 0
+    assert "does not read" not in capsys.readouterr().out
     assert [run["name"] for run in labels(here / "many")] == [
         "MyPolicy +policy.most=1",
         "MyPolicy +policy.most=2",
@@ -101,6 +103,7 @@ def test_a_class_of_ones_own_takes_the_place_of_an_options(here):
             ["policy._target_=my_module.MyPolicy", "+policy.least=1"],
             "policy.least is not a parameter",
         ),
+        (["policy._target_=my_module.MyPolicy", "policy.most=2"], "write +policy.most=VALUE"),
         (["--config-dir", "gone"], "--config-dir gone is not a folder"),
         (["hydra.searchpath=[file:///gone]"], "searchpath=/gone is not a folder"),
         (["--config-dir", "conf", "policy=mina"], "did you mean mine?"),
