@@ -184,8 +184,10 @@ def _undecided_in_words(runs: pd.DataFrame) -> str:
 def _title(runs: pd.DataFrame) -> str:
     """Name model, device and the sizes that all runs share."""
     swept = analysis.without_baselines(runs)
-    models = filter(None, [_few_values(swept, "model"), _few_values(swept, "dtype")])
-    title = ", ".join(models)
+    title = _few_values(swept, "model")
+    dtypes = _few_values(swept, "dtype")
+    if dtypes != "auto":  # replays leave it to the server's files
+        title = ", ".join(filter(None, [title, dtypes]))
     devices = _few_values(swept, "device")
     if devices:
         title = " on ".join(filter(None, [title, devices]))
