@@ -70,7 +70,7 @@ def cases() -> list[tuple[tuple[str, ...], str, object]]:
         if path.startswith(group)
         for value in VALUES
     ]
-    return found if os.environ.get("SARATHI_LAB_FUZZ") else random.Random(7).sample(found, 40)
+    return found if os.environ.get("SARATHI_LAB_FUZZ") else random.Random(7).sample(found, 80)
 
 
 def test_it_runs_or_one_line_says_why_not(tmp_path, monkeypatch, capsys):

@@ -11,13 +11,11 @@ gpt_oss_120b.result.yaml.
 from __future__ import annotations
 
 import argparse
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import score
-import yaml
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.compositions import make_batch
@@ -39,14 +37,11 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--result", action="store_true")
     options = parser.parse_args()
-    folder = Path(__file__).parent
     if options.result:
         table = points_of(options.file, [TIME])
         medians = table.groupby(SETTINGS)[TIME].median()
         measured = {name_of(setting): round(time, 3) for setting, time in medians.items()}
-        path = folder / f"{NAME}.result.yaml"
-        path.write_text(yaml.safe_dump({"measured": measured}, sort_keys=False))
-        print(f"{path.name}: {len(measured)} values")
+        score.write_result(NAME, measured)
         return
     entry = {
         "source": "ai-dynamo/aiconfigurator (Apache-2.0), points of gpt-oss-120b on vLLM",
@@ -60,13 +55,7 @@ def main() -> None:
         },
         "predicted": dict(predictions(options.file)),
     }
-    revision = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-    )
-    stated = {**entry, "commit": revision.stdout.strip(), "hash": score.hash_of(entry)}
-    path = folder / f"{NAME}.yaml"
-    path.write_text(yaml.safe_dump(stated, sort_keys=False))
-    print(f"{path.name}: {len(entry['predicted'])} predictions")
+    score.write_entry(NAME, entry)
 
 
 def points_of(file: Path, times: list[str]) -> pd.DataFrame:

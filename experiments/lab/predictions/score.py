@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,24 @@ def hash_of(entry: Mapping[str, Any]) -> str:
     """Return the hash of what an entry states before its result is known."""
     stated = {name: entry[name] for name in HASHED}
     return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
+
+
+def write_entry(name: str, entry: Mapping[str, Any]) -> None:
+    """Write what is predicted to `name`.yaml, with the commit that is checked out and its hash."""
+    revision = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    )
+    stated = {**entry, "commit": revision.stdout.strip(), "hash": hash_of(entry)}
+    path = LEDGER / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(stated, sort_keys=False))
+    print(f"{path.name}: {len(entry['predicted'])} predictions")
+
+
+def write_result(name: str, measured: Mapping[str, float]) -> None:
+    """Write what was measured to `name`.result.yaml."""
+    path = LEDGER / f"{name}.result.yaml"
+    path.write_text(yaml.safe_dump({"measured": dict(measured)}, sort_keys=False))
+    print(f"{path.name}: {len(measured)} values")
 
 
 def score(path: Path) -> bool:

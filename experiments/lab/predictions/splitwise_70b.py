@@ -12,14 +12,12 @@ between two tokens.
 from __future__ import annotations
 
 import argparse
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import score
-import yaml
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.compositions import make_batch
@@ -41,12 +39,9 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--result", action="store_true")
     options = parser.parse_args()
-    folder = Path(__file__).parent
     if options.result:
         measured = dict(results(options.file))
-        path = folder / f"{NAME}.result.yaml"
-        path.write_text(yaml.safe_dump({"measured": measured}, sort_keys=False))
-        print(f"{path.name}: {len(measured)} values")
+        score.write_result(NAME, measured)
         return
     entry = {
         "source": "Mutinifni/splitwise-sim (MIT), its table of times and power",
@@ -59,13 +54,7 @@ def main() -> None:
         },
         "predicted": dict(predictions(options.file)),
     }
-    revision = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-    )
-    whole = {**entry, "commit": revision.stdout.strip(), "hash": score.hash_of(entry)}
-    path = folder / f"{NAME}.yaml"
-    path.write_text(yaml.safe_dump(whole, sort_keys=False))
-    print(f"{path.name}: {len(entry['predicted'])} predictions")
+    score.write_entry(NAME, entry)
 
 
 def name_of(card: str, degree: int, prompt: int, batch: int) -> str:

@@ -9,13 +9,10 @@ known, so the entry has a grid of them: each value is that without the change ov
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import score
-import yaml
 
 import sarathi_lab as lab
 from sarathi_lab.config.instantiate import load_option
@@ -52,13 +49,7 @@ def main() -> None:
         },
         "predicted": predicted,
     }
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    whole = {**entry, "commit": commit, "hash": score.hash_of(entry)}
-    path = Path(__file__).parent / f"{NAME}.yaml"
-    path.write_text(yaml.safe_dump(whole, sort_keys=False))
-    print(f"{path.name}: {len(predicted)} predictions")
+    score.write_entry(NAME, entry)
 
 
 def cost_of(card: str, *, in_one_call: bool) -> CostModel:

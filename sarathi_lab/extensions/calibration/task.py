@@ -95,6 +95,11 @@ class Calibrate(Task):
     def check(self, cfg: DictConfig) -> Subject:
         backend: Backend = build(cfg.executor)
         require_one_stage(backend, "task=calibrate")
+        if backend.request_time:
+            raise UserError(
+                f"host.request={backend.request_time:g} is of whole requests, and task=calibrate "
+                "measures iterations; use host.request=0"
+            )
         spec, checkpoint = resolve_model(cfg, backend)
         limits = _limits(cfg)
         backend.check(spec, limits.longest)

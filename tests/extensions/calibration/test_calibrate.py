@@ -254,6 +254,11 @@ def test_what_cannot_be_measured_is_one_line(args, words):
     assert all(word in said for word in words), said
 
 
+def test_a_front_end_is_no_part_of_an_iteration():
+    simulated = ["executor=simulated", "hardware=a40", "model=13b", "host.request=0.1"]
+    assert "use host.request=0" in refusal_of("task=calibrate", *simulated, *SHORT)
+
+
 def test_hardware_auto_needs_a_file_beside_the_tables(tmp_path):
     said = refusal_of(
         "task=serve", "executor=simulated", "hardware=auto", f"hardware.tables={tmp_path}"
