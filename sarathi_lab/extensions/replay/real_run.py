@@ -28,12 +28,12 @@ from sarathi_lab.extensions.replay.run_folder import (
     read_surroundings,
 )
 from sarathi_lab.extensions.replay.server_arguments import Statement
+from sarathi_lab.extensions.replay.server_commands import read_command
 from sarathi_lab.extensions.replay.server_facts import (
     FIX as LOG_FIX,
 )
 from sarathi_lab.extensions.replay.server_facts import (
     find_facts,
-    read_command,
     read_facts,
 )
 from sarathi_lab.workload.text_files import read_text

@@ -16,7 +16,11 @@ from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.hardware import NO_HOST
 from sarathi_lab.extensions.cluster.lockstep import Lockstep, LockstepBackend
 from sarathi_lab.extensions.replay.real_run import RealRun
-from sarathi_lab.extensions.replay.server_arguments import NULL_BLOCKS
+from sarathi_lab.extensions.replay.server_arguments import (
+    CHUNKED_V0,
+    NULL_BLOCKS,
+    WHOLE_PROMPTS_V0,
+)
 from sarathi_lab.extensions.replay.settings import typed_settings, with_settings
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
@@ -247,7 +251,8 @@ def num_blocks(
     setup = setup_of(policy, num_sequences, longest, memory_share(cfg))
     if server_of(run) == "vllm":
         setup = replace(setup, rule=vllm_memory(run.version))
-    return backend.kv_blocks(spec, cfg.cache.block_size, setup) - NULL_BLOCKS
+    held_back = 0 if run.policy in (CHUNKED_V0, WHOLE_PROMPTS_V0) else NULL_BLOCKS
+    return backend.kv_blocks(spec, cfg.cache.block_size, setup) - held_back
 
 
 def with_host_of_stages(cfg: DictConfig, typed: DictConfig) -> DictConfig:

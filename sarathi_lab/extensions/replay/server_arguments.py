@@ -19,19 +19,21 @@ import fnmatch
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.policy.systems import WHOLE_PROMPT_TOKENS
 
 # What the lab's command line has no name for: the cache in tokens, whether replicas share experts,
 # the server's version.
 OF_FILES = ("cache.tokens", "cluster.shares_experts", "version")
 NO_EFFECT = "-"
 UNCUT = -1  # a chunk of SGLang's that cuts no prompt
-NULL_BLOCKS = 1  # of vLLM's blocks, never allocated
+NULL_BLOCKS = 1  # of vLLM's blocks, never allocated from its second engine (V1) on
+CHUNKED_V0, WHOLE_PROMPTS_V0 = "vllm_v0_chunked", "prefill_first"  # policies of the first one
 # How alike two names are where one is taken for a misspelling of the other.
 MISSPELT = 0.85
 SHOWN_VALUE = 24  # characters of a value in a message
@@ -40,6 +42,8 @@ POLICIES = {"sglang": "sglang"}  # schedulers that a system has in all versions
 FLAGS = ("flag", "inverse")  # kinds of arguments without a value
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 NOTHING = ("", "none", "null")
+GRAPH_MODE = "host.graphs.mode"
+LEFT_TO_SERVER = ("auto", "-1")  # numbers that a server chooses itself
 # vLLM's numbers of its modes of CUDA graphs, and pairs of them: of decodes, of other batches.
 GRAPH_MODES: dict[Any, str] = {0: "none", 1: "piecewise", 2: "full"}
 GRAPH_MODES |= {(2, 0): "full_decode_only", (2, 1): "full_and_piecewise"}
@@ -133,9 +137,9 @@ def read_arguments(
     settings: dict[str, Any] = {}
     not_simulated, without_effect, unknown = list[str](), list[str](), list[str]()
     for name, value in _flattened(system, arguments).items():
-        if _says_nothing(value):
-            continue
         row = find(system, name)
+        if _says_nothing(row, value):
+            continue
         if row is None:
             _check_name(system, name, source, is_typed=is_typed)
             if not _is_idle(value, ""):
@@ -177,8 +181,9 @@ def _flattened(system: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name.lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
     for name, value in as_object(plain.get("compilation_config")).items():
         plain.pop("compilation_config", None)
-        is_argument = name in table(system) or misspelt(system, name) is not None
-        plain[name if is_argument else f"compilation_config.{name}"] = value
+        row = find(system, misspelt(system, name) or name)
+        is_of_graphs = row is not None and row.setting.startswith("host.graphs.")
+        plain[name if is_of_graphs else f"compilation_config.{name}"] = value
     # Last, as it overrules the mode of graphs.
     return dict(sorted(plain.items(), key=lambda item: item[0] == "enforce_eager"))
 
@@ -203,6 +208,23 @@ def merged(first: Statement, *others: Statement) -> Statement:
     )
 
 
+def with_rules_of_v0(statement: Statement) -> Statement:
+    """Let a server of vLLM's first engine have its rules: whole prompts, unless chunked, and no
+    block that is never allocated.
+    """
+    settings = {"cache.prefix": False, **statement.settings}
+    if "cache.num_blocks" in settings:
+        settings["cache.num_blocks"] += NULL_BLOCKS
+    is_chunked = settings.pop("policy.enable_chunked_prefill", False)
+    if is_chunked:
+        return replace(statement, settings=settings, policy=CHUNKED_V0)
+    if "chunk" not in settings and "max_model_len" in settings:
+        settings["chunk"] = max(settings["max_model_len"], WHOLE_PROMPT_TOKENS)
+    if "chunk" in settings:
+        settings["policy.max_num_batched_tokens"] = settings["chunk"]
+    return replace(statement, settings=settings, policy=WHOLE_PROMPTS_V0)
+
+
 def selected(system: str, content: Mapping[str, Any], *, is_typed: bool = False) -> dict[str, Any]:
     """Select the server's arguments among other keys, and what looks like a misspelling of one if a
     person has typed them.
@@ -224,7 +246,10 @@ def _check_name(system: str, name: str, source: str, *, is_typed: bool) -> None:
         )
 
 
-def _says_nothing(value: Any) -> bool:
+def _says_nothing(row: Argument | None, value: Any) -> bool:
+    """Return whether a value leaves an argument as it is."""
+    if row is not None and row.setting == GRAPH_MODE and value:
+        return False  # where "none" is a mode
     is_text = isinstance(value, str)
     return value is None or value in ([], {}) or (is_text and value.lower() in NOTHING)
 
@@ -265,6 +290,8 @@ def _parsed(row: Argument, value: Any, source: str) -> Any:
     text = str(value).strip()
     number: float | None = None
     if row.kind in ("int", "number"):
+        if text.lower() in LEFT_TO_SERVER and row.setting != "chunk":
+            raise NotSimulated("the server chooses it")
         try:
             number = float(text)
         except ValueError:
@@ -341,7 +368,7 @@ CONVERSIONS: dict[str, Callable[[Argument, Any], Any]] = {
     "executor.weights": _weights,
     "cache.dtype": _cache_dtype,
     "queue_order": _queue_order,
-    "host.graphs.mode": _graph_mode,
+    GRAPH_MODE: _graph_mode,
     "host.graphs.sizes": _graph_sizes,
     "chunk": _chunk,
     "cache.num_blocks": _num_blocks,

@@ -1,39 +1,32 @@
 """What a server states of itself: in its log, in a description that it gives, in a file of
-arguments, or in the command line that started it.
+arguments, or in the command that started it (`server_commands`).
 
 Everything goes through the table of arguments (`server_arguments`), whichever source it is from.
 Logs of vLLM from 0.6 on and of SGLang from 0.4 on are read, as are `/server_info` of both and the
-YAML files of `vllm serve --config`.
+YAML files of their `--config`, scripts, and descriptions of containers.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from itertools import takewhile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.extensions.replay.literals import CLOSING, OPENING, named_values
 from sarathi_lab.extensions.replay.server_arguments import (
-    FALSE,
-    FLAGS,
-    TRUE,
     Statement,
     as_object,
-    find,
     merged,
     read_arguments,
     selected,
+    with_rules_of_v0,
 )
-from sarathi_lab.policy.systems import WHOLE_PROMPT_TOKENS
+from sarathi_lab.extensions.replay.server_commands import find_command
 from sarathi_lab.workload.text_files import COLORS, LOG_LINE, json_rows, kind_of_text
 
 LOG_KEYS = ("log", "message", "msg", "textPayload")  # of Docker's, and of others
@@ -42,7 +35,6 @@ FIX = (
     "config, SGLang's with server_args=ServerArgs), its server_info or its arguments as YAML"
 )
 DEFAULT_BLOCK = 16  # tokens of a block of vLLM's
-OPENING, CLOSING, QUOTES = "([{<", ")]}>", "'\""
 
 # vLLM's lines.
 CHANGED_ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
@@ -71,35 +63,6 @@ SGLANG_DTYPE = re.compile(r"Load weight end\..*?dtype=([\w.]+)")
 # What SGLang's scheduler states of itself.
 MADE_BY_SGLANG = ("effective_max_running_requests_per_dp", "token_capacity", "max_total_num_tokens")
 SGLANG_KEYS = ("model_path", "chunked_prefill_size")  # of its description
-
-# Commands that start a server, by what they contain.
-SERVER_COMMANDS = {
-    "sglang": ("sglang.launch_server", "sglang serve", "lmsysorg/sglang"),
-    "vllm": ("vllm serve", "vllm.entrypoints", "vllm/vllm-openai", "vllm-openai"),
-}
-SHORT_FLAGS = {
-    "vllm": {
-        "-tp": "tensor_parallel_size",
-        "-pp": "pipeline_parallel_size",
-        "-dp": "data_parallel_size",
-        "-q": "quantization",
-        "-O": "optimization_level",
-        "-cc": "compilation_config",
-        "-ep": "enable_expert_parallel",
-    },
-    "sglang": {
-        "--tp": "tp_size",
-        "--pp": "pp_size",
-        "--dp": "dp_size",
-        "--ep": "ep_size",
-        "--model": "model_path",
-    },
-}
-UNITS = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1024, "M": 2**20, "G": 2**30}  # vLLM's
-OPTIMIZATION = re.compile(r"^-O(\d)$")
-SHELL = re.compile(r"\d?[<>|&;]")  # where a command ends
-NEGATIVE = re.compile(r"-\d+(\.\d+)?")
-SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
 
 
 def read_facts(path: Path, text: str) -> Statement:
@@ -134,7 +97,7 @@ def find_facts(path: Path, text: str) -> Statement | None:
     statement = _of_vllm_log(path, text)
     if statement.settings:
         return statement
-    return _of_yaml(path, text)
+    return _of_yaml(path, text) or find_command(text, str(path))
 
 
 def _unwrapped(text: str) -> str:
@@ -212,7 +175,7 @@ def sglang_description(info: Mapping[str, Any], source: str) -> Statement:
 
 
 def _of_yaml(path: Path, text: str) -> Statement | None:
-    """Read arguments as vLLM's --config takes them."""
+    """Read arguments as the --config of vLLM and SGLang takes them."""
     if kind_of_text(text) != "YAML":
         return None
     try:
@@ -220,9 +183,10 @@ def _of_yaml(path: Path, text: str) -> Statement | None:
     except yaml.YAMLError:
         return None
     arguments = {str(name).replace("-", "_"): value for name, value in content.items()}
-    if not selected("vllm", arguments):
+    system = "sglang" if any(name in arguments for name in SGLANG_KEYS) else "vllm"
+    if not selected(system, arguments):
         return None
-    return read_arguments("vllm", arguments, str(path), is_typed=True)
+    return read_arguments(system, arguments, str(path), is_typed=True)
 
 
 def _of_vllm_log(path: Path, text: str) -> Statement:
@@ -265,7 +229,7 @@ def _of_vllm_log(path: Path, text: str) -> Statement:
         read_arguments("vllm", typed, source, is_dump=changed is None, is_complete=is_complete),
     )
     if V0_ENGINE.search(text):
-        return _with_rules_of_v0(statement)
+        return with_rules_of_v0(statement)
     return statement
 
 
@@ -293,19 +257,6 @@ def _num_blocks(text: str, typed: Mapping[str, Any]) -> int | None:
     return None if blocks is None else int(blocks[1])
 
 
-def _with_rules_of_v0(statement: Statement) -> Statement:
-    """Let a server of vLLM's first engine have the rules of it: whole prompts, unless chunked."""
-    settings = {"cache.prefix": False, **statement.settings}
-    is_chunked = settings.pop("policy.enable_chunked_prefill", False)
-    if is_chunked:
-        return replace(statement, settings=settings, policy="vllm_v0_chunked")
-    if "chunk" not in settings and "max_model_len" in settings:
-        settings["chunk"] = max(settings["max_model_len"], WHOLE_PROMPT_TOKENS)
-    if "chunk" in settings:
-        settings["policy.max_num_batched_tokens"] = settings["chunk"]
-    return replace(statement, settings=settings, policy="prefill_first")
-
-
 def _of_sglang_log(path: Path, text: str) -> Statement:
     """Read a log of SGLang's."""
     arguments = dict[str, Any]()
@@ -329,146 +280,3 @@ def _of_sglang_log(path: Path, text: str) -> Statement:
     described = read_arguments("sglang", listed, source, is_dump=True, is_complete=True)
     # What the server made of its arguments counts, such as sequences that fit its cache.
     return merged(described, statement)
-
-
-def named_values(text: str) -> dict[str, Any]:
-    """Read "a=1, b='x'" or "'a': 1, 'b': 'x'"; a value that is no literal of Python stays text."""
-    values = dict[str, Any]()
-    for part in _split(text):
-        separated = re.match(r"\s*['\"]?([\w-]+)['\"]?\s*[:=]\s*(.*?)\s*$", part, re.DOTALL)
-        if separated is None:
-            continue
-        name, value = separated.groups()
-        values[name] = value
-        with suppress(ValueError, SyntaxError):
-            values[name] = ast.literal_eval(value)
-    return values
-
-
-def _split(text: str) -> list[str]:
-    """Cut `text` at the commas outside brackets and quotes."""
-    pieces = list[str]()
-    depth = 0
-    quote = ""
-    start = 0
-    for position, character in enumerate(text):
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in QUOTES:
-            quote = character
-        elif character in OPENING:
-            depth += 1
-        elif character in CLOSING:
-            depth -= 1
-            if depth < 0:  # the end of what the text was cut out of
-                return [*pieces, text[start:position]]
-        elif character == "," and depth == 0:
-            pieces.append(text[start:position])
-            start = position + 1
-    return [*pieces, text[start:]]
-
-
-def read_command(command: str) -> Statement:
-    """Read the command line that started a server, as `task.server` states it.
-
-    Args:
-        command: Such as "vllm serve MODEL --max-num-seqs 128", or SGLang's; environment variables
-            and a container's command may stand in front.
-
-    Raises:
-        UserError: For a command of no known server, and a misspelt argument.
-    """
-    system = _system_of(command)
-    # A command that was copied over several lines.
-    joined = command.replace("\\\n", " ")
-    try:
-        tokens = shlex.split(joined)
-    except ValueError as error:
-        raise UserError(f"task.server can't be read ({error}); close its quotes") from None
-    arguments = dict(_arguments_of(system, _behind_command(system, tokens)))
-    image = re.search(r"vllm-openai:v(\d+\.\d+(?:\.\d+)?)", command)
-    if image is not None:
-        arguments["version"] = image[1]
-    return read_arguments(system, arguments, "task.server", is_typed=True, is_complete=True)
-
-
-def _system_of(command: str) -> str:
-    for system, signs in SERVER_COMMANDS.items():
-        if any(sign in " ".join(command.split()) for sign in signs):
-            return system
-    raise UserError(
-        f"task.server={command[:60]} starts no known server; use one such as "
-        "'vllm serve MODEL --max-num-seqs 128' or 'python -m sglang.launch_server --model-path M'"
-    )
-
-
-def _behind_command(system: str, tokens: Sequence[str]) -> Sequence[str]:
-    """Return the words behind the one that names the server."""
-    signs = {part for sign in SERVER_COMMANDS[system] for part in sign.split()}
-    last = 0
-    for position, word in enumerate(tokens):
-        is_image = any("/" in sign and sign in word for sign in signs)
-        if word in signs or is_image or word.endswith(("launch_server", "api_server")):
-            last = position
-    behind = tokens[last + 1 :]
-    return list(takewhile(lambda token: SHELL.match(token) is None, behind))
-
-
-def _arguments_of(system: str, tokens: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments of a command, by the names of the table."""
-    remaining = list(tokens)
-    has_model = False
-    while remaining:
-        word = remaining.pop(0)
-        if not word.startswith("-"):
-            # vLLM takes the model without a flag; anything else has no name here.
-            if system == "vllm" and not has_model:
-                has_model = True
-                yield "model", word
-            continue
-        word = OPTIMIZATION.sub(r"--optimization-level=\1", word)
-        flag, has_value, value = word.partition("=")
-        name, is_on = _name_of(system, flag)
-        row = find(system, name)
-        is_flag = row is not None and row.kind in FLAGS
-        if has_value:
-            yield name, _scaled(value)
-        elif is_flag and not (remaining and remaining[0].lower() in (*TRUE, *FALSE)):
-            yield name, is_on
-        else:
-            values = [_scaled(value) for value in _take_values(remaining)]
-            is_list = row is not None and row.kind == "any" and len(values) > 1
-            if is_list:
-                yield name, [int(value) if value.isdigit() else value for value in values]
-            else:
-                yield name, values[0] if values else is_on
-                # Such as a model behind a flag.
-                remaining[:0] = values[1:]
-
-
-def _name_of(system: str, flag: str) -> tuple[str, bool]:
-    """Return the argument that a flag is of, and whether it switches it on."""
-    name = SHORT_FLAGS[system].get(flag)
-    if name is not None:
-        return name, True
-    name = flag.lstrip("-").replace("-", "_")
-    positive = name.removeprefix("no_")
-    if positive != name and find(system, name) is None and find(system, positive) is not None:
-        return positive, False
-    return name, True
-
-
-def _take_values(remaining: list[str]) -> list[str]:
-    """Take the words up to the next flag; a negative number is none."""
-    values = list[str]()
-    while remaining and (not remaining[0].startswith("-") or NEGATIVE.fullmatch(remaining[0])):
-        values.append(remaining.pop(0))
-    return values
-
-
-def _scaled(value: str) -> str:
-    """Write out a number with a unit, as vLLM takes it: 8k is 8000, 8K is 8192."""
-    match = SCALED.fullmatch(value)
-    if match is None:
-        return value
-    return str(int(float(match[1]) * UNITS[match[2]]))

@@ -13,6 +13,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.sweeper import compose
+from sarathi_lab.extensions.replay.literals import named_values
 from sarathi_lab.extensions.replay.server_arguments import (
     NO_EFFECT,
     OF_FILES,
@@ -20,7 +21,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
     read_arguments,
     table,
 )
-from sarathi_lab.extensions.replay.server_facts import find_facts, named_values
+from sarathi_lab.extensions.replay.server_facts import find_facts
 from sarathi_lab.extensions.replay.settings import SETTINGS
 
 # Two requests as vLLM's client records them.

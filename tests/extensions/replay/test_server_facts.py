@@ -17,7 +17,8 @@ from sarathi_lab.config.instantiate import build
 from sarathi_lab.extensions.replay.real_run import ServerSettings
 from sarathi_lab.extensions.replay.run_config import begins_with
 from sarathi_lab.extensions.replay.server_arguments import Statement
-from sarathi_lab.extensions.replay.server_facts import find_facts, read_command
+from sarathi_lab.extensions.replay.server_commands import read_command
+from sarathi_lab.extensions.replay.server_facts import find_facts
 from sarathi_lab.workload.text_files import COLORS
 
 MODEL = "meta-llama/Llama-3.1-8B"
@@ -76,7 +77,7 @@ STATED = {
             "batch": 256,
             "max_model_len": 8192,
             "policy.max_num_batched_tokens": 8192,
-            "cache.num_blocks": 27259,
+            "cache.num_blocks": 27260,  # V0 has no null block
             "cache.block_size": 16,
             "cache.prefix": False,
             "dtype": "auto",
@@ -124,6 +125,16 @@ STATED = {
         json.dumps(INFO),
         "sglang",
         {"model": MODEL, "chunk": 4096, "cache.tokens": 400_000, "version": "0.5.2"},
+    ),
+    "YAML of SGLang": (
+        f"model-path: {MODEL}\nchunked-prefill-size: 4096\n",
+        "sglang",
+        {"model": MODEL, "chunk": 4096},
+    ),
+    "graphs that are off": (
+        V1.replace("FULL_AND_PIECEWISE: (2, 1)", "NONE: 0"),
+        "",
+        {"host.graphs.mode": "none"},
     ),
     "YAML": (
         YAML,
@@ -194,6 +205,33 @@ COMMANDS = {
         "model": MODEL,
         "batch": 64,
     },
+    f"vllm serve {MODEL} –max-num-seqs 64 ^\n -tp4 -cc.cudagraph_mode=NONE  # four cards": {
+        "batch": 64,
+        "executor.tensor_parallel": 4,
+        "host.graphs.mode": "none",
+    },
+    f"""vllm serve {MODEL} -O '{{"cudagraph_mode": "PIECEWISE", "mode": 3}}'""": {
+        "host.graphs.mode": "piecewise",
+    },
+    f"#!/bin/sh\nN=64\nMODEL={MODEL}\n# vllm serve x\nvllm serve $MODEL --served-model-name vllm "
+    "--max-num-seqs ${N}\nvllm bench serve --model x": {"model": MODEL, "batch": 64},
+    f"docker run --entrypoint /bin/sh vllm/vllm-openai:v0.11.0 -c 'vllm serve {MODEL} -dp 2'": {
+        "model": MODEL,
+        "version": "0.11.0",
+        "cluster.num": 2,
+    },
+    f"['python3', '-m', 'vllm.entrypoints.openai.api_server', '--model', '{MODEL}']": {
+        "model": MODEL,
+    },
+    f"LLM(model='{MODEL}', max_num_seqs=64)": {"model": MODEL, "batch": 64},
+    f"""image: vllm/vllm-openai:v0.11.0\nargs: ["--model", "{MODEL}", "--max-num-seqs", "64"]""": {
+        "model": MODEL,
+        "version": "0.11.0",
+        "batch": 64,
+    },
+    f"kind: Pod\nspec:\n  containers:\n  - command: [/bin/sh, -c]\n    args:\n    - |\n"
+    f"      vllm serve {MODEL} \\\n        --max-num-seqs $SEQUENCES\n"
+    "    env:\n    - name: SEQUENCES\n      value: '64'\n": {"model": MODEL, "batch": 64},
     f"python -m sglang.launch_server --model {MODEL} --tp 2 --chunked-prefill-size -1 "
     "--enable-mixed-chunk --max-running-requests 64": {
         "model": MODEL,
@@ -214,6 +252,23 @@ def test_command_lines_are_read_as_the_servers_read_them(command):
     assert facts.is_complete
 
 
+def test_what_stands_beside_a_commands_arguments_is_not_dropped(tmp_path):
+    command = "VLLM_USE_V1=0 VLLM_ATTENTION_BACKEND=TRITON vllm serve x y --max-model-len auto"
+    facts = read_command(command)
+    assert facts.policy == "prefill_first"
+    assert facts.not_simulated == [
+        "max_model_len=auto (the server chooses it)",
+        "VLLM_ATTENTION_BACKEND=TRITON (kernels are those of the hardware file)",
+        "y (no flag stands before it)",
+    ]
+    config = tmp_path / "config.yaml"
+    config.write_text("max-num-seqs: 32\nblock-size: 32\n")
+    settings = read_command(f"vllm serve x --config {config} --max-num-seqs 64").settings
+    assert settings == {"model": "x", "batch": 64, "cache.block_size": 32}
+    (reason,) = read_command("vllm serve x --config missing.yaml").not_simulated
+    assert "name it as task.log=FILE" in reason
+
+
 def test_a_command_line_needs_no_quotes_of_hydra():
     typed = f"task.server=vllm serve {MODEL} --max-num-seqs=128 --compilation-config '{{}}'"
     (setting,) = read_arguments([typed]).settings
@@ -230,6 +285,8 @@ def test_commands_that_are_not_understood_are_refused():
         read_command("ollama serve")
     with pytest.raises(UserError, match="close its quotes"):
         read_command("vllm serve 'x")
+    with pytest.raises(UserError, match="commands of 2 servers"):
+        read_command("- command: vllm serve x\n- command: vllm serve y")
     (reason,) = read_command("vllm serve x --scheduling-policy priority").not_simulated
     assert reason == "scheduling_policy=priority (the recorded requests have no priorities)"
 

@@ -1,0 +1,47 @@
+"""Values by name in the texts that servers and scripts write, such as "a=1, b='x'"."""
+
+from __future__ import annotations
+
+import ast
+import re
+from contextlib import suppress
+from typing import Any
+
+OPENING, CLOSING, QUOTES = "([{<", ")]}>", "'\""
+
+
+def named_values(text: str) -> dict[str, Any]:
+    """Read "a=1, b='x'" or "'a': 1, 'b': 'x'"; a value that is no literal of Python stays text."""
+    values = dict[str, Any]()
+    for part in _split(text):
+        separated = re.match(r"\s*['\"]?([\w-]+)['\"]?\s*[:=]\s*(.*?)\s*$", part, re.DOTALL)
+        if separated is None:
+            continue
+        name, value = separated.groups()
+        values[name] = value
+        with suppress(ValueError, SyntaxError):
+            values[name] = ast.literal_eval(value)
+    return values
+
+
+def _split(text: str) -> list[str]:
+    """Cut `text` at the commas outside brackets and quotes."""
+    pieces = list[str]()
+    depth = 0
+    quote = ""
+    start = 0
+    for position, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in QUOTES:
+            quote = character
+        elif character in OPENING:
+            depth += 1
+        elif character in CLOSING:
+            depth -= 1
+            if depth < 0:  # the end of what the text was cut out of
+                return [*pieces, text[start:position]]
+        elif character == "," and depth == 0:
+            pieces.append(text[start:position])
+            start = position + 1
+    return [*pieces, text[start:]]
