@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -80,7 +81,9 @@ class TraceFormat:
         session: The conversation of a request, by one of these names.
         delay: Time between the answer before and a request, in the unit of the times.
         also: Columns that are understood and change nothing.
-        links: Columns that say no more of conversations than the identifiers of blocks.
+        chain: Names of a request and of the one before it in its conversation, which say no more
+            than the identifiers of blocks.
+        links: Further columns of which that is true.
     """
 
     name: str
@@ -94,6 +97,7 @@ class TraceFormat:
     session: Sequence[str] = ()
     delay: str = ""
     also: Sequence[str] = ()
+    chain: Sequence[str] = ()
     links: Sequence[str] = ()
 
     @property
@@ -136,7 +140,8 @@ FORMATS = (
         "timestamp",
         marks=("chat_id",),
         block_size=16,
-        links=("parent_chat_id", "turn"),
+        chain=("chat_id", "parent_chat_id"),
+        links=("turn",),
     ),
     MOONCAKE,
     # As AIPerf writes it, where no turn has a time.
@@ -224,6 +229,11 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
             f"{FIX}"
         )
     notes = _notes_on_columns(cells, trace_format)
+    if _is_chained(cells, trace_format):
+        notes.append(
+            f"no {trace_format.ids}: a prompt is taken to begin with that of its "
+            f"{trace_format.chain[1]}"
+        )
     ids_size = trace_format.block_size
     if recording.requests.block_ids.map(len).any():
         ids_size = _size_of_blocks(file, recording.requests, trace_format, block_size)
@@ -380,7 +390,9 @@ def _recording(cells: pd.DataFrame, trace_format: TraceFormat, damaged: Sequence
     table = pd.DataFrame(index=cells.index)
     table["prompt_len"] = check.numbers(cells[trace_format.prompt], 0, is_whole=True)
     table["output_len"] = check.numbers(cells[trace_format.output], 0, is_whole=True)
-    if trace_format.ids in cells:
+    if _is_chained(cells, trace_format):
+        table["block_ids"] = _chained_ids(cells, trace_format, table)
+    elif trace_format.ids in cells:
         ids = cells[trace_format.ids].map(_ids)
         check.require(cells[trace_format.ids], ids.notna())
         table["block_ids"] = ids
@@ -394,6 +406,36 @@ def _recording(cells: pd.DataFrame, trace_format: TraceFormat, damaged: Sequence
     if trace_format.time:
         table["arrival"] = _arrivals(cells, trace_format, table, check)
     return recorded(table, check, damaged)
+
+
+def _is_chained(cells: pd.DataFrame, trace_format: TraceFormat) -> bool:
+    """Return whether conversations are known by the names of their requests alone."""
+    if not trace_format.chain or not {*trace_format.chain} <= {*cells}:
+        return False
+    return trace_format.ids not in cells or not cells[trace_format.ids].map(_ids).any()
+
+
+def _chained_ids(
+    cells: pd.DataFrame, trace_format: TraceFormat, table: pd.DataFrame
+) -> list[tuple[int, ...]]:
+    """Make identifiers of blocks by which a prompt begins with the whole blocks of the one before
+    it in its conversation.
+    """
+    size = trace_format.block_size
+    names, names_before = (cells[column] for column in trace_format.chain)
+    ids_of = dict[str, tuple[int, ...]]()
+    num_ids = 0
+    made = list[tuple[int, ...]]()
+    for name, before, length in zip(names, names_before, table.prompt_len, strict=True):
+        num_tokens = 0 if math.isnan(length) else int(length)
+        num_whole = num_tokens // size
+        shared = ids_of.get(str(before), ())[:num_whole]
+        num_new = -(-num_tokens // size) - len(shared)
+        ids = (*shared, *range(num_ids, num_ids + num_new))
+        num_ids += num_new
+        made.append(ids)
+        ids_of[str(name)] = ids[:num_whole]
+    return made
 
 
 def _arrivals(
@@ -486,8 +528,8 @@ def _size_of_blocks(
 def _notes_on_columns(cells: pd.DataFrame, trace_format: TraceFormat) -> list[str]:
     """Name columns that are not read and look like a time, a length or what requests share."""
     understood = trace_format.read
-    if trace_format.ids in cells:
-        understood |= {*trace_format.links}
+    if trace_format.ids in cells or _is_chained(cells, trace_format):
+        understood |= {*trace_format.links, *trace_format.chain}
     suspects = list[str]()
     for name in map(str, cells):
         is_suspect = any(pattern.search(name) for pattern in LOOKS)

@@ -456,11 +456,12 @@ def test_vidurs_rows_may_share_blocks_as_frontiers_do(load):
     assert "column not read: session_id" in loaded.describe()
 
 
-def test_bailians_links_are_named_where_no_blocks_stand_for_them(load):
-    row = dict(zip(BAILIAN, (1, -1, 10.5, 40, 5, [1, 2, 3]), strict=True))
-    assert "not read" not in load(json.dumps(row)).describe()
-    del row["hash_ids"]
-    assert "column not read: parent_chat_id" in load(json.dumps(row)).describe()
+def test_bailians_conversations_share_prefixes_where_no_blocks_say_so(load):
+    chats = objects(BAILIAN[:5], (1, -1, 10.5, 40, 5), (2, 1, 12.5, 64, 5), (3, -1, 13.5, 64, 5))
+    loaded = load(chats)
+    assert hits(loaded) == [0, 32, 0]
+    assert "no hash_ids: a prompt is taken to begin with that of" in loaded.describe()
+    assert "not read" not in loaded.describe()
 
 
 def test_a_trace_that_powershell_has_written_is_read(tmp_path):

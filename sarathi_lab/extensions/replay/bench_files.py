@@ -4,7 +4,7 @@
 | --- | --- |
 | `vllm bench serve --save-result` | a JSON object, or one a line, best with `--save-detailed` |
 | SGLang's `bench_serving --output-file` | a JSON object a line, best with `--output-details` |
-| `guidellm benchmark run` | `benchmarks.json`, a benchmark a rate |
+| `guidellm benchmark run` | `benchmarks.json` or `.csv`, a benchmark a rate |
 | `aiperf profile` | `profile_export.jsonl`, or `profile_export_aiperf.json` or `.csv` |
 | `genai-perf profile` | `profile_export.json`, or `profile_export_genai_perf.json` or `.csv` |
 | LLMPerf | `*_individual_responses.json`, or `*_summary.json` |
@@ -70,6 +70,7 @@ READERS = (
     Reader(ppas.is_of_ppas, ppas.runs_of_ppas, ppas.read_ppas),
     Reader(aiperf.is_of_aiperf, whole_file, aiperf.read_aiperf),
     Reader(guidellm.is_of_guidellm, guidellm.loads_of_guidellm, guidellm.read_guidellm),
+    Reader(guidellm.is_of_csv, guidellm.csv_loads, guidellm.read_csv),
     Reader(vllm.is_of_vllm, all_objects, vllm.read_vllm),
     Reader(aiperf.is_of_summary, all_objects, aiperf.read_summary),
     Reader(aiperf.is_of_csv_summary, aiperf.csv_summaries, aiperf.read_csv_summary),

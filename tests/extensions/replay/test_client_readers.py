@@ -67,6 +67,17 @@ def newest_inference_perf(sent, prompt_len, times):
     return {**newer, "info": info}
 
 
+def inference_perf_by_server(sent, prompt_len, times):
+    """With the tokens as the server counted them."""
+    old = inference_perf(sent, prompt_len, times)
+    times = old["info"]["output_token_times"]
+    usage = {"prompt_tokens": prompt_len}
+    return {
+        **old,
+        "info": {"response_metrics": {"output_token_times": times, "server_usage": usage}},
+    }
+
+
 def genai_perf(sent, prompt_len, times):
     stamps = [int(1e9 * (sent + time)) for time in times]
     outputs = [{"response": "data: {}"} for _ in times]
@@ -119,6 +130,7 @@ FILES = {
     "inference-perf": [inference_perf(*request) for request in REQUESTS],
     "newer inference-perf": [newer_inference_perf(*request) for request in REQUESTS],
     "newest inference-perf": [newest_inference_perf(*request) for request in REQUESTS],
+    "inference-perf by the server": [inference_perf_by_server(*request) for request in REQUESTS],
     "genai-perf": {
         "experiments": [
             {
@@ -356,6 +368,40 @@ def test_summaries_as_csv_are_read_and_lack_how_requests_were_sent(to, client, t
     assert len(benchmark.requests) == 6
     assert benchmark.labels["policy"] == client
     assert "does not state how requests were sent" in benchmark.cautions[0]
+
+
+GUIDELLM_CSV = {
+    "older": (
+        "Type,Run Id,Id,Name,Duration,Args,Successful Requests per second mean,"
+        "Successful Prompt token count mean,Successful Output token count mean,"
+        "Successful Request latency mean,Successful Time to first token ms mean,"
+        "Successful Inter token latency ms mean\n"
+        """generative,a,b,poisson@2.00,3.0,"{""backend"": {""model"": ""M""}}","""
+        "2.0,512,24,0.4,60,11\n"
+    ),
+    "newer": (
+        "Run Info,Run Info,Benchmark,Request Counts,Request Counts,Token Metrics,Token Metrics,"
+        "Request Latency,Request Latency,Time to First Token,Inter Token Latency\n"
+        "Run ID,Backend,Strategy,Successful,Errored,Successful Input Tokens,"
+        "Successful Output Tokens,Successful Sec,Successful Sec,Successful ms,Successful ms\n"
+        ",,,,,Mean,Mean,Mean,Median,Mean,Mean\n"
+        """a,"{""model"": ""M""}",poisson@2.00,6,0,512,24,0.4,0.3,60,11\n"""
+        """a,"{""model"": ""M""}",concurrent@4,6,0,512,24,0.4,0.3,60,11\n"""
+    ),
+}
+
+
+@pytest.mark.parametrize("version", GUIDELLM_CSV)
+def test_guidellms_csv_is_read_load_by_load(version, tmp_path):
+    path = tmp_path / "benchmarks.csv"
+    path.write_text(GUIDELLM_CSV[version])
+    first, *others = read_benchmarks(path)
+    assert first.means == pytest.approx(MEANS)
+    assert set(first.requests.prompt_len) == {512}
+    assert len(first.requests) == 6
+    assert first.client.rate == 2.0
+    assert first.server[0].settings == {"model": "M"}
+    assert [other.client.users for other in others] == [4] * (version == "newer")
 
 
 def test_a_summary_of_a_rate_with_a_limit_is_sent_at_that_rate(tmp_path):

@@ -1,4 +1,5 @@
-"""`benchmarks.json` of `guidellm benchmark run`, a load a rate, from 0.2 on.
+"""`benchmarks.json` of `guidellm benchmark run`, a load a rate, from 0.2 on, and its
+`benchmarks.csv`, which has means.
 
 It records no times between tokens. A file may have a sample of the requests only, or none of them
 and means.
@@ -6,8 +7,10 @@ and means.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
@@ -31,6 +34,40 @@ MILLISECOND = 1e-3
 WAITS = {"ttft": ("time_to_first_token_ms", MILLISECOND), "latency": ("request_latency", 1.0)}
 # Without the first token, which GuideLLM's own time per output token counts in.
 TIME_BETWEEN_TOKENS = ("inter_token_latency_ms", MILLISECOND)
+
+# First columns of its CSV: of 0.4 and newer, whose header has three lines, and of older files.
+CSV_GROUP, CSV_OF_ONE_LINE = "Run Info", "Run Id"
+CSV_HEADER_LINES = 3
+# Columns of its CSV, of newer and of older files.
+COLUMNS: dict[str, Sequence[str]] = {
+    "num_requests": ("Request Counts Successful",),
+    "num_incomplete": ("Request Counts Incomplete",),
+    "num_failed": ("Request Counts Errored",),
+    "requests_a_second": (
+        "Server Throughput Successful Requests/Sec Mean",
+        "Successful Requests per second mean",
+    ),
+    "duration": ("Timings Duration Sec", "Duration"),
+    "prompt_len": (
+        "Token Metrics Successful Input Tokens Mean",
+        "Successful Prompt token count mean",
+    ),
+    "output_len": (
+        "Token Metrics Successful Output Tokens Mean",
+        "Successful Output token count mean",
+    ),
+    "latency": ("Request Latency Successful Sec Mean", "Successful Request latency mean"),
+    "ttft": (
+        "Time to First Token Successful ms Mean",
+        "Successful Time to first token ms mean",
+    ),
+    "tpot": (
+        "Inter Token Latency Successful ms Mean",
+        "Successful Inter token latency ms mean",
+    ),
+}
+STRATEGY = ("Benchmark Strategy", "Name")  # such as "concurrent@16"
+CONFIGURED = ("Run Info Backend", "Runtime Info Arguments", "Worker", "Args")  # objects of JSON
 
 
 def is_of_guidellm(content: Content) -> bool:
@@ -153,3 +190,72 @@ def _model_of(content: Content, load: Object, settings: Object) -> Any:
     backend = as_object(settings.get("backend")) or as_object(load.get("worker"))
     arguments = as_object(content.first.get("args"))
     return backend.get("model") or backend.get("backend_model") or arguments.get("model")
+
+
+def is_of_csv(content: Content) -> bool:
+    """Whether the file is GuideLLM's CSV."""
+    if content.objects:
+        return False
+    columns = content.text.partition("\n")[0].split(",")
+    return columns[0] == CSV_GROUP or CSV_OF_ONE_LINE in columns[:4]
+
+
+def csv_loads(content: Content) -> list[Object]:
+    """Return the cells of each load, by the words above them."""
+    lines = list(csv.reader(io.StringIO(content.text)))
+    num_header = CSV_HEADER_LINES if lines[0][0] == CSV_GROUP else 1
+    columns = zip(*lines[:num_header], strict=False)
+    headings = [" ".join(filter(None, words)) for words in columns]
+    return [dict(zip(headings, cells, strict=False)) for cells in lines[num_header:] if cells]
+
+
+def read_csv(content: Content, load: Object) -> Load:
+    """Read the means of a load in CSV."""
+    numbers = {}
+    for name, columns in COLUMNS.items():
+        numbers[name] = number_of(_first(load, columns))
+    num_requests = numbers["num_requests"]
+    if math.isnan(num_requests):  # older files have their rate and duration alone
+        num_requests = float(round(numbers["requests_a_second"] * numbers["duration"]))
+    waits = {
+        "ttft": MILLISECOND * numbers["ttft"],
+        "tpot": MILLISECOND * numbers["tpot"],
+        "latency": numbers["latency"],
+    }
+    kind, _, value = str(_first(load, STRATEGY) or "").partition("@")
+    settings = {"type_": kind}
+    if not math.isnan(number_of(value)):
+        settings |= {"streams": value, "rate": value}
+    cautions = []
+    num_incomplete = count_of(numbers["num_incomplete"])
+    if num_incomplete:
+        cautions.append(f"{num_incomplete} more requests were incomplete")
+    client = client_of_strategy(settings)
+    return Summary(
+        client_name="guidellm",
+        num_requests=num_requests,
+        prompt_len=numbers["prompt_len"],
+        output_len=numbers["output_len"],
+        means={wait: mean for wait, mean in waits.items() if not math.isnan(mean)},
+        num_failed=count_of(numbers["num_failed"]),
+        labels={"workload.rate": value} if client.users is None else {},
+        server=content.server(_model_in_csv(load)),
+        client=client,
+        cautions=cautions,
+    )
+
+
+def _first(load: Object, columns: Sequence[str]) -> Any:
+    """Return the first of these cells that has something."""
+    return next((load[column] for column in columns if load.get(column)), None)
+
+
+def _model_in_csv(load: Object) -> Any:
+    for column in CONFIGURED:
+        settings = as_object(load.get(column))
+        backend = as_object(settings.get("backend"))
+        for stated in (backend, settings):
+            model = stated.get("model") or stated.get("backend_model")
+            if model:
+                return model
+    return None

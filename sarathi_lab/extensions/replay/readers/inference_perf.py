@@ -29,6 +29,17 @@ MEANS = {
     "time_per_output_token": "tpot",
     "request_latency": "latency",
 }
+INPUT_TOKENS = (
+    ("request_metrics", "text", "input_tokens"),
+    ("request_metrics", "input_tokens"),
+    ("input_tokens",),
+    ("prompt_tokens",),
+)
+OUTPUT_TOKENS = (
+    ("output_tokens",),
+    ("completion_tokens",),
+    ("server_usage", "completion_tokens"),
+)
 
 
 def is_of_inference_perf(content: Content) -> bool:
@@ -55,8 +66,8 @@ def _rows(content: Content) -> Iterator[dict[str, Any]]:
         sent = number_of(request.get("start_time"))
         times = numbers_of(response.get("output_token_times"))
         row: dict[str, Any] = {
-            "prompt_len": _input_tokens(info),
-            "output_len": response.get("output_tokens"),
+            "prompt_len": _input_tokens(info, response),
+            "output_len": _output_tokens(response, len(times)),
             "arrival": sent,
             "latency": number_of(request.get("end_time")) - sent,
             "gaps": tuple(after - before for before, after in pairwise(times)),
@@ -70,11 +81,24 @@ def _rows(content: Content) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _input_tokens(info: Object) -> Any:
-    """Return the tokens of a prompt: beside those of images and sound in the newest files."""
-    if "request_metrics" in info:
-        return nested(info, "request_metrics", "text", "input_tokens")
-    return info.get("input_tokens")
+def _input_tokens(info: Object, response: Object) -> Any:
+    """Return the tokens of a prompt, by the names of several versions: beside those of images and
+    sound in the newest files.
+    """
+    for keys in INPUT_TOKENS:
+        value = nested(info, *keys)
+        if value is not None:
+            return value
+    return nested(response, "server_usage", "prompt_tokens")
+
+
+def _output_tokens(response: Object, num_times: int) -> Any:
+    """Return the tokens of an answer; where the file does not say, those that have a time."""
+    for keys in OUTPUT_TOKENS:
+        value = nested(response, *keys)
+        if value is not None:
+            return value
+    return num_times or None
 
 
 def is_of_inference_perf_summary(content: Content) -> bool:
