@@ -59,7 +59,7 @@ class LabSweeper(Sweeper):
         self.hydra_context = hydra_context
         self.config = config
         # Where options of added folders are found; it makes Hydra's node read-only.
-        HydraConfig.instance().set_config(config.copy())
+        HydraConfig.instance().set_config(instantiate.copied(config))
         self._task_function: Callable[..., Any] = task_function
 
     def sweep(self, arguments: list[str]) -> None:
@@ -201,6 +201,8 @@ class LabSweeper(Sweeper):
         return job
 
     def _compose(self, settings: list[str]) -> DictConfig:
+        if settings == list(self.config.hydra.overrides.task):
+            return instantiate.copied(self.config)  # which Hydra has composed of just these
         return self.hydra_context.config_loader.load_sweep_config(self.config, settings)
 
     def without_unread(self, jobs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

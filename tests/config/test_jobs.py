@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.command_line import combine
-from sarathi_lab.config.instantiate import read_by
+from sarathi_lab.config.instantiate import make_loader, read_by
 from sarathi_lab.config.jobs import Composer
 from sarathi_lab.config.sweeper import compose
 
@@ -40,6 +40,16 @@ def test_each_job_is_as_hydra_composes_it(line, number):
     for job in jobs:
         expected = load(sweeper.config, list(job.settings))
         assert OmegaConf.to_yaml(job.composed()) == OmegaConf.to_yaml(expected)
+
+
+def test_a_job_without_swept_settings_is_composed_once(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(type(make_loader()), "load_sweep_config", None)
+        sweeper = compose(["executor=simulated", "batch=3", "policy.min_decodes=2", "-m"])
+    load = sweeper.hydra_context.config_loader.load_sweep_config
+    (job,) = sweeper.jobs
+    expected = load(sweeper.config, list(job.settings))
+    assert OmegaConf.to_yaml(job.composed()) == OmegaConf.to_yaml(expected)
 
 
 def test_what_reads_a_short_name_is_told_by_the_options():
