@@ -56,12 +56,14 @@ WEIGHTS = {"": "auto", "fp8": "fp8"}  # by gemm_quant_mode; a row that names non
 HOSTS = {"vllm": "vllm_0_12", "sglang": "sglang_0_5", "trtllm": "trtllm_1_0"}
 AHEAD = "vllm_0_19"  # InferenceMAX asks vLLM to schedule ahead
 # Kernels of Llama-3.1-70B that include what follows: TensorRT-LLM's layers have them on every GPU
-# where scales are static (modeling_llama.py, attention.py, gated_mlp.py); of vLLM InferenceMAX asks
-# for them on a B200 (70b_fp8_b200_docker.sh).
+# where scales are static (modeling_llama.py, attention.py, gated_mlp.py).
 TRTLLM_FUSED = ("attention", "activation", "all_reduce")
-VLLM_FUSED = {"b200": ("attention", "all_reduce")}
-# vLLM's CUDA graphs on a B200, as the same scripts ask; elsewhere its default holds.
-GRAPHS = {"b200": "full_decode_only"}
+# How InferenceMAX launched the vLLM of October 2025: its fusions and CUDA graphs, read in the
+# script of the B200 (70b_fp8_b200_docker.sh). They are that version's, whatever the GPU.
+VLLM_FUSED = ("attention", "all_reduce")
+VLLM_GRAPHS = "full_decode_only"
+# The scripts of these GPUs leave both to vLLM's defaults.
+BY_DEFAULT = ("h100", "h200")
 DEFAULT_GRAPHS = "full_and_piecewise"
 ROUNDS = 10  # requests for each of the concurrent ones; the benchmarks count all
 COUNTED = 2  # simulated of them: the first, of users who all come at once, and a later one
@@ -128,8 +130,10 @@ class Point:
         if self.backend != "vllm":
             return replace(load_option("host", HOSTS[self.backend]), fused=TRTLLM_FUSED)
         host = load_option("host", AHEAD)
-        graphs = replace(host.graphs, mode=GRAPHS.get(self.gpu, DEFAULT_GRAPHS))
-        return replace(host, fused=VLLM_FUSED.get(self.gpu, host.fused), graphs=graphs)
+        if self.gpu in BY_DEFAULT:
+            return replace(host, graphs=replace(host.graphs, mode=DEFAULT_GRAPHS))
+        graphs = replace(host.graphs, mode=VLLM_GRAPHS)
+        return replace(host, fused=VLLM_FUSED, graphs=graphs)
 
     @property
     def device(self) -> SimulatedBackend:
