@@ -51,8 +51,9 @@ def sweep(*, verbose: bool = False, **settings: Any) -> Results:
     """Serve all combinations of the values that settings have, as `-m` does; else as `serve`.
 
     Any iterable but text and mappings holds the values of a setting: `seed=range(5)`. A single
-    value that is a list is written inside a list: `baselines=[["orca"]]`. Runs that stop are left
-    out with a warning; raises UserError if none is left.
+    value that is a list is written inside a list, `baselines=[["orca"]]`; `metrics=[function]` are
+    the metrics of every run. Runs that stop are left out with a warning; raises UserError if none
+    is left.
     """
     with _prepared(settings, ["-m"], verbose) as sweeper:
         try:
@@ -89,11 +90,20 @@ def read(settings: Mapping[str, Any]) -> DictConfig:
 def _arguments(settings: Mapping[str, Any], flags: Sequence[str], folder: Path) -> list[str]:
     """Return the command line's arguments; `folder` is for options of policy objects."""
     options = PolicyOptions(folder)
-    typed = _values if flags else text_of
-    args = [f"{name}={typed(value, options)}" for name, value in settings.items()]
+    args = []
+    for name, value in settings.items():
+        typed = _values if flags and not _is_list_of_metrics(name, value) else text_of
+        args.append(f"{name}={typed(value, options)}")
     if options.names:
         args += ["--config-dir", str(folder)]
     return [*flags, *args]
+
+
+def _is_list_of_metrics(name: str, value: object) -> bool:
+    """Return whether a value is the list that `metrics` is, rather than one of such lists."""
+    if name != "metrics" or not isinstance(value, list | tuple):
+        return False
+    return all(callable(item) or isinstance(item, str) for item in value)
 
 
 def _values(setting: Any, options: PolicyOptions) -> str:

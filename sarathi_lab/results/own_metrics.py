@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeGuard
 
 import numpy as np
+import pandas as pd
 
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.instantiate import imported
@@ -50,31 +51,57 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
+def names_of_own(runs: pd.DataFrame) -> list[str]:
+    """Return the names of a user's quantities in a table of runs, by their setting `metrics`."""
+    names: dict[str, None] = {}
+    if "metrics" in runs:
+        for dotted_names in runs["metrics"].dropna().astype(str).unique():
+            for dotted in dotted_names.strip("[]").split(","):
+                names[dotted.rpartition(".")[2]] = None
+    return [name for name in names if name in runs]
+
+
 def own_quantities(
     metrics: Mapping[str, Callable[..., object]], run: RunTables, quantities: Collection[str]
-) -> dict[str, float]:
-    """Return a user's quantities by name, without those that are not finite.
+) -> tuple[dict[str, float], RunError | None]:
+    """Compute a user's quantities.
+
+    A function that fails costs its own quantity, not the run that it was called for.
 
     Args:
         metrics: Functions by the names of their quantities.
         run: What they are called with.
         quantities: Names of the run's other quantities.
 
-    Raises:
-        RunError: if a function fails, returns anything but a number, or has the name of one of
-            the run's other quantities, some of which only the run decides.
+    Returns:
+        The finite values by name, and the error of the first function that fails, that returns
+        anything but a number, or that has the name of one of the run's other quantities, some of
+        which only the run decides; None without one.
     """
     own: dict[str, float] = {}
+    first_error: RunError | None = None
     for name, function in metrics.items():
-        if name in quantities:
-            raise RunError(f"metrics: {name} has the name of another quantity; rename it")
         try:
-            value = function(run)
-        except Exception as error:  # any of a user's code
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise RunError(f"metrics: {name} failed ({reason}); mend the function") from error
-        if not isinstance(value, int | float | np.number):
-            shown = textwrap.shorten(repr(value), SHOWN, placeholder="...")
-            raise RunError(f"metrics: {name} returned {shown}; return a number")
-        own[name] = float(value)
-    return {name: value for name, value in own.items() if np.isfinite(value)}
+            value = _value_of(name, function, run, quantities)
+        except RunError as error:
+            first_error = first_error or error
+            continue
+        if np.isfinite(value):
+            own[name] = value
+    return own, first_error
+
+
+def _value_of(
+    name: str, function: Callable[..., object], run: RunTables, quantities: Collection[str]
+) -> float:
+    if name in quantities:
+        raise RunError(f"metrics: {name} has the name of another quantity; rename it")
+    try:
+        value = function(run)
+    except Exception as error:  # any of a user's code
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise RunError(f"metrics: {name} failed ({reason}); mend the function") from error
+    if not isinstance(value, int | float | np.number):
+        shown = textwrap.shorten(repr(value), SHOWN, placeholder="...")
+        raise RunError(f"metrics: {name} returned {shown}; return a number")
+    return float(value)

@@ -20,10 +20,12 @@ from sarathi_lab.results import sweep_analysis
 from sarathi_lab.results.conclusion import arrive_over_time, conclusion
 from sarathi_lab.results.decode_cost import added_tiles
 from sarathi_lab.results.load import load_runs
+from sarathi_lab.results.own_metrics import names_of_own
 from sarathi_lab.results.result import DisplayTable, show
 from sarathi_lab.results.table import (
     HEADINGS,
     MILLISECONDS,
+    UNITS,
     display_unit,
     factor,
     heading,
@@ -301,7 +303,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         scales[name], unit = _unit(name, runs[name])
         if "_vs_" in name and num_samples > 1:
             label += "\nin pairs"
-        headings[name] = f"{label}{unit}\n{'v' if less_is_better(name) else '^'}"
+        headings[name] = f"{label}{unit}\n{_better_side(name)}"
     steady = sweep_analysis.are_steady(once, by)
     settings = {name: name.rpartition(".")[2].replace("_", "\n") for name in by[:-1]}
     rows = []
@@ -350,6 +352,7 @@ def _columns(
     if not _has_room_for_decodes(row_keys):
         for name in DECODES:
             columns.pop(name, None)
+    columns |= {name: name.replace("_", "\n") for name in names_of_own(runs)}
     return {name: label for name, label in columns.items() if name in runs}
 
 
@@ -415,6 +418,14 @@ def _unit(name: str, values: pd.Series) -> tuple[float, str]:
     if factor(name) != MILLISECONDS:
         return scale, ""
     return scale, "\n[ms]" if scale == MILLISECONDS else "\n[s]"
+
+
+def _better_side(name: str) -> str:
+    """Return the sign of whether more or less of a quantity is better; "" of a user's own."""
+    quantity, _, _ = name.partition("_vs_")
+    if quantity not in UNITS:
+        return ""
+    return "v" if less_is_better(name) else "^"
 
 
 def _median(name: str, row: Mapping[Any, Any], scale: float) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from sarathi_lab.config.console import progress_of
+from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
@@ -118,8 +119,8 @@ def _decode_cost(
     )
 
 
-def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables]:
-    """Return the metrics of the part that counts, and all tables."""
+def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | None]:
+    """Return the metrics of the part that counts, all tables, and the error of a user's metric."""
     plan = run.plan
     engine = plan.engine
     summary = metrics.summarise(run.iterations, run.requests, run.peaks, run.decode_cost)
@@ -146,8 +147,8 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables]:
     if run.slo_reference is not None:
         summary["slo_decode_time"] = run.slo_reference
     counted = metrics.RunTables(run.iterations, run.requests, run.peaks, run.decode_cost)
-    summary |= own_quantities(plan.metrics, counted, summary.keys())
-    return summary, tables
+    own, error = own_quantities(plan.metrics, counted, summary.keys())
+    return summary | own, tables, error
 
 
 def serving_summary_of(

@@ -92,8 +92,9 @@ class Serve(Task):
                 folders[name] = _ensure_baseline(cfg, baseline, name, context)
             except RunError as stop:
                 error = error or RunError(f"baseline {name}: {stop}")
+        done = _executed(plan, context, folders, is_baseline=False)
         # Raised when the run is kept, which may well succeed where a baseline can't.
-        return replace(_executed(plan, context, folders, is_baseline=False), error=error)
+        return replace(done, error=error or done.error)
 
 
 def _simulated_seconds(plan: Plan) -> float:
@@ -155,7 +156,7 @@ def _executed(
     ledger = Ledger()
     try:
         run = execute(plan, ledger, context.run_dir)
-        summary, tables = summary_of(run)
+        summary, tables, error_of_metric = summary_of(run)
     except RunError as error:
         done = {ITERATIONS: ledger.iterations(), REQUESTS: ledger.requests()}
         raise Stopped(str(error), replace(result, tables=done)) from error
@@ -185,7 +186,11 @@ def _executed(
             shown.append(operation_display(tables[OPERATIONS]))
         shown += graph_use_lines(graph_use)
     shown += first_of_sweep(cautions, context)
-    return replace(result, tables=tables, summary=summary, shown=shown)
+    result = replace(result, tables=tables, summary=summary, shown=shown)
+    if error_of_metric is None or not is_baseline:
+        return replace(result, error=error_of_metric)
+    # The run is compared with its baseline in all other quantities.
+    return replace(result, shown=[*shown, f"  {error_of_metric}"])
 
 
 def _announce(plan: Plan, context: RunContext) -> float | None:

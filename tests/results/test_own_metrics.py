@@ -71,6 +71,9 @@ def test_a_metric_of_the_users_is_a_quantity_of_each_run(tmp_path, capsys):
     assert all(one["longest_prompt"] == 56 and one["half"] == 0.5 for one in summaries)
     assert max(one.get("half_vs_orca", 0.0) for one in summaries) == 1.0
     assert re.search(r"longest_prompt +56 +1.00x", capsys.readouterr().out)
+    assert main([*RUN[:-1], "output=swept", "metrics=[my_metrics.half]", "chunk=16,24", "-m"]) == 0
+    table = capsys.readouterr().out.partition("All 3 runs")[2]
+    assert re.search(r"half *\n.*\n(.* 0.5 *\n){3}", table)
 
 
 @pytest.mark.parametrize(
@@ -101,10 +104,18 @@ def test_what_is_no_metric_is_refused_before_the_run(value, reason, capsys, tmp_
         ("num_requests", "metrics: num_requests has the name of another quantity; rename it"),
     ],
 )
-def test_a_metric_that_fails_leaves_the_tables(name, reason, capsys, tmp_path):
-    assert main([*RUN, "baselines=[]", f"metrics=[my_metrics.{name}]"]) == 2
+def test_a_metric_that_fails_leaves_the_run_with_all_others(name, reason, capsys, tmp_path):
+    assert main([*RUN, "baselines=[]", f"metrics=[my_metrics.{name},my_metrics.half]"]) == 2
     assert reason in " ".join(capsys.readouterr().err.split())
-    assert list(tmp_path.rglob("requests.parquet"))
+    (summary,) = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
+    assert summary["half"] == 0.5
+    assert summary["throughput"] > 1
+
+
+def test_a_metric_that_fails_for_a_baseline_leaves_its_other_ratios(capsys, tmp_path):
+    assert main([*RUN, "metrics=[my_metrics.broken]"]) == 2
+    assert len(list(tmp_path.rglob("run.json"))) == 2
+    assert re.search(r"tokens/s.* [\d.]+x", capsys.readouterr().out)
 
 
 def test_a_function_is_a_metric_from_python(tmp_path):
@@ -112,5 +123,7 @@ def test_a_function_is_a_metric_from_python(tmp_path):
     settings = {"executor": "simulated", "batch": 2, "seq_len": 64, "pd_ratio": 7, "chunk": 16}
     served = {**settings, "baselines": [], "output": tmp_path, "workload.num_requests": 4}
     assert lab.serve(metrics=[function], **served).runs.half.tolist() == [0.5]
+    runs = lab.sweep(metrics=[function], seed=[0, 1], **{**served, "baselines": [[]]}).runs
+    assert runs.half.tolist() == [0.5, 0.5]
     with pytest.raises(UserError, match="define it at the top of a module"):
         lab.serve(metrics=[lambda run: 1.0], **served)
