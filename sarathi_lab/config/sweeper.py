@@ -260,6 +260,8 @@ class LabSweeper(Sweeper):
             self.jobs, swept, skips=skips, keeps=keeps, is_dry_run=self._is_dry_run
         )
         self.notes += notes
+        if self.is_sweep:
+            build(self.jobs[0].cfg.task).check_sweep(self.jobs, self.swept)
         num_jobs = len(self.jobs)
         if self._is_resumed and num_jobs != self.record.num_jobs:
             raise UserError(

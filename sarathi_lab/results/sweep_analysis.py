@@ -174,18 +174,28 @@ def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:
 def find_column(runs: pd.DataFrame, name: str) -> str:
     """Return the column that `name` is or ends, as `rate` ends `workload.rate`."""
     columns = [str(column) for column in runs]
-    if name in columns:
-        return name
-    ending = [column for column in columns if column.endswith(f".{name}")]
-    if len(ending) == 1:
-        return ending[0]
-    problem = "is no setting or quantity of these runs"
-    if ending:
-        problem = f"is one of {', '.join(ending)}"
+    matching = columns_named(name, columns)
+    if len(matching) == 1:
+        return matching[0]
     samples = [sample for sample in SAMPLES if sample in runs]
-    usable = [*varied(runs), *samples, "throughput", "ttft_p50", "tbt_p99"]
-    similar = suggestion(name, columns)
-    raise UserError(f"{name} {problem}{similar}; use such as {', '.join(usable)}")
+    raise no_column(name, columns, [*varied(runs), *samples])
+
+
+def columns_named(name: str, columns: Sequence[str]) -> list[str]:
+    """Return the column `name`, else those that it ends."""
+    if name in columns:
+        return [name]
+    return [column for column in columns if column.endswith(f".{name}")]
+
+
+def no_column(name: str, columns: Sequence[str], settings: Sequence[str]) -> UserError:
+    """Return the error for a name of none or several of the columns, with `settings` to use."""
+    problem = f"is no setting or quantity of these runs{suggestion(name, columns)}"
+    matching = columns_named(name, columns)
+    if matching:
+        problem = f"is one of {', '.join(matching)}"
+    usable = [*settings, "throughput", "ttft_p50", "tbt_p99"]
+    return UserError(f"{name} {problem}; use such as {', '.join(usable)}")
 
 
 def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:

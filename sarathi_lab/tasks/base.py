@@ -16,10 +16,14 @@ from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.jobs import Job
 from sarathi_lab.config.run_context import RunContext, SweepRecord, group_of, run_name
 from sarathi_lab.config.sweeper import LabSweeper
+from sarathi_lab.results.load import merge_settings
+from sarathi_lab.results.own_metrics import LABELS
+from sarathi_lab.results.plots.choice import check_stated
 from sarathi_lab.results.report import print_sweep
 from sarathi_lab.results.result import Result, Stopped, track, write, write_stopped
 from sarathi_lab.results.tracking import TrackedRun, Tracker
 
+OF_DEVICES = ("device", "threads", "hostname", "workload")  # labels that no setting has by name
 SAMPLED = 20  # jobs of a sweep by which its time is told
 
 
@@ -37,6 +41,11 @@ class Task(ABC):
     @abstractmethod
     def check(self, cfg: DictConfig) -> Any:
         """Return `context.prepared` of `run`. Raises UserError for what would stop it."""
+
+    def check_sweep(self, jobs: Sequence[Job], swept: Sequence[str]) -> None:
+        """Check what only all jobs of a sweep decide. Raises UserError."""
+        if self.has_runs:
+            check_picture(jobs, swept)
 
     def expected_seconds(self, cfg: DictConfig) -> Mapping[str, float]:
         """Return about how long each run of a job takes, by a name that is the same for runs which
@@ -109,6 +118,19 @@ class Task(ABC):
             total = sum(seconds.values()) * len(jobs) / len(sampled)
             lines.append(f"about {duration(total)} on one core")
         return lines
+
+
+def check_picture(jobs: Sequence[Job], swept: Sequence[str]) -> None:
+    """Refuse names of the group `plot` that no run of a sweep has. Raises UserError."""
+    axes = jobs[0].config["plot"]
+    if not any(axes.values()):
+        return
+    settings = dict.fromkeys([*LABELS, *OF_DEVICES])
+    first_jobs = {id(job.composition): job for job in reversed(jobs)}
+    for job in first_jobs.values():
+        settings |= dict.fromkeys(merge_settings({}, job.config))
+    own = [str(dotted).rpartition(".")[2] for dotted in jobs[0].config["metrics"]]
+    check_stated(axes, list(settings), swept, own)
 
 
 def run_task(cfg: DictConfig, context: RunContext) -> None:

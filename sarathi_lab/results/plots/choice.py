@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.conclusion import arrive_over_time
+from sarathi_lab.results.quantities import is_quantity
 from sarathi_lab.results.sweep_analysis import is_numeric, values_of
+from sarathi_lab.results.table import HEADINGS
 
 Kind = Literal["line", "heat"]
 KINDS: tuple[Kind, ...] = ("line", "heat")
@@ -97,6 +99,31 @@ def choose_axes(
     if kind == "heat" or (kind is None and hue is None and is_crowded):
         return _heat_axes(runs, free, *stated)
     return lines
+
+
+def check_stated(
+    axes: Mapping[str, Any], settings: Collection[str], swept: Sequence[str], own: Collection[str]
+) -> None:
+    """Refuse axes of a sweep's picture that none of its runs can have.
+
+    Args:
+        axes: Those of the group `plot`; None where one is left open.
+        settings: Names of the runs' settings and labels.
+        swept: Those of the settings that the sweep varies.
+        own: Names of a user's quantities.
+
+    Raises:
+        UserError: for an unknown name or kind.
+    """
+    if axes["kind"] is not None:
+        require_one_of("plot.kind", axes["kind"], KINDS)
+    columns = list(dict.fromkeys([*settings, *own, *HEADINGS]))
+    for axis in ("x", "hue", "col", "y"):
+        stated = axes[axis] or []
+        names = [stated] if isinstance(stated, str) else list(stated)
+        for name in map(str, names):
+            if not is_quantity(name) and len(analysis.columns_named(name, columns)) != 1:
+                raise UserError(f"plot.{axis}={analysis.no_column(name, columns, swept)}")
 
 
 def _best_x(swept: pd.DataFrame, names: Sequence[str]) -> str:
