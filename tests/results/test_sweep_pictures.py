@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from typing import Any
@@ -16,11 +17,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.results.plots.choice import check_stated
 from sarathi_lab.results.plots.lines import OF_SEVERAL
 from sarathi_lab.results.plots.maps import CROSS
 from sarathi_lab.results.plots.plot import UNSTEADY
 from sarathi_lab.results.plots.style import colours
 from sarathi_lab.results.plots.sweeps import draw_sweep
+from sarathi_lab.results.quantities import is_quantity
 
 CHUNK: dict[str, list[Any]] = {"chunk": [128, 256, 512]}
 PD: dict[str, list[Any]] = {"pd_ratio": [7, 14, 50]}
@@ -241,6 +246,52 @@ def labels_of(axis: Axis) -> list[Text]:
     low, high = sorted(axis.get_view_interval())
     labels = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
     return [label for at, label in labels if low <= at <= high and label.get_visible()]
+
+
+def test_a_size_that_the_policies_of_servers_differ_in_is_named_by_policy():
+    runs = pd.DataFrame({"workload.rate": [1, 2] * 2, "throughput": [1.0, 2.0, 1.5, 2.5]})
+    sizes = {"policy": ["sglang"] * 2 + ["vllm_v1"] * 2, "batch": [4096] * 2 + [256] * 2}
+    runs = runs.assign(**sizes, is_baseline=[False] * 2 + [True] * 2, num_requests=128.0)
+    title = draw_sweep(runs, y="throughput").get_suptitle()
+    assert title == "batch 4096 of sglang, 256 of vllm_v1, requests 128"
+    counted = draw_sweep(runs.assign(window_start=1.0), y="throughput").get_suptitle().split()
+    assert counted[-3:] == ["requests", "counted", "128"]
+
+
+NO_AXES = dict.fromkeys(("x", "hue", "col", "y", "kind"))
+MISTYPED = {
+    "plot.y=thruput is no setting or quantity of these runs (did you mean thr": {"y": "thruput"},
+    "plot.x=chnk is no setting or quantity of these runs (did you mean chunk?": {"x": "chnk"},
+    "plot.y=ttft_p9x is no": {"y": ["throughput", "ttft_p9x"]},
+    "use such as workload.rate, throughput": {"hue": "polices"},
+    "plot.x=prompt_len is one of": {"x": "prompt_len"},
+    "plot.kind=lines is unknown (did you mean line?)": {"kind": "lines"},
+}
+
+
+@pytest.mark.parametrize(("message", "axes"), MISTYPED.items())
+def test_a_name_that_no_run_has_is_refused_beforehand(message, axes):
+    settings = ["chunk", "policy", "workload.rate", "workload.prompt_len", "data.prompt_len"]
+    with pytest.raises(UserError, match=re.escape(message)):
+        check_stated(NO_AXES | axes, settings, ["workload.rate"], [])
+
+
+def test_names_that_a_run_may_have_are_taken():
+    names = ["ttft_p90", "slowdown_short_mean", "tbt_p99_vs_orca", "my_share", "throughput", "mfu"]
+    axes = {"x": "rate", "hue": "policy", "y": names, "kind": "heat"}
+    check_stated(NO_AXES | axes, ["policy", "workload.rate"], [], ["my_share"])
+
+
+def test_every_documented_quantity_of_a_run_is_known():
+    page = (REPOSITORY / "docs" / "reference" / "metrics.md").read_text()
+    sections = re.split(r"^## ", page.partition("## Your own")[0], flags=re.MULTILINE)
+    names = []
+    for section in sections:
+        if not section.startswith("Advice"):  # of searches, which no sweep draws
+            for cell in re.findall(r"^\| (`[^|]*) \|", section, flags=re.MULTILINE):
+                names += re.findall(r"`(\w+)`", cell)
+    assert len(names) > 80
+    assert [name for name in names if not is_quantity(name)] == ["slowdown_long_to_short"]
 
 
 def test_a_quantity_of_the_users_has_no_better_side():

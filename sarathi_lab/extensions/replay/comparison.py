@@ -165,7 +165,7 @@ def part_table(loads: Sequence[Load], changed: Sequence[Load] = ()) -> pd.DataFr
     for number, load in enumerate(loads):
         tables = {"real": load.run.requests, "simulated": load.requests}
         if changed:
-            tables["what if"] = changed[number].requests
+            tables[CHANGED] = changed[number].requests
         seconds = {whose: waits(table) for whose, table in tables.items()}
         arrivals = load.run.requests.arrival_time.to_numpy()
         num_parts = 1
@@ -216,6 +216,10 @@ def picture(
         by_time = over_time(run, loads[0].iterations).rename(columns={"time": "at"})
         # "real_blocks" is "blocks real".
         by_time = by_time.rename(columns=lambda name: " ".join(reversed(name.split("_"))))
+        if changed:
+            of_changed = over_time(run, changed[0].iterations)
+            for name in IN_USE:
+                by_time[f"{name} {CHANGED}"] = of_changed[f"simulated_{name}"]
     rows = [*_rows_of_waits(loads, changed), *_rows_over_time(by_time, shown, marker)]
     panels = [*(f"share {name}" for name in SHOWN), *shown]
     figure, axes = plot(pd.concat(rows), x="at", grid=Grid(panels, 3, (12, 6.4)))

@@ -273,7 +273,9 @@ class Comparison:
     def _title(self) -> str:
         run = self.first.run
         server = f"{server_of(run)} {run.version}".rstrip()
-        return f"{place_of(self.first)}: {server}, real and simulated"
+        title = f"{place_of(self.first)}: {server}, real and simulated"
+        changed = self.cases[0].changed
+        return f"{title}\nwhat if (as run): {', '.join(changed)}" if changed else title
 
     def _keep_recorded(self, measured: dict[str, float]) -> None:
         """Keep what was measured as a baseline of a command's runs."""

@@ -117,8 +117,7 @@ class FindCapacity(Task):
             "closed_rate": searched.saturation,
         }
         where = f"{plan.policy.name}, {plan.spec.name} on {plan.backend.device_name}, {slo.name}"
-        longest = [run for run in runs if run.num_requests == capacity.num_requests]
-        figure = rate_curves(longest, slo, summary["capacity"], where)
+        figure = rate_curves(runs, slo, summary["capacity"], where)
         tags = [str(labels[name]) for name in (*OF_TABLE, "executor")]
         return Result(
             tables={"capacity.parquet": table, **tables},

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sarathi_lab.results.plots import heat, style
+from sarathi_lab.results.plots.axes import LOG_SCALE
 from sarathi_lab.results.plots.plot import Dash, Grid, Kind, Look, column_of, plot, styled
 from sarathi_lab.results.plots.selection import is_simulated, selected, without_sparse
 from sarathi_lab.results.plots.spec import PlotSpec
@@ -35,6 +36,8 @@ SIMULATED: Sequence[Dash] = (
 PANEL, COLUMN, LEAST_WIDTH = 2.5, 3.2, 5.0  # inches: height of a panel, width of one and of all
 PREDICTED = "simulated"  # group of the paper's points and all that is simulated
 LETTERS = 11  # of a title in an inch
+YLABEL = 26  # letters of a line of an axis' label
+LEAST_SPAN = 0.02  # of the largest value, that an axis shows
 MOST_LEVEL = 5  # bars whose names fit beside each other
 NOT_RUN = "not run: exceeds the cache, or the chunk is below the batch"
 UNITS = {"1/s": "requests/s", "times": "ratio"}
@@ -52,11 +55,12 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     left out; `is_all` draws everything.
     """
     rows = selected(rows, spec)
-    note = ""
+    notes: list[str] = []
     if is_all:
         shown = rows[rows.value.notna()]
     else:
         shown, note = without_sparse(rows, spec)
+        notes = [*filter(None, [note]), *_not_drawn(rows, shown, spec)]
     if spec.kind == "heat":
         return style.finished(_gain_map(shown, spec), spec.title)
     grouped = _by_device(shown, spec) if spec.is_by_device else _by_source(shown)
@@ -75,7 +79,7 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
         LABEL[spec.kind](axes[cell], group, spec)
         title = _panel_title(group, spec, letters // grid.columns, num_groups)
         axes[cell].set_title(title, fontsize=9)
-    legend_title = textwrap.fill(note, letters)
+    legend_title = "\n".join(textwrap.fill(note, letters) for note in notes)
     keys: list[Artist] = []
     if spec.kind != "bar" or _has_several_devices(grouped):  # else names are below the bars
         legend_title += f"\n{spec.legend}"
@@ -83,6 +87,18 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     keys += _source_keys(shown, spec, dashes)
     style.legend_below(figure, keys, legend_title.strip())
     return style.finished(figure, spec.title)
+
+
+def _not_drawn(rows: pd.DataFrame, shown: pd.DataFrame, spec: PlotSpec) -> list[str]:
+    """State how many simulations of the same points are left out beside the best one."""
+    if spec.is_by_device:
+        return []
+    devices = set(rows.device[is_simulated(rows)])
+    num_left_out = len(devices.difference(shown.device))
+    if not num_left_out:
+        return []
+    simulations = "other simulation is" if num_left_out == 1 else "other simulations are"
+    return [f"{num_left_out} {simulations} not drawn (figures --all)"]
 
 
 def _gain_map(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
@@ -297,21 +313,34 @@ def _pairs(rows: pd.DataFrame, spec: PlotSpec, looks: Mapping[str, Look]) -> pd.
 
 def _label_lines(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
     x = np.sort(rows.x.unique())
-    style.scale_x(ax, x, is_log=spec.log_x and x[0] > 0)
-    low = rows.value.min()
-    high = rows.value.max()
-    if spec.log_y and low > 0:
-        ax.set_yscale("log")
-        style.tick_in_steps(ax.yaxis)
-    elif low > 0 and high > 2 * low:
-        ax.set_ylim(bottom=0)
+    is_log_x = spec.log_x and x[0] > 0
+    style.scale_x(ax, x, is_log=is_log_x)
     first = rows.iloc[0]
     label = UNITS.get(first.unit, first.unit)
     if spec.quantities:
         label = f"{first['quantity']} [{label}]"
     label = spec.ys.get(first.panel, spec.y or label)
-    ax.set_xlabel(spec.xs.get(first.panel, spec.x))
-    ax.set_ylabel(textwrap.fill(label, 24))
+    note = _scale_y(ax, rows.value, is_log=spec.log_y)
+    along = spec.xs.get(first.panel, spec.x)
+    ax.set_xlabel(f"{along}, {LOG_SCALE}" if is_log_x else along)
+    ax.set_ylabel(textwrap.fill(f"{label}, {note}" if note else label, YLABEL))
+
+
+def _scale_y(ax: Axes, values: pd.Series, *, is_log: bool) -> str:
+    """Scale the axis of values; returns the note that its label ends with, "" for one from zero."""
+    low = float(values.min())
+    high = float(values.max())
+    if is_log and low > 0:
+        ax.set_yscale("log")
+        style.tick_in_steps(ax.yaxis)
+        return LOG_SCALE
+    if low > 0 and high > 2 * low:
+        ax.set_ylim(bottom=0)
+        return ""
+    if high - low < LEAST_SPAN * high:  # else ticks would show the last digits alone
+        ax.set_ylim(high - LEAST_SPAN * high, high + LEAST_SPAN * high)
+    start = ax.get_ylim()[0]
+    return f"axis from {start:.3g}" if start > 0 else ""
 
 
 def _label_bars(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
@@ -339,7 +368,8 @@ def _label_bars(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
 
 def _label_pairs(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
     y, x = spec.quantities
-    ax.set(xlabel=f"{x} [s]", ylabel=f"{y} [s]", xscale="log", yscale="log")
+    ax.set(xlabel=f"{x} [s], {LOG_SCALE}", ylabel=f"{y} [s], {LOG_SCALE}")
+    ax.set(xscale="log", yscale="log")
     ax.margins(0.1)
     for axis in (ax.xaxis, ax.yaxis):
         style.tick_in_steps(axis)

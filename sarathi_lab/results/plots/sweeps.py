@@ -196,8 +196,30 @@ def _title(runs: pd.DataFrame) -> str:
     sizes = []
     for name in FIXED:
         if name in swept and len(values_of(swept, name)) == 1:
-            sizes.append(f"{style.short_name(name)} {values_of(swept, name)[0]}")
+            sizes.append(_size(runs, swept, name))
     return "\n".join(filter(None, [title, ", ".join(sizes)]))
+
+
+def _size(runs: pd.DataFrame, swept: pd.DataFrame, name: str) -> str:
+    """Name a size that all swept runs share, and the policies whose baselines have another."""
+    label = style.short_name(name)
+    if name == "num_requests" and _counts_a_part(swept):
+        label = "requests counted"
+    (value,) = values_of(swept, name)
+    policies: dict[str, list[str]] = {value: list(swept["policy"].unique())}
+    for policy, group in runs.drop(index=swept.index).groupby("policy", sort=False):
+        for other in values_of(group, name):
+            policies.setdefault(other, []).append(str(policy))
+    is_of_server = name in ("batch", "chunk") and len(policies) > 1
+    if not is_of_server:
+        return f"{label} {value}"
+    parts = [f"{size} of {' and '.join(names)}" for size, names in policies.items()]
+    return f"{label} {', '.join(parts)}"
+
+
+def _counts_a_part(runs: pd.DataFrame) -> bool:
+    """Return whether metrics are of a part of the runs, such as the steady one."""
+    return "window_start" in runs and bool(runs["window_start"].notna().any())
 
 
 def _few_values(runs: pd.DataFrame, name: str) -> str:
