@@ -34,6 +34,8 @@ COLOURS = ("green", "green", "green", "yellow", "red", "red", "cyan", "dim")
 STYLES = dict(zip(VERDICTS, COLOURS, strict=True))
 SHOWN = ["claim", "expected", "measured", "verdict", "note"]
 SHORT = ["verdict", "measured", "expected", "claim"]
+BY_CLAIM = ["device", "measured", "verdict"]
+VERDICTS_PAGE = "docs/explanation/intervals.md"
 FEW_MINUTES = 200.0  # seconds of measuring, for those who just want to see
 COSTS = "costs.csv"  # in the results: what each experiment took, in a separate process
 JOB = ["experiment", "how"]  # how: "simulated" or `MEASURED`
@@ -42,22 +44,44 @@ Command = Callable[[Sequence[str]], int]  # runs a command line; returns its exi
 
 
 def print_verdicts(table: pd.DataFrame, *, is_long: bool = False) -> None:
-    """Print a block for each device, a line for each claim with a result on it: verdict, measured
-    and expected value; `is_long` adds intervals, notes and claims that were not measured.
+    """Print the verdicts that `table` has, in blocks of devices, or of claims where they are fewer.
+
+    `is_long` adds intervals, notes and claims that were not measured.
     """
+    if is_long:
+        _print_by_device(table, is_long=True)
+        return
+    measured = table[table["verdict"] != NOT_MEASURED]
+    if measured.empty:
+        show(["not measured on any device"])
+    elif measured["claim"].nunique() < measured["device"].nunique():
+        _print_by_claim(measured)
+    else:
+        _print_by_device(measured, is_long=False)
+    show([f"what a verdict means: {VERDICTS_PAGE}"])
+
+
+def _print_by_device(table: pd.DataFrame, *, is_long: bool) -> None:
+    """Print a block for each device, a line for each claim: verdict, measured and expected."""
     machines = table.attrs.get("names", {})
     columns = SHOWN if is_long else SHORT
     unbroken = [name for name in columns if name not in ("claim", "note")]  # these are wrapped
     for device, rows in table.groupby("device", sort=False):
-        lines = []
-        for row in rows.to_dict("records"):
-            if is_long or row["verdict"] != NOT_MEASURED:
-                lines.append(_line(row, columns, is_long=is_long))
+        lines = [_line(row, columns, is_long=is_long) for row in rows.to_dict("records")]
         title = _title(str(device), machines.get(device), is_long=is_long)
         counts = rows.verdict.value_counts()
         summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         verdicts_on = DisplayTable(lines, SHOWN, unbroken=unbroken, title=title, markup=True)
         show([verdicts_on, summary])
+
+
+def _print_by_claim(table: pd.DataFrame) -> None:
+    """Print a block for each claim, a line for each device."""
+    for claim, rows in table.groupby("claim", sort=False):
+        first = rows.to_dict("records")[0]
+        title = f"{claim} ({first['expected']}; {first['source']})"
+        lines = [_line(row, BY_CLAIM, is_long=False) for row in rows.to_dict("records")]
+        show([DisplayTable(lines, BY_CLAIM, unbroken=BY_CLAIM, title=title, markup=True)])
 
 
 def _line(row: Mapping[Any, Any], columns: Sequence[str], *, is_long: bool) -> dict[str, Any]:

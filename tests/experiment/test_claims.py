@@ -353,6 +353,16 @@ def test_claims_are_printed_by_device(tmp_path, capsys, monkeypatch):
     assert "not measured" in out
 
 
+def test_a_claim_on_several_devices_is_a_table_of_devices(tmp_path, capsys):
+    for device in ("cpu", "nvidia-h100"):
+        load.save(table(1.4), "fig08", device, tmp_path)
+    assert main(["claims", "--results", str(tmp_path), "--only", "fig08"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("10 times cheaper than alone") == 1
+    assert re.search(r"^ cpu +1.4 +partly", out, flags=re.MULTILINE)
+    assert re.search(r"^ nvidia-h100 +1.4 +partly", out, flags=re.MULTILINE)
+
+
 def test_a_run_measures_and_simulates_first_and_resumes(tmp_path, capsys, monkeypatch):
     for name in ("ENOUGH", "REFERENCES", "ALTERNATED"):  # times are not judged here
         monkeypatch.setattr(measured_cost, name, 0)
