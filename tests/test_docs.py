@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -16,8 +17,11 @@ from documented import DOCUMENTS, PAGES
 from site_hooks import GROUPS, Relinker, fill_in, options, outer_pages, settings_of
 
 from sarathi_lab.__main__ import main
+from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import CONF, REPOSITORY
+from sarathi_lab.config.sweeper import compose
 from sarathi_lab.extensions.check_policy import check_policy
+from sarathi_lab.policy import Policy
 
 DOCS = REPOSITORY / "docs"
 NAV = (REPOSITORY / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
@@ -71,12 +75,21 @@ def test_its_python_is_python(path: Path):
         ast.parse(block)
 
 
-def test_the_policy_to_write_breaks_no_rule(tmp_path, monkeypatch):
-    blocks = PYTHON.findall((DOCS / "how-to" / "own-policy.md").read_text())
-    (tmp_path / "page_policy.py").write_text(blocks[0])
+def test_the_policy_to_write_breaks_no_rule_and_becomes_an_option(tmp_path, monkeypatch):
+    page = (DOCS / "how-to" / "own-policy.md").read_text()
+    (tmp_path / "my_policy.py").write_text(PYTHON.findall(page)[0])
     monkeypatch.syspath_prepend(tmp_path)
-    policy = import_module("page_policy").HalfWhenBusy
+    monkeypatch.delitem(sys.modules, "my_policy", raising=False)
+    policy = import_module("my_policy").HalfWhenBusy
     check_policy(policy, num_queues=20)
+    (option,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "mine.yaml").write_text(option)
+    of_folder = ["policy=mine", "policy.busy=2", "--config-dir", str(tmp_path)]
+    for settings in (of_folder, ["policy._target_=my_policy.HalfWhenBusy", "+policy.busy=2"]):
+        (job,) = compose([*settings, "chunk=128"]).jobs
+        built = build(job.cfg.policy, Policy)
+        assert (type(built).__name__, built.busy, built.budget) == ("HalfWhenBusy", 2, 128)
 
 
 def test_the_parts_serve_requests_without_the_command():
