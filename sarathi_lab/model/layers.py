@@ -13,12 +13,15 @@ from sarathi_lab.config.errors import UserError, require_int
 FIX = "correct the model's settings"
 count_field = partial(whole, maximum=2**31 - 1, fix=FIX)  # token ids and kernels' sizes: 32 bits
 size_field = partial(count_field, minimum=1)
-Rule = Literal["gated_delta", "mamba2"]
+Rule = Literal["gated_delta", "kda", "mamba2", "mamba1", "lightning", "short_conv"]
 WindowKind = Literal["sliding", "chunked"]
 # Products of [key_size] by [key_size, value_size] for a token in a head, by rule: both write to the
 # state and read the output from it; the delta rule first reads what the state has for the key.
-PRODUCTS = {"gated_delta": 3, "mamba2": 2}
-GATES = {"gated_delta": 2, "mamba2": 1}  # of a head: decay and strength, or step size
+PRODUCTS = {"gated_delta": 3, "kda": 3, "mamba2": 2, "mamba1": 2, "lightning": 2, "short_conv": 0}
+DELTA_RULES = ("gated_delta", "kda")
+# Of a head: decay and strength, or step size; others have gates of their own, or fixed decays.
+GATES = {"gated_delta": 2, "kda": 1, "mamba2": 1, "mamba1": 0, "lightning": 0, "short_conv": 0}
+INDEX_SCALE_BYTES = 4  # of a token's key in a cache of an `Index`, whose values have 8 bits
 
 
 class Work(Protocol):
@@ -57,18 +60,76 @@ def capped_sum(count: int, first: int, step: int, cap: int) -> int:
 
 
 @dataclass(frozen=True)
+class HeadSizes:
+    """Heads of one kind of attention layers. Raises UserError for impossible ones.
+
+    Attributes:
+        num_heads: Of queries.
+        num_kv_heads: Of keys and values.
+        key_size: Entries of a query or key.
+        value_size: Entries of a value.
+        has_value_product: Whether values are computed by a product of their own; else from the keys
+            (Gemma 4).
+    """
+
+    num_heads: int = size_field()
+    num_kv_heads: int = size_field()
+    key_size: int = size_field()
+    value_size: int = size_field()
+    has_value_product: bool = flag(True)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "layers.heads.")
+        if self.num_heads % self.num_kv_heads:
+            raise UserError(
+                f"layers.heads: num_kv_heads={self.num_kv_heads} does not divide "
+                f"num_heads={self.num_heads}; {FIX}"
+            )
+
+    @property
+    def query_size(self) -> int:
+        """Width of a token's queries."""
+        return self.num_heads * self.key_size
+
+    @property
+    def projected_size(self) -> int:
+        """Width of the product that makes a token's keys and values."""
+        values = self.value_size if self.has_value_product else 0
+        return self.num_kv_heads * (self.key_size + values)
+
+    @property
+    def output_size(self) -> int:
+        """Width of attention's output before its last product."""
+        return self.num_heads * self.value_size
+
+    @property
+    def pair_flops(self) -> int:
+        """FLOPs of all heads for a query-key pair: the products for scores and values."""
+        return 2 * self.num_heads * (self.key_size + self.value_size)
+
+
+@dataclass(frozen=True)
 class Window:
     """`num_layers` of the attention layers in which a token sees at most `size` tokens, itself
     included: the newest ("sliding"), or those since the last multiple of `size` ("chunked", as in
-    Llama 4). Raises UserError for impossible sizes.
+    Llama 4). `heads` are theirs where the other layers have different ones; `borrowing` of them use
+    the keys and values of another. Raises UserError for impossible sizes.
     """
 
     num_layers: int = size_field()
     size: int = size_field()
     kind: WindowKind = one_of("sliding", valid=get_args(WindowKind))
+    heads: HeadSizes | None = None
+    borrowing: int = count_field(0, minimum=0)
 
     def __post_init__(self) -> None:
         check_fields(self, "layers.window.")
+        _require_kind("window.heads", self.heads, HeadSizes)
+
+    @property
+    def num_caching_layers(self) -> int:
+        """Layers that write keys and values of their own."""
+        return self.num_layers - self.borrowing
 
     def sums(self, chunks: Iterable[tuple[object, int, int, bool, bool]]) -> WindowSums:
         """Sum what attention in the window computes and reads for `chunks` (of anything, their
@@ -122,7 +183,8 @@ class CachedWindow:
 
     It puts the layers of each kind into groups of equally many, and gives blocks of one pool to
     each group; those that have left the window come back. So a token within the window takes
-    `share` times the room that it has in the layers without one.
+    `share` times the room that it has in the layers without one: 0 where whole contexts stay in the
+    cache, and only what attention sees is limited.
     """
 
     window: Window
@@ -198,15 +260,50 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Index:
+    """An index that selects the `size` tokens which attention to latents sees (sparse attention of
+    DeepSeek-V3.2, arXiv 2512.02556, section 2.1): `num_heads` of queries [key_size] score one key
+    of each token, which has 8 bits in the cache. Raises UserError for impossible sizes.
+    """
+
+    num_heads: int = size_field()
+    key_size: int = size_field()
+    size: int = size_field()
+
+    def __post_init__(self) -> None:
+        check_fields(self, "layers.index.")
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of a token in one layer's cache."""
+        return self.key_size + INDEX_SCALE_BYTES
+
+    @property
+    def pair_flops(self) -> int:
+        """FLOPs of a query-key pair, of all pairs of a context."""
+        return 2 * self.num_heads * self.key_size
+
+    def linears(self, hidden: int, query_rank: int | None, count: int) -> list[Linear]:
+        """List the products of `count` layers: of queries, of keys and of the heads' weights."""
+        return [
+            Linear("index_up", query_rank or hidden, self.num_heads * self.key_size, count),
+            Linear("index_down", hidden, self.key_size + self.num_heads, count),
+        ]
+
+
+@dataclass(frozen=True)
 class LinearAttention:
     """`num_layers` layers of linear attention, whose cache is a state of constant size: in each of
     `num_heads` [key_size, value_size], and the last `conv_size` - 1 inputs of a convolution over
     queries, keys (of `num_key_heads`) and values.
 
-    `rule` is the gated delta rule (arXiv 2412.06464; Qwen3-Next) or Mamba-2's (arXiv 2405.21060;
-    `num_key_heads` are its groups, `key_size` its state size). Kernels take `chunk` tokens of a
-    prompt at once. `state_bytes` is of an element of the states; None: as the rest of the cache.
-    Raises UserError for impossible sizes.
+    `rule` is the gated delta rule (arXiv 2412.06464; Qwen3-Next), that with a decay for each entry
+    of a key (arXiv 2510.26692; Kimi Linear), Mamba-2's (arXiv 2405.21060; `num_key_heads` are its
+    groups, `key_size` its state size), Mamba's (arXiv 2312.00752), lightning attention
+    (arXiv 2501.08313; MiniMax-01), or a short convolution without states (LFM2). Gates pass
+    `gate_rank` entries, or none. Kernels take `chunk` tokens of a prompt at once. `state_bytes` is
+    of an element of the states; None: as the rest of the cache. Raises UserError for impossible
+    sizes.
     """
 
     num_layers: int = size_field()
@@ -218,6 +315,7 @@ class LinearAttention:
     conv_size: int = size_field(4)
     chunk: int = size_field(64)
     state_bytes: int | None = size_field(None)
+    gate_rank: int | None = size_field(None)
 
     def __post_init__(self) -> None:
         check_fields(self, "layers.linear.")
@@ -228,12 +326,16 @@ class LinearAttention:
 
     @property
     def num_channels(self) -> int:
-        """Width of the convolution: queries, keys and values."""
+        """Width of the convolution: queries, keys and values, or the latter alone."""
+        if self.rule in ("mamba1", "short_conv"):
+            return self.inner_size
         return 2 * self.num_key_heads * self.key_size + self.inner_size
 
     @property
     def state_size(self) -> int:
         """Elements of one layer's states of a sequence, without the convolution's."""
+        if self.rule == "short_conv":
+            return 0
         return self.inner_size * self.key_size
 
     def sequence_bytes(self, dtype_bytes: int) -> int:
@@ -253,17 +355,32 @@ class LinearAttention:
     def chunk_flops(self) -> int:
         """FLOPs of a token in one layer in chunks: with the chunk's other tokens, and the state."""
         within = self.num_key_heads * self.key_size + self.inner_size
-        if self.rule == "gated_delta":
+        if self.rule in DELTA_RULES:
             within = self.num_heads * (3 * self.key_size + 2 * self.value_size)
+        if self.rule in ("mamba1", "short_conv"):
+            within = 0  # a scan, or nothing but the convolution
         return 2 * (self.chunk * within + PRODUCTS[self.rule] * self.state_size)
 
     def linears(self, hidden: int) -> list[Linear]:
         """List the products of all layers; an output gate is as wide as the values."""
         width = self.num_channels + self.inner_size + GATES[self.rule] * self.num_heads
-        return [
-            Linear("state_in", hidden, width, self.num_layers),
-            Linear("state_out", self.inner_size, hidden, self.num_layers),
-        ]
+        products = [Linear("state_out", self.inner_size, hidden, self.num_layers)]
+        if self.rule == "short_conv":
+            width += self.inner_size  # one more gate
+        elif self.rule == "kda":
+            # Decays of the keys' entries; with a rank, these and the output gate pass it.
+            gates = self.num_heads * self.key_size + self.inner_size
+            width += gates - self.inner_size
+            if self.gate_rank is not None:
+                width += 2 * self.gate_rank - gates
+                products.append(Linear("state_gates", self.gate_rank, gates, self.num_layers))
+        elif self.rule == "mamba1":
+            # Step sizes, of a rank, and what stands for keys and queries.
+            rank = self.gate_rank or 0
+            gates = rank + 2 * self.key_size
+            products.append(Linear("state_keys", self.inner_size, gates, self.num_layers))
+            products.append(Linear("state_gates", rank, self.inner_size, self.num_layers))
+        return [Linear("state_in", hidden, width, self.num_layers), *products]
 
 
 def _require_kind(name: str, value: object, kind: type) -> None:
@@ -277,9 +394,12 @@ class Layers:
     `ffn` (None: all), others `linear` attention. Raises UserError for impossible ones.
 
     Of the layers with experts `dense` have one FFN of `dense_ffn_size` instead. An `output_gate` is
-    as wide as the queries. With `latent` attention, `ModelSpec.num_kv_heads` is `num_heads`. Some
-    of the attention layers have a `window`, and `borrowing` ones the keys and values of another.
-    Layers that are `parallel` have both kinds of attention side by side (Falcon-H1).
+    as wide as the queries. With `latent` attention, `ModelSpec.num_kv_heads` is `num_heads`, and an
+    `index` may select what it sees. Some of the attention layers have a `window`, and `borrowing`
+    of the others the keys and values of another. Values of attention have `value_size` entries
+    (None: as the keys), and maybe no `value_product`. Layers that are `parallel` have both kinds of
+    attention side by side (Falcon-H1). `further` products are those of parts that few models have,
+    and `table_params` are looked up, as an embedding's.
     """
 
     attention: int | None = size_field(None)
@@ -293,10 +413,16 @@ class Layers:
     window: Window | None = None
     borrowing: int = count_field(0, minimum=0)
     parallel: bool = flag(False)
+    index: Index | None = None
+    value_size: int | None = size_field(None)
+    value_product: bool = flag(True)
+    further: tuple[Linear, ...] = ()
+    table_params: int = whole(0, minimum=0, fix=FIX)
 
     def __post_init__(self) -> None:
         check_fields(self, "layers.")
         _require_kind("latent", self.latent, Latent)
+        _require_kind("index", self.index, Index)
         _require_kind("linear", self.linear, LinearAttention)
         _require_kind("window", self.window, Window)
 
@@ -319,10 +445,13 @@ class Layers:
             return f"layers.linear.num_layers={linear} exceeds {spec.num_layers} - {attention}"
         if self.window is not None and self.window.num_layers > attention:
             return f"layers.window.num_layers={self.window.num_layers} exceeds {attention}"
-        if self.window is not None and (self.latent or self.borrowing):
-            return "layers.window is not counted with layers.latent or layers.borrowing"
-        if self.borrowing >= attention:
-            return f"layers.borrowing={self.borrowing} leaves no layer with keys and values"
+        if self.window is not None and self.latent:
+            return "layers.window is not counted with layers.latent"
+        if self.index is not None and not self.latent:
+            return "layers.index needs layers.latent"
+        borrowing = self.borrowing + (self.window.borrowing if self.window else 0)
+        if borrowing >= attention:
+            return f"layers.borrowing={borrowing} leaves no layer with keys and values"
         if self.dense > spec.num_ffn_layers:
             return f"layers.dense={self.dense} exceeds layers.ffn={spec.num_ffn_layers}"
         if bool(self.dense) != bool(self.dense_ffn_size) or (self.dense and not spec.num_experts):
@@ -335,28 +464,35 @@ class Layers:
         """Compute the FLOPs of attention of `spec` for prompts and for decodes: 4 L n_heads d_head
         per causal query-key pair, the products for scores and values, in layers with a window of
         the pairs within it; latent attention's two forms, with the context of each chunk expanded
-        again; and of linear attention, a constant a token.
+        again; with an index, all of it in the absorbed form over what is selected, and scores of
+        all pairs; and of linear attention, a constant a token.
         """
-        per_head = spec.num_full_layers * spec.num_heads
-        prompts = 4 * per_head * spec.head_size
+        prompts = spec.num_full_layers * spec.heads.pair_flops
         decodes = prompts
         expanded: Any = 0
         latent = self.latent
         if latent is not None:
+            per_head = spec.num_full_layers * spec.num_heads
             prompts = per_head * latent.expanded_flops(spec.head_size)
             decodes = per_head * latent.absorbed_flops
             size = latent.rank * latent.expanded_size(spec.num_heads, spec.head_size)
             context = work.prefill_kv_tokens - work.num_prefill_tokens
             expanded = 2 * spec.num_attention_layers * size * context
+        selected: Any = 0
+        if self.index is not None:
+            selected = decodes
+            expanded = 0
+            prompts = decodes = spec.num_full_layers * self.index.pair_flops
+        elif self.window is not None:
+            selected = self.window.num_layers * spec.window_heads.pair_flops
         token = 0
         if self.linear is not None:
             token = self.linear.num_layers * self.linear.token_flops
         of_prompts = prompts * work.prefill_query_key_pairs + expanded
         of_decodes = decodes * work.decode_kv_tokens
-        if self.window is not None:
-            pair = 4 * self.window.num_layers * spec.num_heads * spec.head_size
-            of_prompts = of_prompts + pair * work.window_pairs
-            of_decodes = of_decodes + pair * work.window_decode_kv_tokens
+        if selected:
+            of_prompts = of_prompts + selected * work.window_pairs
+            of_decodes = of_decodes + selected * work.window_decode_kv_tokens
         return (
             of_prompts + token * work.num_prefill_tokens,
             of_decodes + token * work.num_decode_tokens,

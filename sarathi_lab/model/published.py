@@ -13,38 +13,56 @@ from pathlib import Path
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object
-from sarathi_lab.model.layers import ALIKE, Latent, Layers, LinearAttention, Window
+from sarathi_lab.model.layers import (
+    ALIKE,
+    HeadSizes,
+    Index,
+    Latent,
+    Layers,
+    Linear,
+    LinearAttention,
+    Window,
+)
 from sarathi_lab.model.quantised_config import read_quantisation, unused_fields
 from sarathi_lab.model.spec import ModelSpec
 
 Config = Mapping[str, object]
 AGAIN = "fetch the file again, or write conf/model/NAME.yaml"
-FULL, SLIDING, CHUNKED, LINEAR, MAMBA = (
+FULL, SLIDING, CHUNKED, LINEAR, MAMBA, CONV = (
     *("full_attention", "sliding_attention", "chunked_attention"),
-    *("linear_attention", "mamba"),
+    *("linear_attention", "mamba", "conv"),
 )
-KINDS = (FULL, SLIDING, CHUNKED, LINEAR, MAMBA)
+WITHOUT_CONTEXT = (LINEAR, MAMBA, CONV)
+KINDS = (FULL, SLIDING, CHUNKED, *WITHOUT_CONTEXT)
 # Names of a layer's kind that mean one of the above.
-SAME_KIND = {"attention": FULL, "mamba2": MAMBA, "none": ""}
+SAME_KIND = {"attention": FULL, "mamba2": MAMBA, "none": "", "indexed_attention": FULL}
 # Nemotron-H's letters: Mamba-2, attention, an FFN or experts instead of either.
 PATTERN_KINDS = {"M": MAMBA, "*": FULL, "-": "", "E": ""}
 FLOAT_BYTES = 4
 FFN_LAYERS = "num_ffn_layers"  # no field of a file: by `_of_blocks`
-FFN_SIZES = ("intermediate_size", "ffn_dim", "n_inner")
+FFN_SIZES = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_k", "experts_per_token")
+CHOSEN = (
+    *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"),
+    *("experts_per_token", "top_k_experts"),
+)
+HEADS = ("num_attention_heads", "n_head", "num_heads")
+WIDTHS = ("hidden_size", "n_embd", "n_embed")
+POSITIONS = (
+    *("max_position_embeddings", "n_positions", "n_ctx", "model_max_length"),
+    *("max_seq_len", "seq_length"),
+)
 SHARED_EXPERTS = (
     *("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
 )
-# Fields of parts that no formula has, and what they are.
-NOT_COUNTED = {
-    "altup_num_inputs": "alternating updates (Gemma 3n)",
-    "global_head_dim": "heads of two sizes (Gemma 4)",
-    "swa_head_dim": "heads of two sizes",
-    "swa_num_key_value_heads": "two numbers of KV heads",
-    "index_topk": "an index that selects keys (sparse attention of DeepSeek-V3.2)",
-    "linear_attn_config": "Kimi's delta attention",
-    "conv_L_cache": "short convolutions (LFM2)",
+# Fields of parts that no formula has, and what they are; with these values they are not there.
+NOT_COUNTED: Mapping[str, tuple[str, Sequence[object]]] = {
+    "index_topk_freq": ("an index that several layers share", (1,)),
+    "compress_ratios": ("a compressed cache (DeepSeek-V4)", ()),
+    "hc_mult": ("several residual streams (DeepSeek-V4)", (1,)),
+    "routed_expert_hidden_size": ("experts in a space of their own", ()),
+    "attn_res_block_size": ("attention to earlier layers", ()),
+    "moe_latent_size": ("experts in a space of their own", ()),
 }
 ENCODERS = ("vision_config", "audio_config")
 
@@ -64,6 +82,7 @@ class Family:
         shared_size: The field of the width of shared experts, where no other has it.
         dense_size: The field of the width of an FFN in layers without experts.
         linear: How layers without a context are read, by their number.
+        normal: Returns fields by the names of other models, where an architecture has its own.
         has_both: Whether every layer has attention of both kinds.
         float_states: Whether vLLM keeps the states in float32 though the file does not say so.
         defaults: Fields that published files leave out.
@@ -78,6 +97,7 @@ class Family:
     shared_size: str | None = None
     dense_size: str = "intermediate_size"
     linear: Callable[[Facts, int], LinearAttention] | None = None
+    normal: Callable[[Facts], Config] | None = None
     has_both: bool = False
     float_states: bool = False
     defaults: Config = field(default_factory=dict)
@@ -152,6 +172,42 @@ class Facts:
             numbers.append(number)
         return numbers
 
+    def number(self, name: str, default: float) -> float:
+        """Return a number above 0, or `default` for a field that is not there."""
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise UserError(f"{name}={value!r} is not a number above 0; {AGAIN}")
+        return value
+
+    def optional_size(self, name: str, default: int) -> int | None:
+        """Return a size that may be null, or `default` for a field that is not there."""
+        if name in self._config and self._config[name] is None:
+            return None
+        return self.size(name) if self.has(name) else default
+
+    def object(self, name: str) -> Facts:
+        """Return the facts of an object; of none for a field that is not there."""
+        value = self._config.get(name)
+        if value is None:
+            return Facts({})
+        if not isinstance(value, Mapping):
+            raise UserError(f"{name}={value!r} is not an object; {AGAIN}")
+        return Facts(value)
+
+    def object_of_layers(self, name: str) -> Facts:
+        """Return the facts that an object has for some layers, all of which must have the same."""
+        value = self._config.get(name) or {}
+        if not isinstance(value, Mapping):
+            raise UserError(f"{name}={value!r} is not an object; {AGAIN}")
+        of_layers = list(value.values())
+        if not of_layers:
+            return Facts({})
+        if of_layers.count(of_layers[0]) != len(of_layers) or not isinstance(of_layers[0], Mapping):
+            raise UserError(f"{name} gives layers different sizes, which has no formula")
+        return Facts(of_layers[0])
+
     def objects(self, name: str) -> list[Config]:
         """Return a list of objects."""
         value = self._config.get(name)
@@ -192,12 +248,17 @@ def published_spec(config: Config, name: str) -> ModelSpec:
         )
     if config.get("block_configs") is not None:
         config = {**config, **_of_blocks(Facts(config))}
-    for name_of_part, part in NOT_COUNTED.items():
-        if config.get(name_of_part):
-            value = config[name_of_part]
-            raise UserError(f"{name_of_part}={value!r}: {part} has no formula; take another model")
+    for name_of_part, (part, absent) in NOT_COUNTED.items():
+        value = config.get(name_of_part)
+        if value and value not in absent:
+            raise UserError(
+                f"{name_of_part}={str(value)[:40]}: {part} has no formula; take another model"
+            )
     family = FAMILIES[model_type]
-    reader = Reader(Facts({**family.defaults, **config}), family)
+    config = {**family.defaults, **config}
+    if family.normal is not None:
+        config = {**config, **family.normal(Facts(config))}
+    reader = Reader(Facts(config), family)
     spec = reader.spec(name)
     return replace(
         spec,
@@ -218,8 +279,8 @@ class Reader:
         """Make the spec, with weights in the model's type."""
         facts = self.facts
         family = self.family
-        num_heads = facts.size("num_attention_heads", "n_head")
-        hidden = facts.size("hidden_size", "n_embd")
+        num_heads = facts.size(*HEADS)
+        hidden = facts.size(*WIDTHS)
         latent = self._latent()
         if latent is None:
             num_kv_heads = facts.count("num_key_value_heads", num_heads)
@@ -236,7 +297,7 @@ class Reader:
             num_kv_heads=num_kv_heads,
             head_size=head_size,
             vocab_size=facts.size("vocab_size"),
-            max_position=facts.size("max_position_embeddings", "n_positions"),
+            max_position=facts.size(*POSITIONS),
             gated_ffn=family.gated,
             activation="silu" if family.gated else "gelu",
             tie_embeddings=facts.flag("tie_word_embeddings", default=family.tied),
@@ -282,8 +343,9 @@ class Reader:
             num_ffns = mixture.num_layers + mixture.num_dense
         elif self.facts.has(FFN_LAYERS):
             num_ffns = self.facts.count(FFN_LAYERS)
+        borrowing = self._borrowing(kinds)
         kinds = [kind for kind in kinds if kind]
-        num_linear = kinds.count(LINEAR) + kinds.count(MAMBA)
+        num_linear = sum(kind in WITHOUT_CONTEXT for kind in kinds)
         num_attention = len(kinds) - num_linear
         if num_attention == 0:
             raise UserError("no layer has attention; models of states alone have no formula")
@@ -307,9 +369,14 @@ class Reader:
             output_gate=self.facts.flag("attn_output_gate", default=family.has_output_gate),
             latent=latent,
             linear=linear,
-            window=self._window(kinds),
-            borrowing=self._num_borrowing(),
+            window=self._window(kinds, len(borrowing) - borrowing.count(FULL)),
+            borrowing=borrowing.count(FULL),
             parallel=family.has_both,
+            index=self._index(),
+            value_size=self._value_size(latent),
+            value_product=not self.facts.flag("attention_k_eq_v", default=False),
+            further=self._further(),
+            table_params=self._table_params(),
         )
         return ALIKE if layers == ALIKE else layers
 
@@ -333,6 +400,17 @@ class Reader:
         if facts.has("attn_layer_indices"):
             places = facts.numbers("attn_layer_indices") or []
             return [FULL if number - 1 in places else MAMBA for number in numbers]
+        if facts.has("full_attn_idxs"):
+            places = facts.numbers("full_attn_idxs") or []
+            return [FULL if number - 1 in places else CONV for number in numbers]
+        if facts.has("attn_layer_period"):
+            period = facts.size("attn_layer_period")
+            offset = facts.count("attn_layer_offset")
+            return [FULL if (number - 1) % period == offset else MAMBA for number in numbers]
+        if self.family.linear is not None and not self.family.has_both:
+            raise UserError(
+                f"layer_types is missing, which says which layers have attention; {AGAIN}"
+            )
         return self._window_kinds()
 
     def _window_kinds(self) -> list[str]:
@@ -365,20 +443,91 @@ class Reader:
         numbers = range(1, self.num_layers + 1)
         return [kind if number % every else FULL for number in numbers]
 
-    def _window(self, kinds: Sequence[str]) -> Window | None:
+    def _window(self, kinds: Sequence[str], borrowing: int) -> Window | None:
+        heads = self._window_heads()
         if SLIDING in kinds:
-            return Window(kinds.count(SLIDING), self.facts.size("sliding_window"))
+            size = self.facts.size("sliding_window", "sliding_window_size")
+            return Window(kinds.count(SLIDING), size, heads=heads, borrowing=borrowing)
         if CHUNKED in kinds:
             size = self.facts.size("attention_chunk_size")
-            return Window(kinds.count(CHUNKED), size, "chunked")
+            return Window(kinds.count(CHUNKED), size, "chunked", heads, borrowing)
         return None
 
-    def _num_borrowing(self) -> int:
-        """Count the layers that use the keys and values of another."""
+    def _window_heads(self) -> HeadSizes | None:
+        """Return the heads of layers with a window, where the file has some of their own."""
+        facts = self.facts
+        names = ("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim")
+        if facts.first(*names) is None:
+            return None
+        num_heads = facts.size(names[0], "num_attention_heads")
+        key_size = facts.size(names[2], "head_dim")
+        num_kv_heads = facts.size(names[1], "num_key_value_heads")
+        value_size = facts.first("swa_v_head_dim", "v_head_dim")
+        return HeadSizes(
+            num_heads, num_kv_heads, key_size, facts.size(value_size) if value_size else key_size
+        )
+
+    def _value_size(self, latent: Latent | None) -> int | None:
+        """Return the entries of a value where keys have others."""
+        facts = self.facts
+        if latent is not None or not facts.has("v_head_dim"):
+            return None
+        size = facts.size("v_head_dim")
+        return None if size == facts.count("head_dim", size) else size
+
+    def _index(self) -> Index | None:
+        facts = self.facts
+        if not facts.has("index_topk"):
+            return None
+        return Index(
+            facts.size("index_n_heads"), facts.size("index_head_dim"), facts.size("index_topk")
+        )
+
+    def _borrowing(self, kinds: Sequence[str]) -> list[str]:
+        """Return the kinds of the layers that use the keys and values of another: the last ones, or
+        all but the first of each few.
+        """
         facts = self.facts
         if not facts.flag("use_cla", default=False):
-            return facts.count("num_kv_shared_layers")
-        return self.num_layers - math.ceil(self.num_layers / facts.size("cla_share_factor"))
+            return list(kinds[len(kinds) - facts.count("num_kv_shared_layers") :])
+        num_owning = math.ceil(self.num_layers / facts.size("cla_share_factor"))
+        return [FULL] * (self.num_layers - num_owning)
+
+    # -- parts that few models have ----------------------------------------------------------------
+
+    def _further(self) -> tuple[Linear, ...]:
+        """List the products of inputs of single layers, of low-rank residuals and of several
+        residual streams (Gemma 3n and 4).
+        """
+        facts = self.facts
+        hidden = facts.size(*WIDTHS)
+        layers = self.num_layers
+        products = list[Linear]()
+        width = facts.count("hidden_size_per_layer_input")
+        if width:
+            products += [
+                Linear("inputs_of_layers", hidden, layers * width, 1),
+                Linear("input_gate", hidden, width, layers),
+                Linear("input_up", width, hidden, layers),
+            ]
+        rank = facts.count("laurel_rank")
+        if rank:
+            products.append(Linear("residual_down", hidden, rank, layers))
+            products.append(Linear("residual_up", rank, hidden, layers))
+        streams = facts.count("altup_num_inputs", 1)
+        if streams > 1:
+            # To and from the streams; their coefficients in the layers are too few to count.
+            products.append(Linear("streams", hidden, hidden, 2 * (streams - 1)))
+        return tuple(products)
+
+    def _table_params(self) -> int:
+        """Count the parameters of tables that are looked up, but for the embedding."""
+        facts = self.facts
+        width = facts.count("hidden_size_per_layer_input")
+        if not width:
+            return 0
+        vocab = facts.size("vocab_size_per_layer_input", "vocab_size")
+        return vocab * self.num_layers * width
 
     # -- FFNs and experts --------------------------------------------------------------------------
 
@@ -437,6 +586,15 @@ class Reader:
         """Count the layers without experts."""
         facts = self.facts
         numbers = range(1, self.num_layers + 1)
+        kinds = facts.names("mlp_layer_types")
+        if kinds is not None:
+            return kinds.count("dense")
+        if facts.has("num_dense_layers"):
+            return facts.count("num_dense_layers")
+        if facts.has("expert_layer_period"):
+            period = facts.size("expert_layer_period")
+            offset = facts.count("expert_layer_offset")
+            return sum((number - 1) % period != offset for number in numbers)
         if facts.has("first_k_dense_replace"):
             if facts.count("moe_layer_freq", 1) != 1:
                 raise UserError(f"moe_layer_freq={facts.text('moe_layer_freq')} has no formula")
@@ -515,6 +673,205 @@ def _width_of(ffn: Config, hidden: int) -> int:
     return math.ceil(int(2 * value * hidden / 3) / 256) * 256
 
 
+def _normal_lfm2(facts: Facts) -> Config:
+    """LFM2 states the width of its FFNs before a gate takes a third of it."""
+    width = facts.size("block_ff_dim", "intermediate_size")
+    if facts.flag("block_auto_adjust_ff_dim", default=False):
+        multiple = facts.count("block_multiple_of", 256)
+        width = int(2 * width / 3)
+        factor = facts.number("block_ffn_dim_multiplier", 1.0)
+        width = multiple * math.ceil(int(factor * width) / multiple)
+    return {
+        "intermediate_size": width,
+        "tie_word_embeddings": facts.flag(
+            "tie_embedding", default=facts.flag("tie_word_embeddings", default=True)
+        ),
+    }
+
+
+def _normal_kimi_linear(facts: Facts) -> Config:
+    """Kimi Linear has the kinds of its layers, by numbers from 1, in an object."""
+    attention = facts.object("linear_attn_config")
+    fields: dict[str, object] = {}
+    if attention.has("full_attn_layers"):
+        places = attention.numbers("full_attn_layers") or []
+        numbers = range(1, facts.size("num_hidden_layers") + 1)
+        fields["layer_types"] = [FULL if number in places else LINEAR for number in numbers]
+    for name, of_object in (
+        ("linear_num_heads", "num_heads"),
+        ("linear_head_dim", "head_dim"),
+        ("linear_conv_kernel_dim", "short_conv_kernel_size"),
+    ):
+        if attention.has(of_object):
+            fields[name] = attention.size(of_object)
+    if attention.flag("use_full_rank_gate", default=False):
+        fields["linear_gate_rank"] = None
+    return fields
+
+
+def _normal_mimo(facts: Facts) -> Config:
+    """MiMo-V2 numbers the kinds of its layers: 1 has a window, or experts."""
+    fields: dict[str, object] = {}
+    pattern = facts.numbers("hybrid_layer_pattern")
+    if pattern is not None:
+        fields["layer_types"] = [SLIDING if number else FULL for number in pattern]
+    of_experts = facts.numbers("moe_layer_freq")
+    if of_experts is not None:
+        fields["mlp_layer_types"] = ["sparse" if number else "dense" for number in of_experts]
+        fields["moe_layer_freq"] = None
+    if not facts.has("swa_num_key_value_heads"):
+        fields["swa_num_key_value_heads"] = 2 * facts.size("num_key_value_heads")
+    return fields
+
+
+def _normal_minimax(facts: Facts) -> Config:
+    """MiniMax-01 numbers the kinds of its layers: 1 has attention to a context."""
+    pattern = facts.numbers("attn_type_list")
+    if pattern is None:
+        return {}
+    return {"layer_types": [FULL if number else LINEAR for number in pattern]}
+
+
+def _normal_gemma4(facts: Facts) -> Config:
+    """Gemma 4 states the heads of layers with a window, and others of the whole context; FFNs of
+    layers that borrow keys and values may be twice as wide.
+    """
+    full = facts.object_of_layers("per_layer_config")
+    same_values = facts.flag("attention_k_eq_v", default=False)
+    num_kv_heads = facts.size("num_key_value_heads")
+    num_full_kv_heads = full.count("num_key_value_heads", num_kv_heads)
+    if same_values:
+        num_full_kv_heads = facts.count("num_global_key_value_heads", num_full_kv_heads)
+    width = facts.size("intermediate_size")
+    if facts.flag("use_double_wide_mlp", default=False):
+        num_layers = facts.size("num_hidden_layers")
+        width = round(width * (1 + facts.count("num_kv_shared_layers") / num_layers))
+    fields: dict[str, object] = {
+        "swa_head_dim": facts.size("head_dim"),
+        "swa_num_key_value_heads": num_kv_heads,
+        "head_dim": full.count("head_dim", facts.count("global_head_dim", 512)),
+        "num_key_value_heads": num_full_kv_heads,
+        "intermediate_size": width,
+    }
+    if facts.flag("enable_moe_block", default=False):
+        fields["shared_expert_intermediate_size"] = width  # beside the experts of each layer
+    else:
+        fields["num_experts"] = None
+    return fields
+
+
+def _normal_nemotron_h(facts: Facts) -> Config:
+    """Nemotron-H's newer files have words for the letters of its layers."""
+    names = facts.names("layers_block_type")
+    if facts.has("hybrid_override_pattern") or names is None:
+        return {}
+    letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+    return {"hybrid_override_pattern": "".join(letters.get(name, "?") for name in names)}
+
+
+def _normal_falcon(facts: Facts) -> Config:
+    """Falcon has as many KV heads as a flag says, and FFNs of four times the width."""
+    num_heads = facts.size(*HEADS)
+    num_kv_heads = facts.count("num_kv_heads", facts.count("n_head_kv", num_heads))
+    if not facts.flag("new_decoder_architecture", default=False):
+        num_kv_heads = 1 if facts.flag("multi_query", default=True) else num_heads
+    width = facts.count("ffn_hidden_size", 4 * facts.size("hidden_size"))
+    return {"num_key_value_heads": num_kv_heads, "intermediate_size": width}
+
+
+def _normal_gpt2(facts: Facts) -> Config:
+    """GPT-2 and its kind have FFNs of four times the width, unless they say otherwise."""
+    width = facts.count("n_inner", 4 * facts.size(*WIDTHS))
+    fields: dict[str, object] = {"n_inner": width}
+    if facts.flag("multi_query", default=False):
+        fields["num_key_value_heads"] = 1
+    return fields
+
+
+def _normal_longcat(facts: Facts) -> Config:
+    """LongCat-Flash has in each layer two attentions and FFNs, which all tokens pass, and experts
+    beside them; those that compute nothing are taken for chosen as often as others (arXiv
+    2509.01322, section 2.1).
+    """
+    num_layers = facts.size("num_layers")
+    num_experts = facts.size("n_routed_experts")
+    num_all = num_experts + facts.count("zero_expert_num")
+    chosen = facts.size("moe_topk") * num_experts / num_all
+    return {
+        "num_hidden_layers": 2 * num_layers,
+        FFN_LAYERS: num_layers,
+        "shared_expert_intermediate_size": 2 * facts.size("ffn_hidden_size"),
+        "moe_intermediate_size": facts.size("expert_ffn_hidden_size"),
+        "moe_topk": round(chosen),
+    }
+
+
+def _normal_jamba(facts: Facts) -> Config:
+    """Jamba may leave the rank of its step sizes to the width."""
+    if facts.text("mamba_dt_rank") == "auto":
+        return {"mamba_dt_rank": math.ceil(facts.size("hidden_size") / 16)}
+    return {}
+
+
+def _short_conv(facts: Facts, num_layers: int) -> LinearAttention:
+    """Read LFM2's short convolutions, as wide as the hidden state."""
+    return LinearAttention(
+        num_layers,
+        num_heads=1,
+        num_key_heads=1,
+        key_size=1,
+        value_size=facts.size("hidden_size"),
+        rule="short_conv",
+        conv_size=facts.count("conv_L_cache", 3),
+    )
+
+
+def _kda(facts: Facts, num_layers: int) -> LinearAttention:
+    """Read Kimi Linear's layers."""
+    num_heads = facts.size("linear_num_heads")
+    size = facts.size("linear_head_dim")
+    return LinearAttention(
+        num_layers,
+        num_heads=num_heads,
+        num_key_heads=num_heads,
+        key_size=size,
+        value_size=size,
+        rule="kda",
+        conv_size=facts.count("linear_conv_kernel_dim", 4),
+        gate_rank=facts.optional_size("linear_gate_rank", size),
+    )
+
+
+def _lightning(facts: Facts, num_layers: int) -> LinearAttention:
+    """Read MiniMax-01's layers, whose heads are as those of attention to a context."""
+    num_heads = facts.size("num_attention_heads")
+    size = facts.count("head_dim", facts.size("hidden_size") // num_heads)
+    return LinearAttention(
+        num_layers,
+        num_heads=num_heads,
+        num_key_heads=num_heads,
+        key_size=size,
+        value_size=size,
+        rule="lightning",
+        conv_size=1,
+        chunk=facts.count("block_size", 256),
+    )
+
+
+def _mamba1(facts: Facts, num_layers: int) -> LinearAttention:
+    """Read Jamba's layers of Mamba."""
+    return LinearAttention(
+        num_layers,
+        num_heads=1,
+        num_key_heads=1,
+        key_size=facts.size("mamba_d_state"),
+        value_size=facts.count("mamba_expand", 2) * facts.size("hidden_size"),
+        rule="mamba1",
+        conv_size=facts.count("mamba_d_conv", 4),
+        gate_rank=facts.size("mamba_dt_rank"),
+    )
+
+
 def _gated_delta(facts: Facts, num_layers: int) -> LinearAttention:
     """Read Qwen3-Next's layers."""
     return LinearAttention(
@@ -563,30 +920,52 @@ _GEMMA3: Config = {
     "max_position_embeddings": 131072,
     "sliding_window": 1024,
 }
+_2048_POSITIONS: Config = {"max_position_embeddings": 2048}
+_LFM2 = Family(tied=True, linear=_short_conv, normal=_normal_lfm2)
+_GEMMA4 = Family(tied=True, normal=_normal_gemma4)
+_GPT2 = Family(gated=False, tied=True, normal=_normal_gpt2)
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("llama", "olmo", "olmo2", "granite", "glm", "glm4", "stablelm"), _PLAIN),
     **dict.fromkeys(("seed_oss", "internlm2", "internlm3", "mistral", "phi3", "exaone"), _PLAIN),
-    **dict.fromkeys(("ministral", "ministral3", "aquila", "nemotron-nas"), _PLAIN),
+    **dict.fromkeys(("ministral", "ministral3", "aquila", "nemotron-nas", "helium"), _PLAIN),
+    **dict.fromkeys(("cwm", "hyperclovax", "iquestcoder", "minicpm3", "mellum"), _PLAIN),
     **dict.fromkeys(("gemma", "cohere", "smollm3", "ernie4_5", "hunyuan_v1_dense"), _TIED),
+    **dict.fromkeys(("minicpm", "youtu"), _TIED),
     **dict.fromkeys(("qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl"), _QWEN),
-    **dict.fromkeys(("nemotron", "gpt_neox", "apertus", "arcee"), _UNGATED),
+    **dict.fromkeys(("nemotron", "gpt_neox", "apertus", "arcee", "phi", "jais2"), _UNGATED),
     **dict.fromkeys(("opt", "starcoder2"), Family(gated=False, tied=True)),
-    "gemma2": Family(tied=True, every_full=2),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
+    "bloom": replace(_GPT2, defaults=_2048_POSITIONS),
+    "gptj": Family(gated=False, normal=_normal_gpt2),
+    "falcon": Family(gated=False, tied=True, normal=_normal_falcon, defaults=_2048_POSITIONS),
+    **dict.fromkeys(("gemma2", "vaultgemma"), Family(tied=True, every_full=2)),
     "gemma3": Family(tied=True, every_full=6, defaults=_GEMMA3),
-    "cohere2": Family(tied=True, every_full=4),
-    **dict.fromkeys(("olmo3", "exaone4"), Family(every_full=4)),
+    "gemma3n": Family(tied=True, every_full=5),
+    **dict.fromkeys(("gemma4", "gemma4_unified"), _GEMMA4),
+    **dict.fromkeys(("cohere2", "cohere2_moe"), Family(tied=True, every_full=4)),
+    **dict.fromkeys(("olmo3", "exaone4", "exaone_moe"), Family(every_full=4)),
     "gpt_oss": Family(every_full=2),
     **dict.fromkeys(("mixtral", "minimax_m2", "olmoe", "phimoe", "granitemoe"), _PLAIN),
     **dict.fromkeys(("glm4_moe", "dots1", "bailing_moe", "bailing_moe_v2"), _PLAIN),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), _PLAIN),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "solar_open", "hy_v3", "axk1"), _PLAIN),
+    **dict.fromkeys(("granitemoeshared", "flex_olmo", "laguna", "glm4v", "glm4v_moe"), _PLAIN),
     **dict.fromkeys(("ernie4_5_moe", "hunyuan", "hunyuan_v1_moe"), _TIED),
     **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe"), _QWEN),
     "qwen2_moe": Family(has_window_switch=True, has_shared_gate=True),
+    "afmoe": Family(has_output_gate=True, every_full=4),
+    **dict.fromkeys(("mimo_v2_flash", "mimo_v2"), Family(normal=_normal_mimo)),
+    "longcat_flash": Family(normal=_normal_longcat),
     "llama4": Family(
         every_full=4, shared_size="intermediate_size", dense_size="intermediate_size_mlp"
     ),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _DELTA),
-    "nemotron_h": Family(gated=False, linear=_mamba2, float_states=True),
+    "olmo_hybrid": Family(linear=_gated_delta),
+    "kimi_linear": Family(linear=_kda, normal=_normal_kimi_linear, float_states=True),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
+    "minimax": Family(linear=_lightning, normal=_normal_minimax),
+    "jamba": Family(linear=_mamba1, normal=_normal_jamba),
+    "nemotron_h": Family(gated=False, linear=_mamba2, normal=_normal_nemotron_h, float_states=True),
     "falcon_h1": Family(linear=_mamba2, has_both=True),
     **dict.fromkeys(("granitemoehybrid", "bamba"), Family(linear=_mamba2)),
 }

@@ -84,8 +84,8 @@ def operation_rooflines(
         return seconds(4 * spec.num_layers * spec.q_size * pairs, kv_bytes + moved)
 
     rooflines: dict[str, float] = {}
-    weight = spec.linear_bytes(dtype_bytes)
     for linear in spec.layer_linears:
+        weight = spec.product_bytes(linear.name, dtype_bytes)
         rooflines[linear.name] = product(linear, num_tokens, weight=weight)
     expert_weight = spec.expert_bytes(dtype_bytes)
     num_rows = num_tokens * (spec.experts_per_token / max(1, spec.num_experts))
@@ -104,7 +104,8 @@ def operation_rooflines(
     activation = ffn_width * (3 if spec.gated_ffn else 2)
     rooflines["elementwise"] = seconds(0, token_bytes * (norms + rotary + activation))
     if work.num_emits:
-        rooflines["lm_head"] = product(spec.lm_head, work.num_emits, weight=dtype_bytes)
+        head_bytes = spec.table_bytes(dtype_bytes)
+        rooflines["lm_head"] = product(spec.lm_head, work.num_emits, weight=head_bytes)
     return rooflines
 
 
@@ -176,7 +177,7 @@ def _whole_prompts(spec: ModelSpec, requests: pd.DataFrame) -> pd.DataFrame:
         prefill_query_key_pairs=prompt * (prompt + 1) / 2,
         num_emits=1.0,
     )
-    window = spec.layers.window
+    window = spec.attention_window
     if window is None:
         return work
     lengths = requests.prompt_len.astype(int)
@@ -196,7 +197,7 @@ def _decodes(spec: ModelSpec, requests: pd.DataFrame, batch_size: int) -> pd.Dat
         decode_kv_tokens=batch_size * context,
         num_emits=float(batch_size),
     )
-    window = spec.layers.window
+    window = spec.attention_window
     if window is None:
         return work
     return work.assign(window_decode_kv_tokens=batch_size * context.clip(upper=window.size))

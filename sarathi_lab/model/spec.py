@@ -14,13 +14,15 @@ from sarathi_lab.model.layers import (
     ALIKE,
     FIX,
     CachedWindow,
+    HeadSizes,
     Layers,
     Linear,
+    Window,
     Work,
     count_field,
     size_field,
 )
-from sarathi_lab.model.quantisation import STORED, Quantisation
+from sarathi_lab.model.quantisation import STORED, Quantisation, kind_of_product
 
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -195,6 +197,22 @@ class ModelSpec:
         return self.num_kv_heads * self.head_size
 
     @property
+    def heads(self) -> HeadSizes:
+        """Heads of the attention layers without a window."""
+        layers = self.layers
+        value_size = layers.value_size or self.head_size
+        sizes = (self.num_heads, self.num_kv_heads, self.head_size, value_size)
+        return HeadSizes(*sizes, has_value_product=layers.value_product)
+
+    @property
+    def window_heads(self) -> HeadSizes:
+        """Heads of the attention layers with a window."""
+        window = self.layers.window
+        if window is None or window.heads is None:
+            return self.heads
+        return window.heads
+
+    @property
     def rotary_size(self) -> int:
         """Entries of each head that carry the position."""
         return int(self.head_size * self.rotary_fraction)
@@ -215,21 +233,58 @@ class ModelSpec:
     @property
     def num_caching_layers(self) -> int:
         """Layers with attention that write keys and values of their own."""
-        return self.num_attention_layers - self.layers.borrowing
+        window = self.layers.window
+        of_windows = 0 if window is None else window.num_caching_layers
+        return self.num_full_caching_layers + of_windows
+
+    @property
+    def num_full_caching_layers(self) -> int:
+        """Those of them without a window."""
+        return self.num_full_layers - self.layers.borrowing
+
+    @property
+    def attention_window(self) -> Window | None:
+        """The window in which work is counted, or what stands for the tokens that an index selects:
+        as many as there are, up to a number.
+        """
+        index = self.layers.index
+        if index is not None:
+            return Window(self.num_attention_layers, index.size)
+        return self.layers.window
 
     @property
     def cached_window(self) -> CachedWindow | None:
-        """The room in a cache of the layers with a window; None if there are none, or no others,
-        whose cache is counted as if it grew.
+        """The room in a cache of the layers with a window; None if there are none. Where all have
+        one, or an index selects from whole contexts, these stay in the cache.
+        """
+        window = self.attention_window
+        if window is None:
+            return None
+        num_full = self.num_full_caching_layers
+        if num_full == 0 or self.layers.index is not None:
+            return CachedWindow(window, 0.0)
+        # A layer's room, by that of one without a window.
+        size = self._cached_values(self.window_heads) / self._cached_values(self.heads)
+        if window.num_caching_layers < num_full:
+            return CachedWindow(window, size * window.num_caching_layers / num_full)
+        # Groups of as many layers as the whole context has: the last may have empty places.
+        return CachedWindow(window, size * -(-window.num_caching_layers // num_full))
+
+    @property
+    def cached_values(self) -> float:
+        """Entries of a token's keys and values in the mean layer that writes some, without latents
+        (`Latent.cached_size`).
         """
         window = self.layers.window
-        num_full = self.num_full_layers
-        if window is None or num_full == 0:
-            return None
-        if window.num_layers < num_full:
-            return CachedWindow(window, window.num_layers / num_full)
-        # Groups of as many layers as the whole context has: the last may have empty places.
-        return CachedWindow(window, -(-window.num_layers // num_full))
+        values = self.num_full_caching_layers * self._cached_values(self.heads)
+        if window is not None:
+            values += window.num_caching_layers * self._cached_values(self.window_heads)
+        return values / self.num_caching_layers
+
+    @staticmethod
+    def _cached_values(heads: HeadSizes) -> int:
+        """Entries of a token in the cache of a layer with `heads`."""
+        return heads.num_kv_heads * (heads.key_size + heads.value_size)
 
     @property
     def num_ffn_layers(self) -> int:
@@ -266,6 +321,7 @@ class ModelSpec:
         linears = list(self._attention_linears())
         if layers.linear is not None:
             linears += layers.linear.linears(self.hidden_size)
+        linears += layers.further
         if not self.num_experts:
             linears += self._ffn("ffn", self.ffn_size, self.num_ffn_layers, self.ffn_bias)
             return tuple(linears)
@@ -281,18 +337,36 @@ class ModelSpec:
 
     def _attention_linears(self) -> Iterable[Linear]:
         hidden = self.hidden_size
-        count = self.num_attention_layers
         layers = self.layers
         if layers.latent:
-            return layers.latent.linears(hidden, self.num_heads, self.head_size, count)
-        queries = self.q_size * (1 + layers.output_gate)
-        width = queries + 2 * self.kv_size
-        products = [
-            Linear("qkv_proj", hidden, width, self.num_caching_layers, self.qkv_bias),
-            Linear("out_proj", self.q_size, hidden, count, self.out_bias),
+            count = self.num_attention_layers
+            products = layers.latent.linears(hidden, self.num_heads, self.head_size, count)
+            if layers.index is not None:
+                products += layers.index.linears(hidden, layers.latent.query_rank, count)
+            return products
+        window = layers.window
+        if window is None or window.heads is None:
+            borrowing = layers.borrowing + (window.borrowing if window else 0)
+            return self._products_of("", self.heads, self.num_attention_layers, borrowing)
+        return [
+            *self._products_of("", self.heads, self.num_full_layers, layers.borrowing),
+            *self._products_of("window_", window.heads, window.num_layers, window.borrowing),
         ]
-        if layers.borrowing:
-            products.append(Linear("q_proj", hidden, queries, layers.borrowing, self.qkv_bias))
+
+    def _products_of(
+        self, prefix: str, heads: HeadSizes, num_layers: int, borrowing: int
+    ) -> list[Linear]:
+        """List the products of layers with `heads`, `borrowing` of which have only queries."""
+        hidden = self.hidden_size
+        queries = heads.query_size * (1 + self.layers.output_gate)
+        width = queries + heads.projected_size
+        caching = num_layers - borrowing
+        products = [
+            Linear(f"{prefix}qkv_proj", hidden, width, caching, self.qkv_bias),
+            Linear(f"{prefix}out_proj", heads.output_size, hidden, num_layers, self.out_bias),
+        ]
+        if borrowing:
+            products.append(Linear(f"{prefix}q_proj", hidden, queries, borrowing, self.qkv_bias))
         return products
 
     @cached_property
@@ -331,7 +405,8 @@ class ModelSpec:
     def num_params(self) -> int:
         """All matrices: layers, embedding and, unless tied, output head; no norms and biases."""
         heads = 1 if self.tie_embeddings else 2
-        return self.num_linear_params + heads * self.lm_head.num_params
+        tables = heads * self.lm_head.num_params + self.layers.table_params
+        return self.num_linear_params + tables
 
     # -- bytes -------------------------------------------------------------------------------------
 
@@ -341,19 +416,40 @@ class ModelSpec:
         return STORED.get(self.weight_dtype, self.quantisation)
 
     def linear_bytes(self, dtype_bytes: int) -> float:
-        """Bytes of one parameter of the products over all tokens, not of the embedding."""
+        """Bytes of one parameter of the products over all tokens, not of the embedding; the mean
+        where they differ.
+        """
         if self.stored is None or self.stored.of == "experts":
             return dtype_bytes
-        return self.stored.weight_bytes
+        if self.stored.of == "layers":
+            return self.stored.weight_bytes
+        sizes = [(linear.num_params, linear.name) for linear in self.layer_linears]
+        stored = sum(size * self.product_bytes(name, dtype_bytes) for size, name in sizes)
+        return stored / sum(size for size, _ in sizes)
+
+    def product_bytes(self, name: str, dtype_bytes: int) -> float:
+        """Bytes of one parameter of the product `name` among `layer_linears`."""
+        if self.stored is None or self.stored.of != "parts":
+            return self.linear_bytes(dtype_bytes)
+        return self.stored.part(kind_of_product(name)).mean_bytes(dtype_bytes)
 
     def expert_bytes(self, dtype_bytes: int) -> float:
         """Bytes of one parameter of the experts that a router chooses among."""
-        return dtype_bytes if self.stored is None else self.stored.weight_bytes
+        if self.stored is None:
+            return dtype_bytes
+        return self.stored.part("experts").mean_bytes(dtype_bytes)
+
+    def table_bytes(self, dtype_bytes: int) -> float:
+        """Bytes of one parameter of the embedding and the output head."""
+        if self.stored is None or self.stored.table_bytes is None:
+            return dtype_bytes
+        return self.stored.table_bytes
 
     def weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of all matrices; a tied output head is stored once."""
         num_tables = 1 if self.tie_embeddings else 2
-        tables = num_tables * self.lm_head.num_params * dtype_bytes
+        table_params = num_tables * self.lm_head.num_params + self.layers.table_params
+        tables = math.ceil(table_params * self.table_bytes(dtype_bytes))
         return self.layer_weight_bytes(dtype_bytes) + tables
 
     def layer_weight_bytes(self, dtype_bytes: int) -> int:
@@ -372,23 +468,38 @@ class ModelSpec:
         """Keys and values that one token writes: 2 L n_kv kv_head_bytes (819,200 B for the paper's
         13B), or L (rank + d_rope) latent ones; L counts layers with a cache of tokens.
         """
-        return self.num_caching_layers * self.kv_layer_bytes(dtype_bytes)
+        window = self.layers.window
+        written = self.num_full_caching_layers * self.kv_layer_bytes(dtype_bytes)
+        if window is None:
+            return written
+        return written + window.num_caching_layers * self._heads_bytes(
+            self.window_heads, dtype_bytes
+        )
 
     def kv_layer_bytes(self, dtype_bytes: int) -> int:
-        """Keys and values of one token in one layer."""
+        """Keys and values of one token in one layer without a window, with the key of an index."""
         latent = self.layers.latent
-        if latent is not None:
-            value_bytes = dtype_bytes if self.kv_dtype == "auto" else 1
-            return latent.cached_size * value_bytes
-        return 2 * self.num_kv_heads * self.kv_head_bytes(dtype_bytes)
+        if latent is None:
+            return self._heads_bytes(self.heads, dtype_bytes)
+        value_bytes = dtype_bytes if self.kv_dtype == "auto" else 1
+        index = self.layers.index
+        return latent.cached_size * value_bytes + (index.cached_bytes if index else 0)
+
+    def _heads_bytes(self, heads: HeadSizes, dtype_bytes: int) -> int:
+        """Keys and values of one token in one layer with `heads`."""
+        values = self._cached_values(heads)
+        if self.kv_dtype == "auto":
+            return values * dtype_bytes
+        return values + 2 * heads.num_kv_heads * KV_SCALE_BYTES
 
     def cache_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes that each further token of a context takes of a cache, beside what `cached_window`
         and states take of it.
         """
-        if self.cached_window is None:
+        cached_window = self.cached_window
+        if cached_window is None or cached_window.share == 0:
             return self.kv_bytes_per_token(dtype_bytes)
-        return self.num_full_layers * self.kv_layer_bytes(dtype_bytes)
+        return self.num_full_caching_layers * self.kv_layer_bytes(dtype_bytes)
 
     def state_bytes(self, dtype_bytes: int) -> int:
         """States of one sequence in the layers with linear attention."""
@@ -405,18 +516,26 @@ class ModelSpec:
     def kv_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """KV bytes that attention reads, earlier chunks of a prompt included (section 4.3.2)."""
         num_tokens = work.prefill_kv_tokens + work.decode_kv_tokens
-        if self.layers.window is None and not self.layers.borrowing:
-            return num_tokens * self.kv_bytes_per_token(dtype_bytes)
+        layers = self.layers
         layer_bytes = self.kv_layer_bytes(dtype_bytes)
+        if layers.index is not None:
+            # Keys of the index of all tokens, and the latents of those that it selects.
+            index_bytes = layers.index.cached_bytes
+            selected = work.window_prefill_kv_tokens + work.window_decode_kv_tokens
+            read = num_tokens * index_bytes + selected * (layer_bytes - index_bytes)
+            return self.num_attention_layers * read
+        if layers.window is None and not layers.borrowing:
+            return num_tokens * self.kv_bytes_per_token(dtype_bytes)
         read = num_tokens * (self.num_full_layers * layer_bytes)
-        if self.layers.window is None:
+        if layers.window is None:
             return read
         in_window = work.window_prefill_kv_tokens + work.window_decode_kv_tokens
-        return read + in_window * (self.layers.window.num_layers * layer_bytes)
+        window_bytes = self._heads_bytes(self.window_heads, dtype_bytes)
+        return read + in_window * (layers.window.num_layers * window_bytes)
 
     def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Weight bytes of one iteration: the layers', and the output head's if a row emits."""
-        head = (work.num_emits > 0) * self.lm_head.num_params * dtype_bytes
+        head = (work.num_emits > 0) * self.lm_head.num_params * self.table_bytes(dtype_bytes)
         if not self.num_experts:
             return self.num_linear_params * self.linear_bytes(dtype_bytes) + head
         others = (self.num_linear_params - self.num_expert_params) * self.linear_bytes(dtype_bytes)

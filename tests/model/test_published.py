@@ -19,7 +19,7 @@ from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
-from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.engine.served_system import ServerSetup
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
@@ -104,7 +104,7 @@ def test_no_iteration_is_faster_than_its_roofline() -> None:
             make_batch(prefill_tokens=512, start=30_000),
             make_batch(num_decodes=16, context=30_000),
         ):
-            batch.window = spec.layers.window
+            batch.window = spec.attention_window
             least = float(roofline_time(spec, batch, 2, backend.peaks()))
             seconds = sum(predictor.operation_times(batch).values())
             assert least < seconds < 4 * least, name
@@ -167,6 +167,60 @@ def test_layers_with_parts_of_their_own() -> None:
         other = {**block, "attention": {**block["attention"], **change}}
         with pytest.raises(UserError, match="block_configs"):
             published_spec({**config, "block_configs": [block, other, block]}, "toy")
+
+
+def test_an_index_limits_what_attention_sees_and_not_what_is_cached() -> None:
+    """DeepSeek-V3.2: 64 heads of 128 score all tokens, and attention sees 2,048 of them."""
+    spec = published("DeepSeek-V3.2")
+
+    def decoded(context: int) -> Batch:
+        batch = make_batch(num_decodes=1, context=context)
+        batch.window = spec.attention_window
+        return batch
+
+    far, near = (decoded(context) for context in (9000, 8000))
+    assert float(spec.flops(far)) - float(spec.flops(near)) == 1000 * 61 * 2 * 64 * 128
+    read = spec.kv_read_bytes(far, 2) - spec.kv_read_bytes(near, 2)
+    assert read == 1000 * 61 * 132
+    window = spec.cached_window
+    assert window is not None
+    assert window.share == 0
+    assert spec.cache_bytes_per_token(2) == spec.kv_bytes_per_token(2)
+    predictor = SimulatedBackend(H100).predictor(spec)
+    as_full = SimulatedBackend(H100).predictor(
+        replace(spec, layers=replace(spec.layers, index=None))
+    )
+    long = decoded(100_000)
+    assert (
+        predictor.operation_times(long)["decode_attention"]
+        < as_full.operation_times(long)["decode_attention"]
+    )
+
+
+def test_layers_with_a_window_may_have_heads_of_their_own_and_borrow() -> None:
+    """Gemma 4: of 35 layers, 15 write keys and values, 3 of the whole context with wide heads."""
+    spec = published("Gemma-4-E2B")
+    window = spec.layers.window
+    assert window is not None
+    assert window.num_layers == 28
+    assert window.num_caching_layers == 12
+    assert spec.num_full_caching_layers == 3
+    room = spec.cached_window
+    assert room is not None
+    assert room.share == 4 * 256 / 512
+    names = [linear.name for linear in spec.layer_linears]
+    assert len(set(names)) == len(names)
+    backend = SimulatedBackend(H100)
+    operations = backend.predictor(spec).operation_times(make_batch(prefill_tokens=64))
+    assert operations["window_qkv_proj"] > operations["qkv_proj"] > 0
+    assert operations["overhead"] == H100.iteration_overhead
+
+
+def test_short_convolutions_have_no_states() -> None:
+    spec = published("LFM2-1.2B")
+    assert spec.state_bytes(2) == 10 * 2 * 2 * 2048
+    kda = published("Kimi-Linear-48B-A3B")
+    assert kda.state_bytes(2) == 20 * 32 * (4 * 128 * 128 + 2 * 3 * 3 * 128)
 
 
 @pytest.mark.parametrize("window", [Window(1, 6), Window(1, 6, "chunked")], ids=lambda w: w.kind)
@@ -274,6 +328,14 @@ def test_room_of_windowed_layers_is_that_of_vllms_groups() -> None:
             "layers",
         ),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 1, False, "layers"),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": -1}, 0.5, False, "layers"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5 / 8, False, "layers"),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": -1, "dynamic": {"-:.*attn.*": {}}},
+            0.5,
+            False,
+            "experts",
+        ),
         ({"quant_method": "mxfp4"}, 17 / 32, False, "experts"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 9 / 16, False, "layers"),
         (
@@ -359,24 +421,47 @@ def test_modules_that_are_ignored_leave_all_products_or_experts(
 
 
 @pytest.mark.parametrize(
-    ("name", "ignored", "named"),
+    ("name", "ignored", "quantised"),
     [
-        ("Llama-3.1-8B", ["re:.*self_attn.*"], "leaves FFNs quantised"),
-        ("Llama-3.1-8B", ["re:.*mlp.*"], "leaves attention quantised"),
-        ("Llama-3.1-8B", ["self_attn", "mlp"], "leaves nothing quantised"),
-        ("Llama-3.1-8B", ["layers.0.self_attn.q_proj"], "ignores some of the attention"),
-        ("Llama-3.1-8B", attention_of(*range(31)), "cover those of 31 layers, of 32"),
-        ("Llama-3.1-8B", ["re:.*gate.*"], "ignores some of the FFNs"),
-        ("Llama-3.1-8B", ["c_attn"], "c_attn is none of the modules that are known"),
-        ("Llama-3.1-8B", ["re:("], "is no regular expression"),
-        ("Llama-3.1-8B", "lm_head", "is no list of names"),
-        ("Qwen3-30B-A3B", ["experts"], "leaves attention quantised"),
-        ("Qwen3-30B-A3B", ["re:.*experts.0.*"], "ignores some of the experts"),
-        ("Kimi-K2", ["re:.*self_attn.*"], "leaves FFNs and shared experts and experts quantised"),
+        ("Llama-3.1-8B", ["re:.*self_attn.*"], {"attention": 0, "FFNs": 1}),
+        ("Llama-3.1-8B", ["re:.*mlp.*"], {"attention": 1, "FFNs": 0}),
+        # Of queries, keys, values and outputs with 4, 1, 1 and 4 in 10 parameters of 32 layers.
+        ("Llama-3.1-8B", ["layers.0.self_attn.q_proj"], {"attention": 1 - 0.4 / 32, "FFNs": 1}),
+        ("Llama-3.1-8B", ["re:.*qkv_proj.*"], {"attention": 0.4, "FFNs": 1}),
+        ("Llama-3.1-8B", attention_of(*range(31)), {"attention": 1 / 32, "FFNs": 1}),
+        ("Llama-3.1-8B", ["re:.*gate.*"], {"attention": 1, "FFNs": 2 / 3}),
+        ("Qwen3-30B-A3B", ["experts"], {"attention": 1, "experts": 0}),
+        (
+            "Kimi-K2",
+            ["re:.*self_attn.*"],
+            {"attention": 0, "FFNs": 1, "shared experts": 1, "experts": 1},
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_modules_that_leave_another_part_are_refused_by_name(
+def test_modules_that_are_ignored_leave_shares_of_each_kind(
+    name: str, ignored: list[str], quantised: dict[str, float]
+) -> None:
+    for field in ("ignore", "exclude_modules", "modules_to_not_convert"):
+        stored = published(name, quantization_config={**NVFP4, field: ignored}).quantisation
+        assert stored is not None
+        assert stored.of == "parts"
+        shares = {part.kind: part.share for part in stored.parts}
+        assert shares == pytest.approx(quantised)
+
+
+@pytest.mark.parametrize(
+    ("name", "ignored", "named"),
+    [
+        ("Llama-3.1-8B", ["self_attn", "mlp"], "leave nothing quantised"),
+        ("Llama-3.1-8B", ["c_attn"], "c_attn is none of the modules that are known"),
+        ("Llama-3.1-8B", ["re:("], "is no regular expression"),
+        ("Llama-3.1-8B", "lm_head", "is no list of names"),
+        ("Qwen3-30B-A3B", ["re:.*experts.0.*"], "names some of the experts"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_modules_that_are_not_known_are_refused_by_name(
     name: str, ignored: list[str] | str, named: str
 ) -> None:
     for field in ("ignore", "exclude_modules", "modules_to_not_convert"):
@@ -385,6 +470,55 @@ def test_modules_that_leave_another_part_are_refused_by_name(
         assert named in str(caught.value)
         assert f"quantization_config.{field}=" in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_parts_that_are_quantised_count_with_their_bytes() -> None:
+    plain = published("Llama-3.1-8B")
+    ffns = published("Llama-3.1-8B", quantization_config={**NVFP4, "ignore": ["re:.*self_attn.*"]})
+    in_ffns = 32 * 3 * 4096 * 14336
+    assert plain.weight_bytes(2) - ffns.weight_bytes(2) == pytest.approx(in_ffns * (2 - 9 / 16))
+    decode = make_batch(num_decodes=1, context=100)
+    backend = SimulatedBackend(H100)
+    before = backend.predictor(plain).operation_times(decode)
+    after = backend.predictor(ffns).operation_times(decode)
+    assert after["ffn_up"] < before["ffn_up"]
+    assert after["qkv_proj"] == before["qkv_proj"]
+    (caution,) = (each for each in backend.cautions(ffns) if "weights are read" in each)
+    assert "0.562 bytes in 100% of the FFNs" in caution
+    with pytest.raises(UserError, match="no tables of weights in modelopt nvfp4"):
+        SimulatedBackend(H100, cost_model="profiled").check(ffns, 0)
+
+
+MLX = {"group_size": 64, "bits": 4}
+
+
+@pytest.mark.parametrize(
+    ("settings", "of", "weight_bytes", "attention"),
+    [
+        (MLX, "layers", (4 + 32 / 64) / 8, 0.5625),
+        ({**MLX, "mode": "mxfp4", "group_size": 32}, "layers", 4.25 / 8, 4.25 / 8),
+        ({**MLX, "model.layers.0.self_attn.v_proj": False}, "parts", 0.5625, 0.5625),
+        (
+            {**MLX, **{module: {"bits": 6} for module in attention_of(*range(32))}},
+            "parts",
+            0.5625,
+            (6 + 0.5) / 8,
+        ),
+    ],
+    ids=str,
+)
+def test_bytes_of_mlxs_weights(
+    settings: dict[str, Any], of: str, weight_bytes: float, attention: float
+) -> None:
+    for field in ("quantization", "quantization_config"):
+        spec = published("Llama-3.1-8B", **{field: settings})
+        stored = spec.quantisation
+        assert stored is not None
+        assert (stored.of, stored.weight_bytes) == (of, weight_bytes)
+        assert stored.part("attention").weight_bytes == pytest.approx(attention)
+        assert spec.table_bytes(2) == weight_bytes
+    mean = spec.weight_bytes(2) / spec.num_params
+    assert weight_bytes <= mean < 1.1 * weight_bytes
 
 
 def test_a_cache_that_the_file_quantises_is_named_as_not_counted() -> None:
@@ -442,9 +576,12 @@ def test_weights_that_a_run_states_are_those_of_a_quantised_file() -> None:
     ("fields", "named"),
     [
         ({"model_type": "mamba"}, "model_type='mamba'"),
-        ({"global_head_dim": 512}, "global_head_dim=512"),
-        ({"index_topk": 2048}, "index_topk=2048"),
-        ({"layer_types": ["conv", "full_attention", "conv"]}, "layer_types: a layer of 'conv'"),
+        ({"compress_ratios": [0, 4, 128]}, "compress_ratios=[0, 4, 128]"),
+        ({"index_topk": 2048}, "index_n_heads is missing"),
+        ({"layer_types": ["conv", "full_attention", "conv"]}, "layer_types: conv has no formula"),
+        ({"layer_types": ["full_attention", "cross", "cross"]}, "layer_types: a layer of 'cross'"),
+        ({"model_type": "bamba"}, "layer_types is missing"),
+        ({"swa_num_key_value_heads": 3}, "num_kv_heads=3"),
         ({"layer_types": ["full_attention"]}, "layer_types does not name each of"),
         ({"layer_types": ["linear_attention"] * 3}, "no layer has attention"),
         ({"hidden_size": "wide"}, "hidden_size='wide'"),
@@ -459,7 +596,9 @@ def test_weights_that_a_run_states_are_those_of_a_quantised_file() -> None:
                 ({"quant_method": "awq"}, "bits=None"),
                 ({"quant_method": "awq", "bits": 0}, "bits=0"),
                 ({"quant_method": "awq", "bits": 4, "group_size": 0}, "group_size=0"),
-                ({"quant_method": "gptq", "dynamic": {"-:.*attn.*": {}}}, "dynamic="),
+                ({"quant_method": "gptq", "dynamic": {"+:.*attn.*": {"bits": 8}}}, "dynamic="),
+                ({"quant_method": "fp8", "store_dtype": "mxfp4"}, "store_dtype=mxfp4"),
+                ({"bits": 4, "group_size": 64, "mode": "codes"}, "mode=codes"),
                 ({**COMPRESSED, "config_groups": {"g": 5}}, "config_groups.g=5"),
                 ({**COMPRESSED, "config_groups": {"g": {"weights": 5}}}, "g.weights=5"),
                 ({**COMPRESSED, "config_groups": {"g": {**GROUP, "targets": ["a"]}}}, "['a']"),

@@ -16,12 +16,16 @@ from sarathi_lab.executor.simulated.kernel_times import (
 )
 from sarathi_lab.executor.tables import Per
 from sarathi_lab.model.layers import Linear
+from sarathi_lab.model.quantisation import StoredPart, kind_of_product
 from sarathi_lab.model.spec import ModelSpec
 
 # Products whose partial sums are added over the devices (Megatron-LM).
-CUT_BY_ROWS = ("out_proj", "state_out", "ffn_down", "dense_down", "shared_down")
-# On every device: what chooses the same experts, and the latents that all heads share.
-REPLICATED = ("router", "shared_gate", "latent_down")
+CUT_BY_ROWS = (
+    *("out_proj", "window_out_proj", "state_out", "ffn_down", "dense_down", "shared_down"),
+    "state_keys",
+)
+# On every device: what chooses the same experts or tokens, and the latents that all heads share.
+REPLICATED = ("router", "shared_gate", "latent_down", "index_up", "index_down")
 # Kernels before a layer's products, which may convert to 8 bits what they write.
 BEFORE = {"qkv_proj": "norm", "out_proj": "attention", "ffn_up": "norm", "ffn_down": "activation"}
 ALL_REDUCES = 2  # per layer: a shared expert's sums are added to those of the others before
@@ -50,14 +54,18 @@ class AnalyticOperations:
         self.iteration_overhead = hardware.iteration_overhead
         self.uncertainty = {**hardware.held_out_errors}
         kv_heads = self.parallel.kv_heads(spec)
-        self.heads = Heads(spec.num_heads // tensor, kv_heads, spec.head_size)
-        self.attention = AttentionTimes(hardware, *self.heads, spec.kv_head_bytes(self.dtype_bytes))
+        mean_size = (spec.head_size + spec.heads.value_size) // 2  # of keys and values
+        self.heads = Heads(spec.num_heads // tensor, kv_heads, mean_size)
+        cached = spec.kv_head_bytes(self.dtype_bytes)
+        if mean_size != spec.head_size:
+            cached = spec.kv_layer_bytes(self.dtype_bytes) // (2 * spec.num_kv_heads)
+        self.attention = AttentionTimes(hardware, *self.heads, cached)
         self._has_norms = tensor == 1 or "all_reduce" not in self.fused
         self._converting = {*self.fused} | (set() if self._has_norms else {"norm"})
         self._fp8_hardware: Hardware | None = None  # with the peak of 8-bit products
         if spec.weight_dtype == "fp8":
             _ = hardware.fp8_peak  # raises if unknown
-        if spec.stored is not None and spec.stored.of == "layers":
+        if spec.stored is not None and spec.stored.of != "experts":
             self._fp8_hardware = hardware.for_products(spec.stored)
 
     def times(self, per: Per, number: int) -> Mapping[str, float]:
@@ -81,7 +89,7 @@ class AnalyticOperations:
             linear.name: linear.count
             / num_layers
             * (
-                self.layer_product_time(num_tokens, *self.shard_shape(linear))
+                self.layer_product_time(num_tokens, *self.shard_shape(linear), linear.name)
                 - self.fused_time(num_tokens, linear)
             )
             for linear in spec.layer_linears
@@ -101,11 +109,11 @@ class AnalyticOperations:
             )
         # New keys and values are read as computed, and written in the cache's format.
         latent = spec.layers.latent
-        width = latent.cached_size if latent else 2 * spec.kv_size
+        width = latent.cached_size if latent else spec.cached_values
         computed = width * dtype_bytes
-        cached = spec.kv_layer_bytes(dtype_bytes)
+        cached = spec.kv_bytes_per_token(dtype_bytes) / spec.num_caching_layers
         on_all = self.parallel.cache_copies(spec) * (computed + cached)
-        written = self._streaming_time(num_tokens * on_all // tensor)
+        written = self._streaming_time(int(num_tokens * on_all // tensor))
         times["kv_write"] = spec.num_caching_layers / num_layers * written
         if tensor > 1:
             num_bytes = num_tokens * spec.hidden_size * dtype_bytes
@@ -146,22 +154,45 @@ class AnalyticOperations:
         """Compute the seconds of one product [num_tokens, rows] x [rows, columns]."""
         return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
 
-    def layer_product_time(self, num_tokens: int, rows: int, columns: int) -> float:
-        """Compute a product with a layer's weights; in 8 bits, activations are converted first.
-        Other quantised weights are read in fewer bytes, and their conversion takes no time here.
+    def layer_product_time(
+        self, num_tokens: int, rows: int, columns: int, name: str = "qkv_proj"
+    ) -> float:
+        """Compute a product of a layer, which has the weights of the one called `name`; in 8 bits,
+        activations are converted first. Other quantised weights are read in fewer bytes, and their
+        conversion takes no time here. Where a kind has weights of both, the mean.
         """
+        share = self._quantised_share(name)
+        size = (num_tokens, rows, columns)
+        plain = 0.0
+        if share < 1:
+            plain = (1 - share) * matmul_time(*size, self.hardware, self.dtype_bytes)
+        if share == 0:
+            return plain
         if self._fp8_hardware is None:
-            weight_bytes = self.spec.linear_bytes(self.dtype_bytes)
-            size = (num_tokens, rows, columns)
-            return matmul_time(*size, self.hardware, self.dtype_bytes, weight_bytes)
-        product = matmul_time(num_tokens, rows, columns, self._fp8_hardware, 1)
-        return product + self._conversion_time(num_tokens, rows)
+            weight_bytes = self._part_of(name).weight_bytes
+            product = matmul_time(*size, self.hardware, self.dtype_bytes, weight_bytes)
+        else:
+            product = matmul_time(*size, self._fp8_hardware, 1)
+            product += self._conversion_time(num_tokens, rows)
+        return plain + share * product
 
     def fused_time(self, num_tokens: int, linear: Linear) -> float:
         """Compute the seconds of a product's conversion that the kernel before it includes."""
         if self._fp8_hardware is None or BEFORE.get(linear.name) not in self._converting:
             return 0.0
-        return self._conversion_time(num_tokens, self.shard_shape(linear)[0])
+        converted = self._conversion_time(num_tokens, self.shard_shape(linear)[0])
+        return self._quantised_share(linear.name) * converted
+
+    def _quantised_share(self, name: str) -> float:
+        """Return the share of a product's weights that are quantised."""
+        stored = self.spec.stored
+        if stored is None:
+            return 0.0
+        return 1.0 if stored.of == "layers" else self._part_of(name).share
+
+    def _part_of(self, name: str) -> StoredPart:
+        assert self.spec.stored is not None, "asked for by the caller"
+        return self.spec.stored.part(kind_of_product(name))
 
     def _conversion_time(self, num_tokens: int, features: int) -> float:
         """Read activations, and write them in 8 bits."""

@@ -234,18 +234,23 @@ class SimulatedBackend:
             runs_at = "the rate of the model's type, with no time for their conversion"
             if self.hardware.for_products(stored) is not None:
                 runs_at = "the device's rate of 8-bit products"
-            part = "experts' weights" if stored.of == "experts" else "layers' weights"
             cautions.append(
-                f"model {spec.name}: the {part} are read as {stored.weight_bytes:.3g} bytes each "
-                f"({stored.name}), and products run at {runs_at}"
+                f"model {spec.name}: the {stored.description} ({stored.name}), and their products "
+                f"run at {runs_at}"
             )
         if (window := spec.layers.window) is not None:
             room = "vLLM's hybrid cache manager: blocks that leave it come back"
-            if spec.cached_window is None:
+            if spec.num_full_layers == 0:
                 room = "whole contexts, as no layer sees one"
             cautions.append(
                 f"model {spec.name}: {window.num_layers} of {spec.num_layers} layers see a window "
                 f"of {window.size} tokens; their cache is counted as by {room}"
+            )
+        if (index := spec.layers.index) is not None:
+            cautions.append(
+                f"model {spec.name}: attention sees the {index.size} tokens that an index selects, "
+                "or all of fewer; the key of each token takes "
+                f"{index.cached_bytes} bytes of the cache in each layer"
             )
         if spec.uncounted:
             cautions.append(

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations, prefills
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, overlapped
-from sarathi_lab.model.layers import Latent, LinearAttention, Window
+from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, Heads, overlapped
+from sarathi_lab.model.degrees import kv_heads_of_device
+from sarathi_lab.model.layers import Index, Latent, LinearAttention, Window
 
 DECODE_HEADS = 64  # heads of a decode's query tile, which read the latents once
+SELECTING_KERNELS = 4  # scores, their largest ones, attention and its merging
 KERNELS = 5  # of a prompt's chunks, where no table has them: sums, states, their order, outputs
 
 
@@ -53,11 +55,56 @@ class LatentTimes:
         expansion = self.formula.layer_product_time(context, self.latent.rank, self._width)
         return self._prompts.prefill(chunks) + (expansion if context else 0.0)
 
+    def times(self, batch: Batch) -> tuple[float, float]:
+        """Compute the seconds of prefills and of decodes."""
+        prefill = self.prefill(prefills(batch)) if batch.num_prefills else 0.0
+        return prefill, self.decode(batch.num_decodes, batch.decode_kv_tokens)
+
     def decode(self, num_sequences: int, kv_tokens: int) -> float:
         """Compute the seconds of `num_sequences` decodes that see `kv_tokens` in total."""
         reading = self._decodes.decode(num_sequences, kv_tokens)
         moving = num_sequences * self._query_time
         return moving + overlapped(kv_tokens * self._pair_time, reading)
+
+
+class SelectedTimes:
+    """Seconds of one layer's `latent` attention to the tokens that an `index` selects, on one
+    device of `formula`: a roofline, as nothing was measured.
+
+    The index, whose heads are on every device, scores all pairs, and decodes read its keys of all
+    tokens. Then each token of prompts and decodes gathers the latents of the selected ones, and
+    attends to them in the absorbed form.
+    """
+
+    def __init__(self, formula: AnalyticOperations, latent: Latent, index: Index) -> None:
+        hardware = formula.hardware
+        rate = hardware.flops_per_second * hardware.attention_efficiency
+        value_bytes = formula.dtype_bytes if formula.spec.kv_dtype == "auto" else 1
+        self._hardware = hardware
+        self._selected = Window(formula.spec.num_attention_layers, index.size)
+        self._score_time = index.pair_flops / rate
+        self._key_time = index.cached_bytes / hardware.kv_rate
+        self._pair_time = formula.heads.num_heads * latent.absorbed_flops / rate
+        self._latent_time = latent.cached_size * value_bytes / hardware.kv_rate
+
+    def times(self, batch: Batch) -> tuple[float, float]:
+        """Compute the seconds of prefills and of decodes."""
+        sums = self._selected.sums(batch.chunks)
+        prefill = decode = 0.0
+        if batch.num_prefills:
+            prefill = self._seconds(
+                batch.prefill_query_key_pairs, batch.prefill_kv_tokens, sums.window_pairs
+            )
+        if batch.num_decodes:
+            context = batch.decode_kv_tokens
+            decode = self._seconds(context, context, sums.window_decode_kv_tokens)
+        return prefill, decode
+
+    def _seconds(self, pairs: int, kv_tokens: int, selected_pairs: int) -> float:
+        scoring = overlapped(pairs * self._score_time, kv_tokens * self._key_time)
+        gathering = selected_pairs * self._latent_time
+        attending = overlapped(selected_pairs * self._pair_time, gathering)
+        return SELECTING_KERNELS * self._hardware.kernel_launch + scoring + attending
 
 
 class WindowTimes:
@@ -66,12 +113,20 @@ class WindowTimes:
     """
 
     def __init__(self, formula: AnalyticOperations, window: Window) -> None:
-        cached = formula.spec.kv_head_bytes(formula.dtype_bytes)
+        heads = formula.heads
+        cached: float = formula.attention.kv_head_bytes
+        if window.heads is not None:
+            sizes = window.heads
+            tensor = formula.parallel.tensor
+            mean_size = (sizes.key_size + sizes.value_size) // 2
+            kv_heads = kv_heads_of_device(sizes.num_kv_heads, tensor)
+            cached *= mean_size / heads.head_size
+            heads = Heads(sizes.num_heads // tensor, kv_heads, mean_size)
         is_sliding = window.kind == "sliding"
         self._window = window
         self._hardware = formula.hardware
         self._times = AttentionTimes(
-            formula.hardware, *formula.heads, cached, window=window.size if is_sliding else None
+            formula.hardware, *heads, cached, window=window.size if is_sliding else None
         )
 
     def times(self, batch: Batch) -> tuple[float, float]:
@@ -146,12 +201,17 @@ class MixedOperations(AnalyticOperations):
     def __post_init__(self) -> None:
         super().__post_init__()
         layers, size = self.spec.layers, (self.hardware, self.dtype_bytes, self.parallel.tensor)
-        self._latent = LatentTimes(self, layers.latent) if layers.latent else None
+        self._latent: LatentTimes | SelectedTimes | None = None
+        if layers.latent and layers.index:
+            self._latent = SelectedTimes(self, layers.latent, layers.index)
+        elif layers.latent:
+            self._latent = LatentTimes(self, layers.latent)
         self._linear = LinearTimes(layers.linear, *size) if layers.linear else None
         self._window = WindowTimes(self, layers.window) if layers.window else None
         if self._latent:
             errors = self.hardware.latent.get("uncertainty", {})
-            self.uncertainty |= {"attention": errors.get("attention", math.nan)}
+            error = math.nan if layers.index else errors.get("attention", math.nan)
+            self.uncertainty |= {"attention": error}
         if self._linear:
             error = self.hardware.linear["uncertainty"] if self._linear.is_fitted else math.nan
             self.uncertainty |= {"linear attention": error}
@@ -160,7 +220,9 @@ class MixedOperations(AnalyticOperations):
     def caution(self) -> str:
         """Source of the times."""
         parts = ["a layer's time is the mean of layers that are not alike"]
-        if self._latent:
+        if isinstance(self._latent, SelectedTimes):
+            parts.append("attention to what an index selects: a roofline, no fit")
+        elif self._latent:
             fit = "by figures fitted to" if self.hardware.latent else "without a fit to"
             parts.append(f"latent attention {fit} measured calls, none of which had a context")
         if self._window:
@@ -178,8 +240,7 @@ class MixedOperations(AnalyticOperations):
         if self._latent is None:
             prefill, decode = super().attention_times(batch)
         else:
-            prefill = self._latent.prefill(prefills(batch)) if batch.num_prefills else 0.0
-            decode = self._latent.decode(batch.num_decodes, batch.decode_kv_tokens)
+            prefill, decode = self._latent.times(batch)
         share = spec.num_full_layers / spec.num_layers
         prefill, decode = share * prefill, share * decode
         if self._window:
