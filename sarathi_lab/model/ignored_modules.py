@@ -1,24 +1,22 @@
-"""Modules that a quantised checkpoint ignores: which kinds of products they leave as they were.
+"""Modules that a checkpoint's quantisation names: the share of each kind of products that they are.
 
-A kind counts as ignored where the names cover it in all layers. Names match as vLLM matches them: a
-regular expression behind `re:`, and else whole parts of a module's path, with `*` for any text.
+Names match as vLLM matches them: a regular expression behind `re:`, and else whole parts of a
+module's path, with `*` for any text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.model.quantisation import Quantised
+from sarathi_lab.model.quantisation import KindName
 from sarathi_lab.model.spec import ModelSpec
 
-KindName = Literal["attention", "linear attention", "FFNs", "shared experts", "experts"]
 Leaves = tuple[str, ...]
-FIX = "take the unquantised model, or a checkpoint that ignores a kind in all layers or in none"
+FIX = "take the unquantised model"
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 # Ways to name all products of a kind in one layer.
 ATTENTION: tuple[Leaves, ...] = (
@@ -28,9 +26,14 @@ ATTENTION: tuple[Leaves, ...] = (
         *("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.o_proj"),
         *("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"),
     ),
+    ("mixer.q_proj", "mixer.k_proj", "mixer.v_proj", "mixer.o_proj"),
 )
 LINEAR_ATTENTION: tuple[Leaves, ...] = (
     ("linear_attn.in_proj_qkvz", "linear_attn.out_proj"),
+    ("mamba.in_proj", "mamba.out_proj"),
+    ("mixer.in_proj", "mixer.out_proj"),
+    ("conv.in_proj", "conv.out_proj"),
+    ("short_conv.in_proj", "short_conv.out_proj"),
     ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.out_proj"),
 )
 FFN: tuple[Leaves, ...] = (
@@ -52,16 +55,32 @@ LAYER = re.compile(r"\blayers\.(\d+)\b")  # in a name that is no expression
 
 @dataclass(frozen=True)
 class Kind:
-    """Products of one kind: `num_layers` have them, by one of the `namings` of all in a layer."""
+    """Products of one kind: `num_layers` have them, by one of the `namings` of all in a layer. The
+    last part of a leaf has a size among `sizes`, by its parameters; others are equally large.
+    """
 
     name: KindName
     num_layers: int
     namings: tuple[Leaves, ...]
+    sizes: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def leaves(self) -> set[str]:
         """Paths of modules in a layer, by every naming."""
         return set().union(*self.namings)
+
+    def share(self, leaves: set[str]) -> float:
+        """Return the share of a layer's parameters that `leaves` have: all, if they are all leaves
+        of a naming, else by the first naming that has any of them.
+        """
+        shares = []
+        for naming in self.namings:
+            sizes = {leaf: self.sizes.get(leaf.rpartition(".")[2], 1.0) for leaf in naming}
+            covered = sum(size for leaf, size in sizes.items() if leaf in leaves)
+            shares.append(covered / sum(sizes.values()))
+        if 1.0 in shares:
+            return 1.0
+        return next((share for share in shares if share), 0.0)
 
 
 def kinds_of(spec: ModelSpec) -> list[Kind]:
@@ -72,8 +91,8 @@ def kinds_of(spec: ModelSpec) -> list[Kind]:
     num_shared = spec.num_expert_layers if spec.shared_expert_size else 0
     ends = {0, max(0, spec.num_experts - 1)}  # a list of single experts lacks one of these
     return [
-        Kind("attention", spec.num_attention_layers, ATTENTION),
-        Kind("linear attention", num_linear, LINEAR_ATTENTION),
+        Kind("attention", spec.num_attention_layers, ATTENTION, _sizes_of_attention(spec)),
+        Kind("linear attention", num_linear, LINEAR_ATTENTION, _sizes_of_linear(spec)),
         Kind("FFNs", num_dense, _under(FFN_PARENTS)),
         Kind("shared experts", num_shared, _under(SHARED_PARENTS)),
         Kind("experts", spec.num_expert_layers, _under(EXPERT_PARENTS, sorted(ends))),
@@ -122,25 +141,57 @@ class Name:
         return matched
 
 
-def quantised_part(field: str, ignored: Sequence[str], spec: ModelSpec) -> Quantised:
-    """Return the part of the products that the modules `ignored` by `field` leave quantised. Raises
-    UserError for a part whose bytes are not counted, naming a module.
+def _sizes_of_attention(spec: ModelSpec) -> dict[str, float]:
+    """Return the parameters of products of attention by the last parts of their names."""
+    hidden = spec.hidden_size
+    latent = spec.layers.latent
+    if latent is not None:
+        queries = spec.num_heads * spec.head_size
+        rank = latent.query_rank or 0
+        expanded = latent.expanded_size(spec.num_heads, spec.head_size)
+        return {
+            "q_a_proj": hidden * rank,
+            "q_b_proj": (rank or hidden) * queries,
+            "q_proj": hidden * queries,
+            "kv_a_proj_with_mqa": hidden * latent.cached_size,
+            "kv_b_proj": latent.rank * expanded,
+            "o_proj": spec.num_heads * latent.value_size * hidden,
+        }
+    heads = spec.heads
+    queries = heads.query_size * (1 + spec.layers.output_gate)
+    return {
+        "q_proj": hidden * queries,
+        "k_proj": hidden * heads.num_kv_heads * heads.key_size,
+        "v_proj": hidden * heads.num_kv_heads * heads.value_size,
+        "qkv_proj": hidden * (queries + heads.projected_size),
+        "o_proj": heads.output_size * hidden,
+    }
+
+
+def _sizes_of_linear(spec: ModelSpec) -> dict[str, float]:
+    """Return the parameters of products of linear attention by the last parts of their names."""
+    linear = spec.layers.linear
+    if linear is None:
+        return {}
+    return {
+        "in_proj_qkvz": linear.num_channels + linear.inner_size,
+        "in_proj_qkv": linear.num_channels,
+        "in_proj_z": linear.inner_size,
+        "in_proj": linear.num_channels + linear.inner_size,
+        "out_proj": linear.inner_size,
+    }
+
+
+def named_shares(field: str, texts: Sequence[str], spec: ModelSpec) -> dict[KindName, float]:
+    """Return the share of each kind of products that the modules named in `field` are; of kinds
+    that the model has. Raises UserError for a name whose product is not known.
     """
     kinds = kinds_of(spec)
-    names = [Name(field, text) for text in ignored]
+    names = [Name(field, text) for text in texts]
     names = [name for name in names if _is_of_products(name, kinds, spec.num_layers)]
-    present = [kind for kind in kinds if kind.num_layers]
-    unquantised = [kind for kind in present if _is_ignored(kind, names, spec.num_layers)]
-    quantised = [kind.name for kind in present if kind not in unquantised]
-    if not unquantised:
-        return "layers"
-    if quantised == ["experts"]:
-        return "experts"
-    remaining = " and ".join(quantised) or "nothing"
-    raise UserError(
-        f"{names[0].setting} leaves {remaining} quantised, where bytes are counted of all products "
-        "or of experts alone; take the unquantised model"
-    )
+    return {
+        kind.name: _named_share(kind, names, spec.num_layers) for kind in kinds if kind.num_layers
+    }
 
 
 def _is_of_products(name: Name, kinds: Sequence[Kind], num_layers: int) -> bool:
@@ -158,23 +209,17 @@ def _is_of_products(name: Name, kinds: Sequence[Kind], num_layers: int) -> bool:
     raise UserError(f"{name.setting} is none of the modules that are known; {FIX}")
 
 
-def _is_ignored(kind: Kind, names: Sequence[Name], num_layers: int) -> bool:
-    """Return whether `names` cover a kind in all its layers, or touch it in none. Raises UserError
-    for what is between.
-    """
-    num_covered = 0
-    touching: list[Name] = []
+def _named_share(kind: Kind, names: Sequence[Name], num_layers: int) -> float:
+    """Return the share of a kind's parameters that `names` match, over all layers."""
+    total = 0.0
     for layer in range(num_layers):
         covered: set[str] = set()
         for name in names:
-            matched = name.matched(kind, layer)
-            if matched:
-                touching.append(name)
-            covered |= matched
-        num_covered += any(covered.issuperset(naming) for naming in kind.namings)
-    if touching and num_covered < kind.num_layers:
-        raise UserError(
-            f"{touching[0].setting} ignores some of the {kind.name}: all names together cover "
-            f"those of {num_covered} layers, of {kind.num_layers}; {FIX}"
-        )
-    return bool(touching)
+            covered |= name.matched(kind, layer)
+        share = kind.share(covered)
+        if kind.name == "experts" and 0 < share < 1:
+            # Of the single experts only the first and the last are looked at.
+            raise UserError(f"{names[0].setting} names some of the experts of a layer; {FIX}")
+        total += share
+    # Names that are no numbers of layers match in layers that lack the kind, too.
+    return min(1.0, total / kind.num_layers)

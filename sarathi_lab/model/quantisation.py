@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Quantised = Literal["layers", "experts"]
+Quantised = Literal["layers", "experts", "parts"]
+KindName = Literal["attention", "linear attention", "FFNs", "shared experts", "experts"]
 BITS_OF_BYTE = 8
 SCALE_BITS = 16  # of the scale of a group of weights
 # Bits of one weight with its share of a block's scale, by the OCP MX specification 1.0 (32 values
@@ -15,9 +16,52 @@ MXFP4_BITS = 4 + 8 / 32
 NVFP4_BITS = 4 + 8 / 16
 
 
+# Kinds of the products of `ModelSpec.layer_linears`, by the beginning of their names; routers and
+# gates of a column stay in the model's type.
+KINDS_OF_PRODUCTS: Mapping[str, KindName | None] = {
+    "router": None,
+    "shared_gate": None,
+    "shared": "shared experts",
+    "state": "linear attention",
+    "ffn": "FFNs",
+    "dense": "FFNs",
+    "input": "FFNs",
+    "residual": "FFNs",
+    "streams": "FFNs",
+}
+
+
+def kind_of_product(name: str) -> KindName | None:
+    """Return the kind of a product over all tokens; None for one that no checkpoint quantises."""
+    for beginning, kind in KINDS_OF_PRODUCTS.items():
+        if name.startswith(beginning):
+            return kind
+    return "attention"
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """How the products of one kind are stored.
+
+    Attributes:
+        kind: Of the products.
+        share: The share of their weights that is quantised.
+        weight_bytes: Bytes of one of these, in the mean.
+    """
+
+    kind: KindName
+    share: float
+    weight_bytes: float
+
+    def mean_bytes(self, dtype_bytes: float) -> float:
+        """Return the bytes of a weight, where others have `dtype_bytes`."""
+        return self.share * self.weight_bytes + (1 - self.share) * dtype_bytes
+
+
 @dataclass(frozen=True)
 class Quantisation:
-    """Weights of the layers' products in fewer bits; embedding and output head are as the rest.
+    """Weights of the layers' products in fewer bits; embedding and output head are as the rest,
+    unless they have bytes of their own.
 
     Attributes:
         name: The method, as config.json names it.
@@ -25,13 +69,37 @@ class Quantisation:
         has_fp8_products: Whether activations have 8 bits, too, so that products run at the rate of
             these on a device that has them. Otherwise weights are only stored so, and products
             computed in the model's type.
-        of: All products of the layers but the router, or those of the experts.
+        of: All products of the layers but the router, those of the experts, or `parts`.
+        parts: Of each kind of products, if they differ.
+        table_bytes: Bytes of a weight of embedding and output head; None: as the rest.
     """
 
     name: str
     weight_bytes: float
     has_fp8_products: bool = False
     of: Quantised = "layers"
+    parts: tuple[StoredPart, ...] = ()
+    table_bytes: float | None = None
+
+    def part(self, kind: KindName | None) -> StoredPart:
+        """Return how products of a kind are stored (None: of a kind that is not quantised)."""
+        for part in self.parts:
+            if part.kind == kind:
+                return part
+        is_quantised = self.of == "layers" or (self.of == "experts" and kind == "experts")
+        return StoredPart(kind or "attention", float(is_quantised), self.weight_bytes)
+
+    @property
+    def description(self) -> str:
+        """Of the quantised weights, such as "experts' weights, 0.531 bytes each"."""
+        if self.of != "parts":
+            return f"{self.of}' weights are read as {self.weight_bytes:.3g} bytes each"
+        of_parts = [
+            f"{part.weight_bytes:.3g} bytes in {part.share:.0%} of the {part.kind}"
+            for part in self.parts
+            if part.share
+        ]
+        return f"weights are read as {' and '.join(of_parts) or 'those of the model type'}"
 
 
 FP8 = Quantisation("fp8", 1.0, has_fp8_products=True)

@@ -55,7 +55,9 @@ class Experts:
         self._weight_bytes: float = self.dtype_bytes
         if rows is not None:
             self.base, self._ratios = self._measured(rows)
-        self._products = self.hardware.for_products(spec.stored) or self.hardware
+        stored = spec.stored
+        if stored is not None and stored.part("experts").share > 0:
+            self._products = self.hardware.for_products(stored) or self.hardware
         self._weight_bytes = spec.expert_bytes(self.dtype_bytes)
         self.seconds = cache(self._seconds)
 

@@ -227,7 +227,12 @@ def tables_for(formula: AnalyticOperations, level: str = "profiled") -> Operatio
             f"analytic has figures of; {analytic}"
         )
     stored = spec.stored
-    if stored is not None and hardware.for_products(stored) is None and stored.of == "layers":
+    has_table = (
+        stored is None
+        or stored.of == "experts"
+        or (stored.of == "layers" and hardware.for_products(stored) is not None)
+    )
+    if stored is not None and not has_table:
         raise UserError(
             f"{setting} has no tables of weights in {stored.name}, which model {spec.name} has; "
             f"{analytic}"
