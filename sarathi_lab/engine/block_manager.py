@@ -20,7 +20,8 @@ class BlockManager:
     With `shares_prefixes` sequences share the blocks of equal prefixes (`prefix`). Each sequence
     holds `state_blocks` more, of constant number, for states of layers without a cache of tokens,
     and more for layers with a `window`, until it is full. What leaves the window comes back for the
-    sequence's next tokens.
+    sequence's next tokens. Where windows have a pool of their own (`CachedWindow.pool`), a sequence
+    needs room in both; shared prefixes save none of it.
     """
 
     num_blocks: int
@@ -34,10 +35,17 @@ class BlockManager:
         self._extra_blocks = [self.state_blocks]
         if self.window is not None:
             numbers = range(self.window.num_blocks(self.block_size) + 1)
-            extra = [math.ceil(self.window.share * number) for number in numbers]
+            share = self.window.share_of_blocks
+            extra = [math.ceil(share * number) for number in numbers]
             self._extra_blocks = [self.state_blocks + number for number in extra]
         steps = [after - before for before, after in pairwise(self._extra_blocks)]
         self._most_a_token = 1 + max(steps, default=0)
+        # Of a pool for windows: the blocks that one fills, and those that are free.
+        self._blocks_of_window = 0
+        self.num_free_of_windows = 0
+        if self.window is not None and self.window.pool is not None:
+            self._blocks_of_window = self.window.num_blocks(self.block_size)
+            self.num_free_of_windows = int(self.window.pool * self.num_blocks)
         self.prefix: PrefixCache | None = None
         if self.shares_prefixes:
             self.prefix = PrefixCache(self.num_blocks, self.block_size)
@@ -85,8 +93,24 @@ class BlockManager:
         if self.window is None or beyond_window >= len(self._extra_blocks):
             return beyond_window * self.block_size
         # The inverse of `blocks_for` within the window.
-        within = math.floor((num_blocks - self.state_blocks) / (1 + self.window.share))
+        share = self.window.share_of_blocks
+        within = math.floor((num_blocks - self.state_blocks) / (1 + share))
         return within * self.block_size
+
+    def room_for(self, num_tokens: int) -> int:
+        """Blocks of a cache that holds a sequence of `num_tokens`, in the pool of windows, too."""
+        num_blocks = self.blocks_for(num_tokens)
+        if self.window is None or self.window.pool is None:
+            return num_blocks
+        return max(num_blocks, math.ceil(self._windowed(num_blocks) / self.window.pool))
+
+    def _windowed(self, num_blocks: int) -> int:
+        """Blocks that a sequence with `num_blocks` holds in the pool of windows."""
+        return min(max(0, num_blocks - self.state_blocks), self._blocks_of_window)
+
+    def _missing_in_window(self, held: int, num_blocks: int) -> int:
+        """Blocks of the pool of windows that a sequence needs to grow from `held` blocks."""
+        return self._windowed(num_blocks) - self._windowed(held)
 
     def watermark_blocks(self, watermark: float) -> int:
         """Blocks that admission leaves free, the share `watermark` of all."""
@@ -94,12 +118,17 @@ class BlockManager:
 
     def can_hold(self, num_tokens: int, watermark: float = 0.0) -> bool:
         """Whether a new sequence of `num_tokens` tokens fits and leaves the `watermark` free."""
-        return self.blocks_for(num_tokens) + self.watermark_blocks(watermark) <= self.num_free
+        num_blocks = self.blocks_for(num_tokens)
+        if self._windowed(num_blocks) > self.num_free_of_windows:
+            return False
+        return num_blocks + self.watermark_blocks(watermark) <= self.num_free
 
     def has_room_for_all(self, num_decodes: int) -> bool:
         """Whether so many sequences could hold one token more, whatever they hold; False may be
         wrong, but is told without a look at each.
         """
+        if self._blocks_of_window and num_decodes > self.num_free_of_windows:
+            return False
         return num_decodes * self._most_a_token <= self.num_free
 
     def num_missing(self, sequence: SequenceState, num_tokens: int) -> int:
@@ -117,6 +146,11 @@ class BlockManager:
         num_missing = self.blocks_for(num_tokens) - len(held)
         if num_missing <= 0:
             return True  # mostly: tokens come one at a time
+        num_of_window = 0
+        if self._blocks_of_window:
+            num_of_window = self._missing_in_window(len(held), len(held) + num_missing)
+            if num_of_window > self.num_free_of_windows:
+                return False
         num_to_evict = num_missing - len(self.empty)
         if num_to_evict > 0:
             if self.prefix is None or num_to_evict > len(self.prefix.unused):
@@ -125,6 +159,7 @@ class BlockManager:
         # From the end, the last one first: neighbours of a fresh cache, in their order.
         held.extend(self.empty[: -num_missing - 1 : -1])
         del self.empty[-num_missing:]
+        self.num_free_of_windows -= num_of_window
         return True
 
     def look_up(self, sequence: SequenceState) -> SequenceState:
@@ -159,6 +194,10 @@ class BlockManager:
         holds or, while it waits, shares, with the `watermark` free.
         """
         num_taken = self.num_missing(sequence, num_tokens)
+        if self._blocks_of_window:
+            held = len(sequence.block_ids)
+            if self._missing_in_window(held, held + num_taken) > self.num_free_of_windows:
+                return False
         if self.prefix is not None and not sequence.block_ids:
             shared = self.prefix.find(sequence)
             # A shared block is not taken, unless it has no holder yet and counts as free.
@@ -174,10 +213,12 @@ class BlockManager:
             return False
         if self.prefix is not None:
             self.prefix.share(sequence, self.prefix.find(sequence))
+            self.num_free_of_windows -= self._windowed(len(sequence.block_ids))
         return self.grow(sequence, num_tokens)
 
     def free(self, sequence: SequenceState) -> None:
         """Take back all blocks of `sequence`, except shared ones."""
+        self.num_free_of_windows += self._windowed(len(sequence.block_ids))
         if self.prefix is None:
             self.empty += sequence.block_ids[::-1]  # so that they are handed out in their order
         else:

@@ -54,6 +54,8 @@ class MemoryRule:
             subtracted must fit into that share of the whole.
         has_iteration: Whether the peak of an iteration is subtracted.
         has_graphs: Whether the memory of CUDA graphs is subtracted.
+        window_pool: Tokens of a pool for layers with a window, for each token of the others; None:
+            all layers have blocks of one pool.
         source: Where it was read.
     """
 
@@ -63,6 +65,7 @@ class MemoryRule:
     is_of_free: bool = False
     has_iteration: bool = True
     has_graphs: bool = False
+    window_pool: float | None = None
 
     def cache_bytes(self, device: DeviceMemory, share: float | None = None) -> float:
         """Compute the bytes of cache on `device`; below 0 if they lack. None: the default share."""

@@ -301,6 +301,7 @@ class MeasuredCostModel:
         rows: list[dict[str, object]] = []
         for measurement in (self._earlier | self.measurements).values():
             batch = measurement.batch
+            batch.window = self.spec.attention_window
             shape = {
                 "model": model,
                 "composition": describe(batch),

@@ -185,10 +185,19 @@ class CachedWindow:
     each group; those that have left the window come back. So a token within the window takes
     `share` times the room that it has in the layers without one: 0 where whole contexts stay in the
     cache, and only what attention sees is limited.
+
+    With a `pool`, as in SGLang (`swa_full_tokens_ratio`), layers with a window have blocks of their
+    own instead, so many for each block of the others.
     """
 
     window: Window
     share: float
+    pool: float | None = None
+
+    @property
+    def share_of_blocks(self) -> float:
+        """The share where all layers have blocks of one pool."""
+        return self.share if self.pool is None else 0.0
 
     def num_blocks(self, block_size: int) -> int:
         """Return the blocks of `block_size` tokens that a window touches at most."""

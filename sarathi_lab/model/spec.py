@@ -270,6 +270,13 @@ class ModelSpec:
         # Groups of as many layers as the whole context has: the last may have empty places.
         return CachedWindow(window, size * -(-window.num_caching_layers // num_full))
 
+    def window_in_cache(self, pool: float | None) -> CachedWindow | None:
+        """Return `cached_window` in a server whose windows have a `pool` (None: have not)."""
+        cached = self.cached_window
+        if cached is None or cached.share == 0:
+            return cached
+        return replace(cached, pool=pool)
+
     @property
     def cached_values(self) -> float:
         """Entries of a token's keys and values in the mean layer that writes some, without latents
@@ -492,14 +499,16 @@ class ModelSpec:
             return values * dtype_bytes
         return values + 2 * heads.num_kv_heads * KV_SCALE_BYTES
 
-    def cache_bytes_per_token(self, dtype_bytes: int) -> int:
+    def cache_bytes_per_token(self, dtype_bytes: int, pool: float | None = None) -> float:
         """Bytes that each further token of a context takes of a cache, beside what `cached_window`
-        and states take of it.
+        and states take of it; with its part of a `pool` for windows.
         """
         cached_window = self.cached_window
+        every = self.kv_bytes_per_token(dtype_bytes)
         if cached_window is None or cached_window.share == 0:
-            return self.kv_bytes_per_token(dtype_bytes)
-        return self.num_full_caching_layers * self.kv_layer_bytes(dtype_bytes)
+            return every
+        full = self.num_full_caching_layers * self.kv_layer_bytes(dtype_bytes)
+        return full if pool is None else full + pool * (every - full)
 
     def state_bytes(self, dtype_bytes: int) -> int:
         """States of one sequence in the layers with linear attention."""
@@ -511,7 +520,7 @@ class ModelSpec:
     def state_tokens(self, dtype_bytes: int, copies: int = 1) -> int:
         """Tokens whose cache, in `copies`, is as large as the states of one sequence."""
         token_bytes = copies * self.cache_bytes_per_token(dtype_bytes)
-        return -(-self.state_bytes(dtype_bytes) // token_bytes)
+        return math.ceil(self.state_bytes(dtype_bytes) / token_bytes)
 
     def kv_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """KV bytes that attention reads, earlier chunks of a prompt included (section 4.3.2)."""

@@ -159,6 +159,7 @@ SGLANG = ServedSystem(
         setting="mem_fraction_static",
         share=_sglang_share,
         has_iteration=False,  # which lies in what the share leaves
+        window_pool=0.8,  # swa_full_tokens_ratio
         source="python/sglang/srt/server_args.py, _handle_gpu_memory_settings",
     ),
 )

@@ -33,15 +33,15 @@ def cache_fields(
     fix = "use a number of tokens such as 16"
     block_size = require_int("cache.block_size", cache.block_size, 1, fix)
     states = backend.state_tokens(spec)
-    window = spec.cached_window
+    setup = setup_of(policy, cfg.batch, max_model_len, memory_share(cfg))
+    window = spec.window_in_cache(setup.rule.window_pool)
     if cache.num_blocks == FILLS_MEMORY:
-        setup = setup_of(policy, cfg.batch, max_model_len, memory_share(cfg))
         # A small model on a large device would have more than any run needs (`cap_caution`).
         num_blocks = min(backend.kv_blocks(spec, block_size, setup), MOST_BLOCKS)
     elif cache.num_blocks in (None, HOLDS_BATCH):
         state_blocks = math.ceil(states / block_size)
         sized = BlockManager(0, block_size, state_blocks=state_blocks, window=window)
-        per_sequence = sized.blocks_for(max_model_len)
+        per_sequence = sized.room_for(max_model_len)
         num_sequences = cfg.batch * backend.num_stages
         num_blocks = math.ceil(num_sequences * per_sequence / (1 - CACHE_HEADROOM))
     else:

@@ -239,7 +239,7 @@ class SimulatedBackend:
                 f"run at {runs_at}"
             )
         if (window := spec.layers.window) is not None:
-            room = "vLLM's hybrid cache manager: blocks that leave it come back"
+            room = "the server's rule (one pool in vLLM, one of their own in SGLang)"
             if spec.num_full_layers == 0:
                 room = "whole contexts, as no layer sees one"
             cautions.append(

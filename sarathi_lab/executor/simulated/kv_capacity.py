@@ -55,7 +55,8 @@ def served_tokens(
     """
     device = device_memory(spec, hardware, dtype_bytes, parallel, setup)
     num_bytes = setup.cache_bytes(device)
-    num_tokens = int(num_bytes // _device_token_bytes(spec, dtype_bytes, parallel))
+    token_bytes = _device_token_bytes(spec, dtype_bytes, parallel, setup.rule.window_pool)
+    num_tokens = int(num_bytes // token_bytes)
     if num_tokens < 1:
         more = "" if setup.share is None else "raise cache.memory_share, "
         raise UserError(
@@ -66,9 +67,11 @@ def served_tokens(
     return num_tokens
 
 
-def _device_token_bytes(spec: ModelSpec, dtype_bytes: int, parallel: Parallel) -> float:
+def _device_token_bytes(
+    spec: ModelSpec, dtype_bytes: int, parallel: Parallel, window_pool: float | None
+) -> float:
     """Return the bytes of a token's cache on one device."""
-    held = parallel.cache_copies(spec) * spec.cache_bytes_per_token(dtype_bytes)
+    held = parallel.cache_copies(spec) * spec.cache_bytes_per_token(dtype_bytes, window_pool)
     return held / parallel.num_devices
 
 

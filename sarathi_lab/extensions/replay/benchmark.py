@@ -34,6 +34,8 @@ SECONDS = ("first_token", "latency")
 TOKENS_TIMED = 0.9
 # Share by which what was read may differ from what the file states of all its requests.
 SAME_TOTALS = 0.02
+# Ratio of a mean time between tokens to what other means say, beyond which they are contradictory.
+MOST_DIFFERENT = 1.5
 NOT_STREAMED = "has no times of first tokens, as answers were not streamed; run it again streaming"
 # What of a conversation is kept for a replay, a row a request.
 CONVERSATION = ("cached_len", "session", "delay")
@@ -242,11 +244,27 @@ class Summary(Load):
         if self.num_failed:
             num_all = number + self.num_failed
             cautions.append(f"{number} of {num_all} requests; {self.num_failed} failed")
+        cautions += self._cautions_of_means()
         cautions.append(
             f"the file has means only: {number} requests of {round(self.prompt_len)} prompt and "
             f"{round(self.output_len)} output tokens are sent {how}, and only means are compared"
         )
         return cautions
+
+    def _cautions_of_means(self) -> list[str]:
+        """Name a mean time between tokens that the other means contradict, as that of a client
+        which takes parts of a token's message for tokens.
+        """
+        means = self.means
+        if not {"ttft", "tpot", "latency"} <= {*means} or self.output_len < MOST_DIFFERENT:
+            return []
+        follows = (means["latency"] - means["ttft"]) / (self.output_len - 1)
+        if 1 / MOST_DIFFERENT < means["tpot"] / max(follows, 1e-9) < MOST_DIFFERENT:
+            return []
+        return [
+            f"the file's mean time between tokens is {1e3 * means['tpot']:.3g} ms, and by its "
+            f"latency, time to the first token and output tokens {1e3 * follows:.3g} ms"
+        ]
 
 
 def _checked_table(

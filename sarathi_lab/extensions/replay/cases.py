@@ -61,6 +61,7 @@ from sarathi_lab.extensions.replay.settings import (
 )
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, VllmV1
+from sarathi_lab.policy.systems import setup_of
 
 KEYS = ("executor", "model", "policy", "cache", "batch", "max_model_len", "queue_order")
 
@@ -315,7 +316,7 @@ def _replay(
         shares_prefixes=cfg.cache.prefix,
         aligns_chunks=cfg.cache.align_chunks,
         state_tokens=backend.state_tokens(spec),
-        window=spec.cached_window,
+        window=spec.window_in_cache(setup_of(policy, batch_size, longest).rule.window_pool),
         cluster=getattr(backend, "sharing", SINGLE),
     )
     engine.check(requests)

@@ -83,6 +83,7 @@ ASSIGNMENT = re.compile(
     r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\S+|\"[^\"]*\"|'[^']*')\s*$", re.MULTILINE
 )
 VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
+HELM_KEY = "vllmConfig"
 V0_SWITCH = "VLLM_USE_V1"
 
 
@@ -125,7 +126,10 @@ def find_command(text: str, source: str) -> Statement | None:
         called = call.search(text)
         if called is not None:
             arguments = named_values(called[1])
-            return read_arguments(system, arguments, source, is_typed=True, is_complete=True)
+            is_typed = source == TYPED  # else in a log, with all defaults
+            return read_arguments(
+                system, arguments, source, is_typed=is_typed, is_dump=not is_typed, is_complete=True
+            )
     for commands in (_in_containers(text), _in_list(text), _in_script(text, source)):
         servers = [command for command in commands if _system_of(command.words) is not None]
         if len(servers) > 1:
@@ -213,6 +217,9 @@ def _of_containers(content: Any) -> Iterator[Words]:
             yield from _of_containers(entry)
     if not isinstance(content, Mapping):
         return
+    if isinstance(content.get(HELM_KEY), Mapping):
+        yield Words(["vllm", "serve", *_words_of_helm(content)])
+        return
     if any(key in content for key in ("command", "args", "entrypoint")):
         words = [str(content.get("image", ""))]
         for key in ("entrypoint", "command", "args"):
@@ -222,6 +229,23 @@ def _of_containers(content: Any) -> Iterator[Words]:
         return
     for value in content.values():
         yield from _of_containers(value)
+
+
+def _words_of_helm(content: Mapping[str, Any]) -> list[str]:
+    """Return the words of a server in the values of vLLM's production stack: `vllmConfig` has the
+    flags in camel case.
+    """
+    words = [str(content.get("modelURL", ""))]
+    for name, value in content[HELM_KEY].items():
+        if name == "extraArgs":
+            words += _words_of(value)
+            continue
+        flag = re.sub(r"(?=[A-Z])", "-", str(name)).lower()
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    return words
 
 
 def _words_of(value: Any) -> list[str]:

@@ -409,6 +409,12 @@ def test_a_summary_of_a_rate_with_a_limit_is_sent_at_that_rate(tmp_path):
     assert "at random at 2/s, at most 3 at a time" in cautions_of(tmp_path, summary)
 
 
+def test_means_that_contradict_each_other_are_named(tmp_path):
+    summary = {**SUMMARIES["vllm"], "mean_tpot_ms": 5.0}
+    assert "between tokens is 5 ms, and by its latency" in cautions_of(tmp_path, summary)
+    assert "between tokens" not in cautions_of(tmp_path, SUMMARIES["vllm"])
+
+
 def cautions_of(tmp_path: Path, content) -> str:
     path = tmp_path / "file.json"
     path.write_text(json.dumps(content))

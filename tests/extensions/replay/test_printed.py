@@ -39,6 +39,16 @@ def test_printed_tables_are_means_of_runs(tmp_path):
     assert crowded.client.users == 16
 
 
+def test_a_table_in_comments_ends_before_the_next_ones_rate(tmp_path):
+    tables = [
+        TABLE.format(above=f"Traffic request rate: {rate}", inside="", number=20)
+        for rate in (2.0, 4.0)
+    ]
+    path = tmp_path / "serve.sh"
+    path.write_text("# ".join(["", *"".join(tables).splitlines(keepends=True)]))
+    assert [benchmark.client.rate for benchmark in read_benchmarks(path)] == [2.0, 4.0]
+
+
 def test_evalscopes_log_has_its_summaries(tmp_path):
     summary = {"Average latency (s)": 1.5, "Succeed requests": 3, "Number of concurrency": 2}
     lengths = {"Average input tokens per request": 20.0, "Average output tokens per request": 4.0}

@@ -131,6 +131,12 @@ STATED = {
         "sglang",
         {"model": MODEL, "chunk": 4096},
     ),
+    "arguments in a worker's log": (
+        f"2026-03-11 17:57:27,811 Engine args: AsyncEngineArgs(model='{MODEL}', seed=2026, "
+        "max_model_len=8192, max_num_seqs=64, enable_dbo=False, some_new_flag=None)\n",
+        "",
+        {"model": MODEL, "max_model_len": 8192, "batch": 64},
+    ),
     "graphs that are off": (
         V1.replace("FULL_AND_PIECEWISE: (2, 1)", "NONE: 0"),
         "",
@@ -232,6 +238,14 @@ COMMANDS = {
     f"kind: Pod\nspec:\n  containers:\n  - command: [/bin/sh, -c]\n    args:\n    - |\n"
     f"      vllm serve {MODEL} \\\n        --max-num-seqs $SEQUENCES\n"
     "    env:\n    - name: SEQUENCES\n      value: '64'\n": {"model": MODEL, "batch": 64},
+    f"servingEngineSpec:\n  modelSpec:\n  - modelURL: {MODEL}\n    vllmConfig:\n"
+    "      maxNumSeqs: 64\n      enablePrefixCaching: false\n"
+    "      extraArgs: ['--block-size', '32']\n": {
+        "model": MODEL,
+        "batch": 64,
+        "cache.prefix": False,
+        "cache.block_size": 32,
+    },
     f"python -m sglang.launch_server --model {MODEL} --tp 2 --chunked-prefill-size -1 "
     "--enable-mixed-chunk --max-running-requests 64": {
         "model": MODEL,

@@ -9,7 +9,8 @@ from sarathi_lab.extensions.replay.readers.content import Content, Object, numbe
 from sarathi_lab.extensions.replay.readers.vllm import OF_SGLANG
 
 HEADING = "Serving Benchmark Result"
-END = "\n====="  # of a table; the heading's own line has no break before it
+# Of a table; the heading's own line has no break before it. A script may have it as a comment.
+END = re.compile(r"\n[#\s]*=====")
 SENT = ("request_rate", "max_concurrency")
 LINE = re.compile(r"^[#\s]*([A-Z][^:\n]*?)\s*:\s+(\S+)\s*$", re.MULTILINE)
 # What the clients' JSON has for a printed line.
@@ -41,7 +42,8 @@ def printed_runs(content: Content) -> Sequence[Object]:
     above, *tables = content.text.split(HEADING)
     runs = []
     for table in tables:
-        own, _, below = table.partition(END)
+        own, *further = END.split(table, maxsplit=1)
+        below = "".join(further)
         # Older clients print rate and concurrency above the heading.
         sent = {name: value for name, value in _numbers(above).items() if name in SENT}
         runs.append({**sent, **_numbers(own)})
