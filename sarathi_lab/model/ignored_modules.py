@@ -48,7 +48,7 @@ EXPERT_PARENTS = ("mlp.experts", "feed_forward.experts", "block_sparse_moe.exper
 # a column, convolutions, encoders and the layers that draft.
 NEVER = re.compile(
     r"lm_head|embed|norm|\bgate\b|router|shared_expert_gate|correction_bias|conv1d|in_proj_(a|b|ba)\b"
-    r"|visual|vision|audio|multi_modal|mtp"
+    r"|\bg_proj|visual|vision|audio|multi_modal|mtp"
 )
 LAYER = re.compile(r"\blayers\.(\d+)\b")  # in a name that is no expression
 
@@ -200,9 +200,10 @@ def _is_of_products(name: Name, kinds: Sequence[Kind], num_layers: int) -> bool:
     """
     if name.layer is not None and name.layer >= num_layers:
         return False  # of a layer that drafts
+    # An expression may be of the layer that drafts, behind the last.
+    layers = range(num_layers + 1) if name.layer is None else [name.layer]
     for kind in kinds:
-        # An expression may be of the layer that drafts, behind the last.
-        if any(name.matched(kind, layer) for layer in range(num_layers + 1)):
+        if any(name.matched(kind, layer) for layer in layers):
             return True
     if NEVER.search(name.text):
         return False

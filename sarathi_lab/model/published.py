@@ -258,6 +258,8 @@ def published_spec(config: Config, name: str) -> ModelSpec:
     config = {**family.defaults, **config}
     if family.normal is not None:
         config = {**config, **family.normal(Facts(config))}
+    elif config.get("per_layer_config"):
+        raise UserError("per_layer_config: layers of different sizes have no formula here")
     reader = Reader(Facts(config), family)
     spec = reader.spec(name)
     return replace(
@@ -724,6 +726,26 @@ def _normal_mimo(facts: Facts) -> Config:
     return fields
 
 
+def _normal_laguna(facts: Facts) -> Config:
+    """Laguna lists the heads of each layer, of which those with a window have more."""
+    heads = facts.numbers("num_attention_heads_per_layer")
+    kinds = facts.names("layer_types")
+    if heads is None or kinds is None or len(heads) != len(kinds):
+        return {}
+    fields: dict[str, object] = {}
+    of_kinds = ((FULL, "num_attention_heads"), (SLIDING, "swa_num_attention_heads"))
+    for kind, name in of_kinds:
+        numbers = {number for number, of in zip(heads, kinds, strict=True) if of == kind}
+        if len(numbers) > 1:
+            raise UserError(
+                f"num_attention_heads_per_layer has {sorted(numbers)} heads in layers of {kind}, "
+                "which has no formula"
+            )
+        if numbers:
+            fields[name] = numbers.pop()
+    return fields
+
+
 def _normal_minimax(facts: Facts) -> Config:
     """MiniMax-01 numbers the kinds of its layers: 1 has attention to a context."""
     pattern = facts.numbers("attn_type_list")
@@ -906,6 +928,11 @@ def _mamba2(facts: Facts, num_layers: int) -> LinearAttention:
     )
 
 
+def _index_of(num_heads: int) -> Config:
+    """Return the fields of an index, which files of some converters leave out."""
+    return {"index_n_heads": num_heads, "index_head_dim": 128, "index_topk": 2048}
+
+
 _PLAIN = Family()
 _TIED = Family(tied=True)
 _UNGATED = Family(gated=False)
@@ -948,14 +975,17 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("mixtral", "minimax_m2", "olmoe", "phimoe", "granitemoe"), _PLAIN),
     **dict.fromkeys(("glm4_moe", "dots1", "bailing_moe", "bailing_moe_v2"), _PLAIN),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), _PLAIN),
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "solar_open", "hy_v3", "axk1"), _PLAIN),
-    **dict.fromkeys(("granitemoeshared", "flex_olmo", "laguna", "glm4v", "glm4v_moe"), _PLAIN),
+    **dict.fromkeys(("solar_open", "hy_v3", "axk1"), _PLAIN),
+    **dict.fromkeys(("granitemoeshared", "flex_olmo", "glm4v", "glm4v_moe"), _PLAIN),
     **dict.fromkeys(("ernie4_5_moe", "hunyuan", "hunyuan_v1_moe"), _TIED),
     **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe"), _QWEN),
     "qwen2_moe": Family(has_window_switch=True, has_shared_gate=True),
     "afmoe": Family(has_output_gate=True, every_full=4),
     **dict.fromkeys(("mimo_v2_flash", "mimo_v2"), Family(normal=_normal_mimo)),
     "longcat_flash": Family(normal=_normal_longcat),
+    "laguna": Family(normal=_normal_laguna),
+    "deepseek_v32": Family(defaults=_index_of(64)),
+    "glm_moe_dsa": Family(defaults=_index_of(32)),
     "llama4": Family(
         every_full=4, shared_size="intermediate_size", dense_size="intermediate_size_mlp"
     ),

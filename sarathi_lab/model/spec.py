@@ -196,7 +196,7 @@ class ModelSpec:
         """Width of one token's keys in one layer; the values are as wide."""
         return self.num_kv_heads * self.head_size
 
-    @property
+    @cached_property
     def heads(self) -> HeadSizes:
         """Heads of the attention layers without a window."""
         layers = self.layers
@@ -204,7 +204,7 @@ class ModelSpec:
         sizes = (self.num_heads, self.num_kv_heads, self.head_size, value_size)
         return HeadSizes(*sizes, has_value_product=layers.value_product)
 
-    @property
+    @cached_property
     def window_heads(self) -> HeadSizes:
         """Heads of the attention layers with a window."""
         window = self.layers.window
@@ -242,7 +242,7 @@ class ModelSpec:
         """Those of them without a window."""
         return self.num_full_layers - self.layers.borrowing
 
-    @property
+    @cached_property
     def attention_window(self) -> Window | None:
         """The window in which work is counted, or what stands for the tokens that an index selects:
         as many as there are, up to a number.
@@ -252,7 +252,7 @@ class ModelSpec:
             return Window(self.num_attention_layers, index.size)
         return self.layers.window
 
-    @property
+    @cached_property
     def cached_window(self) -> CachedWindow | None:
         """The room in a cache of the layers with a window; None if there are none. Where all have
         one, or an index selects from whole contexts, these stay in the cache.

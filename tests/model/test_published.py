@@ -613,6 +613,15 @@ def test_weights_that_a_run_states_are_those_of_a_quantised_file() -> None:
         ({"layer_types": ["full_attention", "cross", "cross"]}, "layer_types: a layer of 'cross'"),
         ({"model_type": "bamba"}, "layer_types is missing"),
         ({"swa_num_key_value_heads": 3}, "num_kv_heads=3"),
+        ({"per_layer_config": {"1": {"head_dim": 16}}}, "per_layer_config"),
+        (
+            {
+                "model_type": "laguna",
+                "layer_types": ["full_attention"] * 3,
+                "num_attention_heads_per_layer": [4, 4, 8],
+            },
+            "num_attention_heads_per_layer has [4, 8] heads",
+        ),
         ({"layer_types": ["full_attention"]}, "layer_types does not name each of"),
         ({"layer_types": ["linear_attention"] * 3}, "no layer has attention"),
         ({"hidden_size": "wide"}, "hidden_size='wide'"),
