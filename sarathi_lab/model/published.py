@@ -462,7 +462,7 @@ class Reader:
         if facts.first(*names) is None:
             return None
         num_heads = facts.size(names[0], "num_attention_heads")
-        key_size = facts.size(names[2], "head_dim")
+        key_size = facts.count(names[2], self._head_size(facts.size(*WIDTHS), num_heads))
         num_kv_heads = facts.size(names[1], "num_key_value_heads")
         value_size = facts.first("swa_v_head_dim", "v_head_dim")
         return HeadSizes(

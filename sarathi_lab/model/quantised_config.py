@@ -193,12 +193,12 @@ def _without_ignored(
     shares = {kind: 1 - share for kind, share in ignored.items()}
     if all(share == 1 for share in shares.values()):
         return quantisation
-    if all(share == (kind == "experts") for kind, share in shares.items()):
-        return replace(quantisation, of="experts")
     if not any(shares.values()):
         raise UserError(
             f"{FIELD}.{field}={names[0]} and the others leave nothing quantised; {AGAIN}"
         )
+    if all(share == (kind == "experts") for kind, share in shares.items()):
+        return replace(quantisation, of="experts")
     parts = [StoredPart(kind, share, quantisation.weight_bytes) for kind, share in shares.items()]
     return replace(quantisation, of="parts", parts=tuple(parts))
 
