@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import NamedTuple
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.model.ignored_modules import named_shares
@@ -14,7 +14,6 @@ from sarathi_lab.model.quantisation import (
     NVFP4_BITS,
     SCALE_BITS,
     STORED,
-    KindName,
     Quantisation,
     StoredPart,
 )
@@ -37,6 +36,9 @@ INTEGER_METHODS = (
 NF4_BITS, DOUBLE_NF4_BITS = 4 + 32 / 64, 4 + 8 / 64 + 32 / (64 * 256)
 # Bits that weights of a group have in common, by MLX's modes: a scale and a bias, or a scale alone.
 MLX_GROUP_BITS = {"affine": 2 * SCALE_BITS, "mxfp4": 8, "mxfp8": 8, "nvfp4": 8}
+ALL_PRODUCTS = "Linear"  # as a target of compressed-tensors
+EVERYTHING = "re:.*"
+MODEL_BYTES = 2  # of a weight that is not quantised, in 16 bits
 OUTSIDE_LAYERS = ("lm_head", "embed_tokens")  # modules of tables
 CACHE_FIELDS = ("kv_cache_scheme", "kv_cache_quant_algo")
 MOST_BITS = 16
@@ -53,6 +55,8 @@ def read_quantisation(config: Settings, spec: ModelSpec) -> Quantisation | None:
         return None
     if "quant_method" not in settings and "bits" in settings:
         return _mlx(settings, spec)
+    if len(_object("config_groups", settings.get("config_groups") or {})) > 1:
+        return _groups(settings, spec)
     quantisation = _read_method(settings)
     if quantisation.of == "experts" and not spec.num_experts:
         raise UserError(
@@ -60,7 +64,7 @@ def read_quantisation(config: Settings, spec: ModelSpec) -> Quantisation | None:
             f"not; {AGAIN}"
         )
     if quantisation.of == "layers":
-        return _without_ignored(quantisation, settings, spec)
+        return _with_named(quantisation, [_ignored(settings)], spec)
     return quantisation
 
 
@@ -122,20 +126,25 @@ def _integers(method: str, settings: Settings) -> Quantisation:
 
 
 def _compressed_tensors(settings: Settings) -> Quantisation:
-    groups = settings.get("config_groups")
-    if not isinstance(groups, Mapping) or len(groups) != 1:
+    groups = _object(f"{FIELD}.config_groups", settings.get("config_groups") or {})
+    if not groups:
         raise UserError(
-            f"{FIELD}.config_groups={groups!r} is not one group of weights, which the bytes would "
+            f"{FIELD}.config_groups={groups!r} has no group of weights, which the bytes would "
             "follow from; take another quantisation of the model"
         )
     name, value = next(iter(groups.items()))
     group = _object(f"{FIELD}.config_groups.{name}", value)
-    targets = group.get("targets") or ["Linear"]
-    if targets != ["Linear"]:
+    targets = group.get("targets") or [ALL_PRODUCTS]
+    if targets != [ALL_PRODUCTS]:
         raise UserError(
             f"{FIELD}.config_groups.{name}.targets={targets!r} is not all of the products, "
-            "['Linear'], which the bytes are counted of; take the unquantised model"
+            f"['{ALL_PRODUCTS}'], which the bytes are counted of; take the unquantised model"
         )
+    return _group(name, group)
+
+
+def _group(name: str, group: Settings) -> Quantisation:
+    """Read one group of compressed-tensors, as if all products were in it."""
     weights = _object(f"{FIELD}.config_groups.{name}.weights", group.get("weights"))
     activations = group.get("input_activations")
     bits = _bits("num_bits", weights)
@@ -149,6 +158,31 @@ def _compressed_tensors(settings: Settings) -> Quantisation:
         (bits + of_group) / BITS_OF_BYTE,
         has_fp8_products=bits == BITS_OF_BYTE and activations is not None,
     )
+
+
+def _groups(settings: Settings, spec: ModelSpec) -> Quantisation:
+    """Read several groups of compressed-tensors, of modules by their names or of all others."""
+    named = [_ignored(settings)]
+    rest: Quantisation | None = None
+    read = list[Quantisation]()
+    for name, value in _object("config_groups", settings["config_groups"]).items():
+        group = _object(f"{FIELD}.config_groups.{name}", value)
+        stored = _group(name, group)
+        read.append(stored)
+        targets = group.get("targets") or [ALL_PRODUCTS]
+        if not isinstance(targets, list):
+            raise UserError(f"{FIELD}.config_groups.{name}.targets={targets!r} is no list; {AGAIN}")
+        names = [str(target) for target in targets if target != ALL_PRODUCTS]
+        if len(names) < len(targets):
+            rest = stored
+        if names:
+            named.append(Named(f"config_groups.{name}.targets", names, stored.weight_bytes))
+    if rest is None:
+        named.append(Named("config_groups", [EVERYTHING], None))
+    base = rest or read[0]
+    # Products of one rate: of 8 bits only where all groups have them.
+    has_fp8_products = all(stored.has_fp8_products for stored in read)
+    return _with_named(replace(base, has_fp8_products=has_fp8_products), named, spec)
 
 
 def _modelopt(settings: Settings) -> Quantisation:
@@ -169,79 +203,79 @@ def _bitsandbytes(settings: Settings) -> Quantisation:
     return Quantisation("bitsandbytes int8", 1.0)
 
 
-def _ignored(settings: Settings) -> tuple[str, list[str]]:
-    """Return the field that names modules which stay as they were, and the names."""
+class Named(NamedTuple):
+    """Modules by their names in a field, and the bytes of their weights (None: as the model's)."""
+
+    field: str
+    names: list[str]
+    weight_bytes: float | None
+
+
+def _ignored(settings: Settings) -> Named:
+    """Return the modules that stay as they were."""
     for field in IGNORING:
         names = settings.get(field)
         if not names:
             continue
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"{FIELD}.{field}={names!r} is no list of names; {AGAIN}")
-        return field, names
+        return Named(field, names, None)
     dynamic = _object(f"{FIELD}.dynamic", settings.get("dynamic") or {})
-    return "dynamic", [f"re:{name.removeprefix(NOT_QUANTISED)}" for name in dynamic]
+    names = [f"re:{name.removeprefix(NOT_QUANTISED)}" for name in dynamic]
+    return Named("dynamic", names, None)
 
 
-def _without_ignored(
-    quantisation: Quantisation, settings: Settings, spec: ModelSpec
+def _with_named(
+    quantisation: Quantisation, groups: Sequence[Named], spec: ModelSpec
 ) -> Quantisation:
-    """Leave out the modules that are ignored."""
-    field, names = _ignored(settings)
-    if not names:
+    """Give the modules of `groups` bytes of their own; where several name one, the first counts."""
+    groups = [group for group in groups if group.names]
+    shares = [named_shares(group.field, group.names, spec) for group in groups]
+    parts = []
+    for kind in named_shares(FIELD, [], spec):
+        left = quantised = 1.0
+        num_bytes = 0.0
+        for group, of_kinds in zip(groups, shares, strict=True):
+            share = min(left, of_kinds[kind])
+            left -= share
+            if group.weight_bytes is None:
+                quantised -= share
+            else:
+                num_bytes += share * group.weight_bytes
+        num_bytes += left * quantisation.weight_bytes
+        mean = num_bytes / quantised if quantised > 0 else quantisation.weight_bytes
+        parts.append(StoredPart(kind, quantised, mean))
+    are_alike = all(part.weight_bytes == quantisation.weight_bytes for part in parts)
+    if are_alike and all(part.share == 1 for part in parts):
         return quantisation
-    ignored = named_shares(field, names, spec)
-    shares = {kind: 1 - share for kind, share in ignored.items()}
-    if all(share == 1 for share in shares.values()):
-        return quantisation
-    if not any(shares.values()):
+    if not any(part.share for part in parts):
+        first = groups[0]
         raise UserError(
-            f"{FIELD}.{field}={names[0]} and the others leave nothing quantised; {AGAIN}"
+            f"{FIELD}.{first.field}={first.names[0]} and the others leave nothing quantised; "
+            f"{AGAIN}"
         )
-    if all(share == (kind == "experts") for kind, share in shares.items()):
+    if are_alike and all(part.share == (part.kind == "experts") for part in parts):
         return replace(quantisation, of="experts")
-    parts = [StoredPart(kind, share, quantisation.weight_bytes) for kind, share in shares.items()]
     return replace(quantisation, of="parts", parts=tuple(parts))
 
 
 def _mlx(settings: Settings, spec: ModelSpec) -> Quantisation:
     """Read MLX's settings, with those of single modules: an object, or false for none."""
     rest = _mlx_bytes(settings, settings)
-    overrides = {name: value for name, value in settings.items() if "." in name}
-    tables = [rest]
-    saved: dict[KindName, float] = {}  # bytes of a weight by which overrides change the mean
-    shares: dict[KindName, float] = {}  # quantised
-    by_value: dict[float | None, list[str]] = {}
-    for name, value in overrides.items():
+    table_bytes = rest
+    by_bytes: dict[float | None, list[str]] = {}
+    for name, value in settings.items():
+        if "." not in name and not isinstance(value, Mapping):
+            continue  # a setting of all modules
         num_bytes = None
         if value is not False:
             num_bytes = _mlx_bytes(_object(f"{MLX_FIELD}.{name}", value), settings)
         if name.rpartition(".")[2] in OUTSIDE_LAYERS:
-            tables.append(num_bytes or 2.0)
+            table_bytes = MODEL_BYTES if num_bytes is None else num_bytes
         else:
-            by_value.setdefault(num_bytes, []).append(name)
-    for num_bytes, names in by_value.items():
-        for kind, share in named_shares(MLX_FIELD, names, spec).items():
-            if num_bytes is None:
-                shares[kind] = shares.get(kind, 1.0) - share
-            else:
-                saved[kind] = saved.get(kind, 0.0) + share * (num_bytes - rest)
-    parts = []
-    for kind in {**shares, **saved}:
-        share = max(0.0, shares.get(kind, 1.0))
-        mean = rest + (saved.get(kind, 0.0) / share if share else 0.0)
-        parts.append(StoredPart(kind, share, mean))
-    is_uniform = all(part.share == 1 and part.weight_bytes == rest for part in parts)
-    quantisation = Quantisation("mlx", rest, table_bytes=tables[-1])
-    if is_uniform:
-        return quantisation
-    return replace(quantisation, of="parts", parts=_all_kinds(parts, rest))
-
-
-def _all_kinds(parts: list[StoredPart], num_bytes: float) -> tuple[StoredPart, ...]:
-    """Add the kinds of which nothing is said."""
-    said = {part.kind for part in parts}
-    others = [StoredPart(kind, 1.0, num_bytes) for kind in get_args(KindName) if kind not in said]
-    return (*parts, *others)
+            by_bytes.setdefault(num_bytes, []).append(name)
+    groups = [Named(MLX_FIELD, names, num_bytes) for num_bytes, names in by_bytes.items()]
+    return _with_named(Quantisation("mlx", rest, table_bytes=table_bytes), groups, spec)
 
 
 def _mlx_bytes(settings: Settings, defaults: Settings) -> float:

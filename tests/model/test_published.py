@@ -520,6 +520,30 @@ def test_parts_that_are_quantised_count_with_their_bytes() -> None:
         SimulatedBackend(H100, cost_model="profiled").check(ffns, 0)
 
 
+def test_groups_of_modules_have_bytes_of_their_own() -> None:
+    """Attention in 8 bits, and the others, but shared experts, in 4 and a scale for 16."""
+    fp8 = {"weights": {"num_bits": 8, "strategy": "block"}, "input_activations": {"num_bits": 8}}
+    nvfp4 = {"weights": {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}}
+    for targets in (["Linear"], [r"re:.*mlp.*"]):
+        settings = {
+            "quant_method": "compressed-tensors",
+            "config_groups": {
+                "group_0": {**fp8, "targets": ["re:.*self_attn.*"]},
+                "group_1": {**nvfp4, "targets": targets},
+            },
+            "ignore": ["lm_head", "re:.*shared_experts.*"],
+        }
+        stored = published("Kimi-K2", quantization_config=settings).quantisation
+        assert stored is not None
+        assert not stored.has_fp8_products
+        assert {part.kind: (part.share, part.weight_bytes) for part in stored.parts} == {
+            "attention": (1, 1),
+            "FFNs": (1, 9 / 16),
+            "shared experts": (0, 1 if targets != ["Linear"] else 9 / 16),
+            "experts": (1, 9 / 16),
+        }
+
+
 MLX = {"group_size": 64, "bits": 4}
 
 
