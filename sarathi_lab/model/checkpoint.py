@@ -19,12 +19,12 @@ from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import read_object
 from sarathi_lab.model.huggingface import AGAIN, parameter_sources, read_spec
-from sarathi_lab.model.published import read_published
+from sarathi_lab.model.published import QUANTISED_FILE, read_published
 from sarathi_lab.model.spec import KvDtype, ModelSpec
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors"]
-SHAPE_FILES = ["config.json"]  # what a simulation reads
+SHAPE_FILES = ["config.json", QUANTISED_FILE]  # what a simulation reads
 DTYPES = ("F64", "F32", "BF16", "F16")
 # Of an element, by safetensors' names of types.
 ELEMENT_BYTES = {

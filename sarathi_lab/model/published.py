@@ -23,10 +23,13 @@ from sarathi_lab.model.layers import (
     LinearAttention,
     Window,
 )
+from sarathi_lab.model.quantised_config import FIELD as QUANTISATION
 from sarathi_lab.model.quantised_config import read_quantisation, unused_fields
 from sarathi_lab.model.spec import ModelSpec
 
 Config = Mapping[str, object]
+# Beside the config.json of ModelOpt's checkpoints, which may lack the quantisation.
+QUANTISED_FILE = "hf_quant_config.json"
 AGAIN = "fetch the file again, or write conf/model/NAME.yaml"
 FULL, SLIDING, CHUNKED, LINEAR, MAMBA, CONV = (
     *("full_attention", "sliding_attention", "chunked_attention"),
@@ -225,6 +228,11 @@ def read_published(directory: Path) -> ModelSpec:
             "such as Qwen/Qwen3-8B"
         )
     config = read_object(path, AGAIN)
+    quantised = directory / QUANTISED_FILE
+    if not config.get(QUANTISATION) and quantised.exists():
+        settings = read_object(quantised, AGAIN).get("quantization")
+        if isinstance(settings, Mapping) and settings.get("quant_algo"):
+            config = {**config, QUANTISATION: {"quant_method": "modelopt", **settings}}
     try:
         return published_spec(config, directory.resolve().name)
     except UserError as error:

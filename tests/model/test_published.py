@@ -520,6 +520,19 @@ def test_parts_that_are_quantised_count_with_their_bytes() -> None:
         SimulatedBackend(H100, cost_model="profiled").check(ffns, 0)
 
 
+def test_modelopts_file_beside_the_config_counts(tmp_path: Path) -> None:
+    config = {**POSITIONS, **PUBLISHED["Qwen3-8B"]["config"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    beside = tmp_path / "hf_quant_config.json"
+    beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": settings}))
+    stored = read_published(tmp_path).quantisation
+    assert stored is not None
+    assert (stored.of, stored.weight_bytes) == ("layers", 9 / 16)
+    beside.write_text(json.dumps({"quantization": {"quant_algo": None}}))
+    assert read_published(tmp_path).quantisation is None
+
+
 def test_groups_of_modules_have_bytes_of_their_own() -> None:
     """Attention in 8 bits, and the others, but shared experts, in 4 and a scale for 16."""
     fp8 = {"weights": {"num_bits": 8, "strategy": "block"}, "input_activations": {"num_bits": 8}}
