@@ -51,6 +51,15 @@ def found(made_once: Callable[[str, Callable[[], Any]], Any]) -> dict[str, Any]:
     return made_once("compiled", lambda: json.loads(run_compiler(script).splitlines()[-1]))
 
 
+def test_a_triton_that_is_missing_or_fails_gives_one_line_with_its_cause(
+    found: dict[str, Any],
+) -> None:
+    missing, failing = found["refusals"]
+    assert missing.startswith("Triton can't compile and run a kernel on cpu (ModuleNotFoundError: ")
+    assert failing.startswith("Triton can't compile and run a kernel on cpu (RuntimeError: ")
+    assert "active drivers" in failing  # Triton's own words
+
+
 def test_toy_kernels_are_passed_or_complained_of(found: dict[str, Any]) -> None:
     rows = found["rows"]
     instructions = {chip: line.split()[4] for chip, (line, _) in rows["product"].items()}

@@ -7,8 +7,11 @@ It runs in a process of its own, as kernels defined under TRITON_INTERPRET can't
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 import triton
@@ -25,6 +28,7 @@ from sarathi_kernels.compilation import (
 )
 from sarathi_kernels.runtime.chip import CHIPS
 from sarathi_kernels.runtime.launch import launch, recorded
+from sarathi_kernels.runtime.support import probe
 
 
 @triton.jit
@@ -99,6 +103,18 @@ def rows() -> dict[str, dict[int, tuple[str, bool]]]:
     return made
 
 
+def refusals() -> list[str]:
+    """What a probe says where Triton is missing, and where it has no GPU."""
+    lines = []
+    for changes in ({"triton": None}, {}):
+        with patch.dict(sys.modules, changes):
+            try:
+                probe(torch.device("cpu"))
+            except ValueError as error:
+                lines.append(str(error))
+    return lines
+
+
 def is_what_a_launch_compiles() -> bool:
     """Whether Triton's own launcher, on a driver that claims such a GPU, takes the very code that
     was compiled.
@@ -140,5 +156,6 @@ def keys() -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    parts = (rows, models, keys, is_what_a_launch_compiles)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    parts = (refusals, rows, models, keys, is_what_a_launch_compiles)
     print(json.dumps({part.__name__: part() for part in parts}))
