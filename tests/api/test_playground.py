@@ -6,7 +6,6 @@ import pytest
 
 import sarathi_lab as lab
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.extensions.playground import Picture
 
 SIZES = {"workload": "uniform", "batch": 4, "seed": 1, "workload.num_requests": 8}
 SIZES |= {"workload.min_len": 64, "workload.max_len": 512}
@@ -60,6 +59,8 @@ def test_what_does_not_work_is_a_users_error(playground, changes, words):
 
 
 def test_the_picture_shows_every_batch_and_wait_of_the_last_move(playground):
+    from sarathi_lab.extensions.playground import Picture  # with widgets, which take a second
+
     picture = Picture()
     for changes in ({}, {"policy": "orca"}, {"chunk": 64}):
         tried = playground.serve(**changes)

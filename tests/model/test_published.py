@@ -41,7 +41,7 @@ from sarathi_lab.policy import Sarathi
 from sarathi_lab.policy.systems import VLLM_MEMORY
 
 DATA = Path(__file__).parents[1] / "data" / "published_models.yaml"
-PUBLISHED: dict[str, dict[str, Any]] = yaml.safe_load(DATA.read_text())
+PUBLISHED: dict[str, dict[str, Any]] = yaml.load(DATA.read_text(), yaml.CSafeLoader)
 CASES = Path(__file__).resolve().parents[3] / "shared" / "cases" / "models"
 POSITIONS = {"max_position_embeddings": 8192}
 H100 = load_option("hardware", "h100")

@@ -10,7 +10,7 @@ import yaml
 
 from sarathi_lab.run import main
 
-CORPUS = yaml.safe_load((Path(__file__).parent / "command_lines.yaml").read_text())
+CORPUS = yaml.load((Path(__file__).parent / "command_lines.yaml").read_text(), yaml.CSafeLoader)
 SMALL = "executor=simulated workload.num_requests=2 "
 TINY = (
     "executor=simulated model=tiny batch=3 seq_len=64 pd_ratio=7 workload.num_requests=4 "

@@ -19,8 +19,8 @@ import yaml
 from sarathi_lab.run import main
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-COMMANDS: list[dict[str, Any]] = yaml.safe_load(
-    (Path(__file__).parent / "recorded.yaml").read_text()
+COMMANDS: list[dict[str, Any]] = yaml.load(
+    (Path(__file__).parent / "recorded.yaml").read_text(), yaml.CSafeLoader
 )
 RELATIVE = 1e-9
 # Columns that describe the recording: its machine, time, commit, and the folder of the run, whose

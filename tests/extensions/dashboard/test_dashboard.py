@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from sarathi_lab.__main__ import main
-from sarathi_lab.extensions import dashboard
 from sarathi_lab.results.metrics import COMPARED
 
 SECTIONS = ["A sweep at a glance", "Policies side by side", "Chunk size", "P:D ratio"]
@@ -16,7 +15,14 @@ SECTIONS += ["KV re-read", "Latency", "Device"]
 KNOWN = {*COMPARED, "mfu", "mbu", "time_over_roofline", "decode_speedup"}
 
 
-def test_the_workspace_has_sections_of_what_runs_log(monkeypatch, capsys):
+@pytest.fixture
+def dashboard():
+    from sarathi_lab.extensions import dashboard  # W&B's panels take seconds to import
+
+    return dashboard
+
+
+def test_the_workspace_has_sections_of_what_runs_log(dashboard, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     where = ["--hostname=laptop", "--hostname=server", "--entity=me", "--project=mine"]
     assert main(["dashboard", "--json", *where]) == 0
@@ -60,7 +66,7 @@ def _axes(panel: dict) -> list[dict]:
     return [axis for axes in lists for axis in axes if isinstance(axis, dict)]
 
 
-def test_without_a_login_or_the_package_it_is_one_line(tmp_path, monkeypatch, capsys):
+def test_without_a_login_or_the_package_it_is_one_line(dashboard, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
@@ -77,7 +83,7 @@ def test_without_a_login_or_the_package_it_is_one_line(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("args", "reason"), [(["--entity=me"], "permission denied"), ([], "no route")]
 )
-def test_what_the_server_refuses_is_one_line(args, reason, monkeypatch, capsys):
+def test_what_the_server_refuses_is_one_line(args, reason, dashboard, monkeypatch, capsys):
     def refuse(*args, **kwargs) -> None:
         raise PermissionError(f"{reason}\nto host")
 
