@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -277,20 +278,26 @@ def test_a_query_that_makes_no_sense_is_refused(tmp_path):
 # -- what people see -------------------------------------------------------------------------------
 
 
-def test_the_documents_show_what_is_recorded(recorded):
-    for path, name, block in claim_tables.blocks(recorded):
+@pytest.fixture(scope="module")
+def blocks(recorded) -> list[tuple[Path, str, str]]:
+    """The page, the name and the text of each table of claims."""
+    return list(claim_tables.blocks(recorded))
+
+
+def test_the_documents_show_what_is_recorded(blocks):
+    for path, name, block in blocks:
         shown = claim_tables.between(path.read_text(), name)[1].strip()
         assert shown == block, f"{path}: run python -m sarathi_lab claims --readme"
 
 
-def test_every_number_of_the_front_page_is_recorded(recorded):
+def test_every_number_of_the_front_page_is_recorded(blocks):
     """But for those of its code and of versions, and what test_readme.py runs."""
     text = re.sub(r"(?s)```.*?```|`[^`]*`|\(http[^)]*\)", "", claim_tables.FRONT.read_text())
     others = {"3.11", "2308.16369", "2.0", "0.88", "4.24"}
     rows = load.load("fig12").query("panel == 'ratios'")  # by the fixed cost x
     others |= {f"{value:.3g}" for value in (*rows.x, *rows.y)}
-    blocks = " ".join(block for _, _, block in claim_tables.blocks(recorded))
-    known = set(re.findall(r"\d+\.\d+", blocks))
+    tables = " ".join(block for _, _, block in blocks)
+    known = set(re.findall(r"\d+\.\d+", tables))
     assert set(re.findall(r"\d+\.\d+", text)) - others <= known
 
 
