@@ -51,11 +51,11 @@ DRAWN = {
 }
 
 SLOWEST = [  # first of all
-    *("test_command_lines", "test_sweeps", "test_notebooks", "test_compilation", "test_run"),
-    *("test_config", "test_kernel_executor", "test_late_device", "test_wheel"),
-    *("test_claims", "test_paper"),
-    *("test_cuda_stub", "test_native", "test_speculation_tokens", "test_recorded", "test_tracking"),
-    *("test_calibrate", "test_experiments", "test_own_code"),
+    *("test_notebooks", "test_command_lines", "test_quality", "test_advise_task", "test_config"),
+    *("test_sweeps", "test_readme", "test_recorded", "test_kernel_executor", "test_leaderboard"),
+    *("test_session", "test_cuda_stub", "test_experiments", "test_steady", "test_wheel"),
+    *("test_sweep_pictures", "test_claims", "test_serving_experiments", "test_vllm_backend"),
+    *("test_server_arguments", "test_client_readers", "test_validate", "test_paper"),
 ]
 
 
