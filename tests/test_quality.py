@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = sorted([*(ROOT / "sarathi_lab").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")])
 
 LINT_IMPORTS = "from importlinter.cli import lint_imports_command as lint; lint()"
 
