@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -113,6 +113,25 @@ def _find_unusable_driver() -> str | None:
         answer = str(error)
     has_node = any(DEVICE_NODES.glob("nvidia[0-9]*"))
     return f"unknown (nvidia-smi: {answer.rstrip('.')})" if has_node else None
+
+
+class CpuDefault(NamedTuple):
+    """Model and dtype of model=auto and dtype=auto on a CPU."""
+
+    model: str
+    dtype: str
+
+
+USUAL_CPU = CpuDefault("30m", "float32")
+# Only with matrix tiles are products of 16 bits so fast that a small model has the paper's
+# proportions: attention a few percent of an iteration, and chunks of a few ridges.
+TILES_CPU = CpuDefault("140m", "bfloat16")
+TILES = "amx_bf16"
+
+
+def default_on_cpu(flags: Collection[str]) -> CpuDefault:
+    """Return what a CPU with these `flags` (`cpu_flags`) serves by default."""
+    return TILES_CPU if TILES in flags else USUAL_CPU
 
 
 def resolve_dtype(name: str, device: torch.device) -> tuple[str, torch.dtype]:

@@ -21,6 +21,7 @@ COMPARED = (
     *("kv_read_bytes", "kv_reread_factor", "duration", "bubble_fraction"),
     *(f"{name}_p{int(q * 100)}" for name in WAITS for q in QUANTILES),
 )
+CHUNK_RIDGES = "chunk_ridges"
 IS_PART = "window_start"  # a quantity of runs of which a part counts
 # Difference in the share of replayed iterations above which a ratio is in part of launches.
 REPLAY_TOLERANCE = 0.05

@@ -43,6 +43,7 @@ WAIT_COLUMNS = {
     "request_gap_p99": "worst\ngap\nP99",  # of a request
 }
 CLOSED_COLUMNS = {  # where all requests wait from the start
+    "chunk_ridges": "chunk\n/ ridge",
     "capacity": "capacity\n[req/s]",
     "decode_time_alone": "decode\nalone",
     MARGINAL: "decode\nadds",

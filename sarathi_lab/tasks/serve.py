@@ -26,6 +26,7 @@ from sarathi_lab.experiment.advise import BestChunk
 from sarathi_lab.model.roofline import Peaks, ridge_tokens, riding_gain
 from sarathi_lab.results import metrics
 from sarathi_lab.results.load import AGAIN, load_summary
+from sarathi_lab.results.metrics import CHUNK_RIDGES
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import (
     cell,
@@ -162,6 +163,7 @@ def _executed(
         raise Stopped(str(error), replace(result, tables=done)) from error
     if predicted is not None:
         summary["predicted_roofline"] = predicted
+    summary |= _in_ridges(plan)
     summaries = {name: load_summary(path) for name, path in finished.items()}
     cautions: list[str] = []
     for caution in CAUTIONS if context.is_brief else CAUTIONS_OF_ONE:
@@ -242,6 +244,15 @@ def _describe_peaks(plan: Plan, peaks: Peaks) -> str:
     batch_size = min(plan.engine.num_slots, len(requests))
     gain = riding_gain(spec, requests, batch_size, dtype_bytes, peaks)
     return f"{text}; riding decodes gain up to {gain:.2f} over request_level at the roofline"
+
+
+def _in_ridges(plan: Plan) -> dict[str, float]:
+    """Return the chunk of a measured run over the ridge, by which devices can be compared."""
+    spec, backend, chunk = plan.spec, plan.backend, plan.policy.budget
+    if chunk is None or not backend.computes_tokens or not spec.has_formulas:
+        return {}
+    ridge = ridge_tokens(spec, backend.dtype_bytes, backend.peaks())
+    return {CHUNK_RIDGES: chunk / ridge} if math.isfinite(ridge) else {}
 
 
 def schedule_of(iterations: pd.DataFrame) -> str:

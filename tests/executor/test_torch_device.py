@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.sweeper import compose
 from sarathi_lab.executor import device as devices
+from sarathi_lab.executor.torch import backend as torch_backend
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.model.checkpoint import AutoModel
+from sarathi_lab.model.roofline import Peaks, ridge_tokens
 
 CPU = torch.device("cpu")
 
@@ -138,3 +142,34 @@ def test_description_names_the_processor_and_its_threads():
     assert f", {torch.get_num_threads()} thread" in devices.device_description(CPU)
     assert devices.device_description(CPU, 1).endswith(", 1 thread)")
     assert devices.device_description(CPU, 2).endswith(", 2 threads)")
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings", "expected"),
+    [
+        ({"avx512f", "amx_bf16"}, {"model_path": None}, ("140m", "bfloat16")),
+        ({"avx512f"}, {"model_path": None}, ("30m", "float32")),
+        ({"amx_bf16"}, {}, ("30m", "float32")),  # a model is stated
+        ({"amx_bf16"}, {"model_path": None, "dtype": "float32"}, ("30m", "float32")),
+        ({"amx_bf16"}, {"model_path": None, "dtype": "bfloat16"}, ("30m", "bfloat16")),
+        ({"amx_bf16"}, {"model_path": None, "kernels": "torch"}, ("30m", "float32")),
+    ],
+)
+def test_a_cpu_with_matrix_tiles_has_its_own_defaults(monkeypatch, flags, settings, expected):
+    monkeypatch.setattr(torch_backend, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(torch_backend, "why_not_built", lambda isa: None)
+    backend = TorchBackend(device="cpu", **settings)
+    assert (backend.default_model, backend.dtype_name) == expected
+
+
+def test_the_command_says_whether_a_model_is_stated():
+    for stated, path in (("model=auto", None), ("model=tiny", "stated"), ("model.path=x", "x")):
+        (job,) = compose([stated, "tracking=none"]).jobs
+        assert job.cfg.executor.model_path == path
+
+
+def test_chunks_are_few_ridges_of_the_model_for_matrix_tiles():
+    spec = load_option("model", devices.TILES_CPU.model)
+    peaks = Peaks(1.9e12, 24.9e9, "of a Xeon with AMX")  # experiments/lab/iteration_time
+    assert 140e6 < spec.num_params < 150e6
+    assert 3 < 256 / ridge_tokens(spec, 2, peaks) < 4

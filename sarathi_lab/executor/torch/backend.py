@@ -11,7 +11,7 @@ from typing import ClassVar, get_args
 
 import torch
 
-from sarathi_kernels.cpu.build import instruction_set
+from sarathi_kernels.cpu.build import cpu_flags, instruction_set
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.checked import check_fields, flag, one_of, whole
 from sarathi_lab.config.errors import UserError
@@ -50,12 +50,14 @@ class TorchBackend(MeasuredBackend):
     is Triton on a GPU, and C++ on a CPU that can compile it. With Triton, `overlap` makes the next
     batch while one runs, `cuda_graphs` replays batches of a few padded shapes, and `hybrid` is how
     a chunk and decodes share the device in attention. `threads` compute on a CPU (None: torch's
-    number). `profile` times operations.
+    number). `profile` times operations. Where no model is stated (`model_path` is None) and no
+    `dtype`, a CPU has the model and the dtype that suit its products (`default_on_cpu`).
     """
 
     name: ClassVar[str] = "torch"
     device: str = "auto"
     dtype: str = "auto"
+    model_path: str | None = "stated"
     seed: int = 0
     kernels: str = one_of("auto", valid=("auto", "triton", "native", "torch"))
     isa: str = one_of("auto", valid=checks.ISAS)
@@ -78,6 +80,24 @@ class TorchBackend(MeasuredBackend):
         if device.type == "cuda":
             torch.cuda.set_device(device)  # streams, events and Triton use the current one
         return device
+
+    @cached_property
+    def _cpu_default(self) -> devices.CpuDefault:
+        is_chosen = self.model_path is None and self.dtype == "auto"
+        has_tiles = self.wants_native and self.isa in ("auto", "avx512")
+        if not is_chosen or not has_tiles or why_not_built(self.isa) is not None:
+            return devices.USUAL_CPU
+        return devices.default_on_cpu(cpu_flags())
+
+    @cached_property
+    def _dtype(self) -> tuple[str, torch.dtype]:
+        is_chosen_on_cpu = self.dtype == "auto" and not self.uses_gpus
+        name = self._cpu_default.dtype if is_chosen_on_cpu else self.dtype
+        return devices.resolve_dtype(name, self.torch_device)
+
+    @property
+    def default_model(self) -> str:
+        return super().default_model if self.uses_gpus else self._cpu_default.model
 
     @property
     def uses_kernels(self) -> bool:

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.intervals import level_of
+from sarathi_lab.results.metrics import CHUNK_RIDGES
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.axes import scale_of
 from sarathi_lab.results.plots.choice import MARGINAL, PlotAxes, choose_axes, choose_quantities
@@ -197,7 +198,15 @@ def _title(runs: pd.DataFrame) -> str:
     for name in FIXED:
         if name in swept and len(values_of(swept, name)) == 1:
             sizes.append(_size(runs, swept, name))
-    return "\n".join(filter(None, [title, ", ".join(sizes)]))
+    return "\n".join(filter(None, [title, ", ".join([*sizes, *_ridge(swept)])]))
+
+
+def _ridge(runs: pd.DataFrame) -> list[str]:
+    """Name the tokens of a ridge, which the chunks of measured runs are told in."""
+    if CHUNK_RIDGES not in runs:
+        return []
+    ridges = (runs.chunk / runs[CHUNK_RIDGES]).dropna()
+    return [f"ridge {ridges.median():.0f} tokens"] if len(ridges) else []
 
 
 def _size(runs: pd.DataFrame, swept: pd.DataFrame, name: str) -> str:
