@@ -17,7 +17,7 @@ from sarathi_lab.engine.arrivals import Arrivals, as_arrivals, behind_front_end
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.request import Request, SequenceState
+from sarathi_lab.engine.request import Chunk, Request, SequenceState
 from sarathi_lab.results.load_trend import load_trend
 from sarathi_lab.results.serving_metrics import Slo, is_met
 
@@ -193,10 +193,10 @@ class Capacity:
     @property
     def history(self) -> str:
         """Rates by length of run, the shortest first."""
-        parts = []
+        rates = []
         for number, step in self.steps.items():
-            parts.append(f"{self._rate_of(step):.3g}/s in runs of {number:,}")
-        return ", ".join(parts)
+            rates.append(f"{self._rate_of(step):.3g}/s in runs of {number:,}")
+        return ", ".join(rates)
 
     @property
     def remark(self) -> str:
@@ -235,30 +235,47 @@ class ObjectiveMissed(Exception):
     """Ends a run whose outcome is decided."""
 
 
-class LateFirstTokens(Ledger):
-    """A ledger that ends a run of `num_requests` by ObjectiveMissed as soon as so many first tokens
-    were late that the quantile of all is.
+class LateTokens(Ledger):
+    """A ledger that ends the run of `requests` by ObjectiveMissed as soon as so many first tokens,
+    or so many others, were surely late that the quantile of all is.
+
+    A decode waits for all of its iteration at least, so that one longer than the bound between
+    tokens makes all of its decodes late.
     """
 
-    def __init__(self, slo: Slo, num_requests: int) -> None:
+    def __init__(self, slo: Slo, requests: Sequence[Request]) -> None:
         super().__init__()
-        self._bound = math.inf if slo.ttft is None else slo.ttft
-        # The quantile is not below the value of this rank, from 0.
-        rank = math.floor(slo.quantile * (num_requests - 1) - ROUNDING)
-        self._deciding = num_requests - rank
-        self._num_late = 0
+        self._first_bound = math.inf if slo.ttft is None else slo.ttft
+        self._gap_bound = math.inf if slo.tbt is None else slo.tbt
+        num_gaps = sum(request.output_len - 1 for request in requests)
+        self._allowed_first = _most_late(len(requests), slo.quantile)
+        self._allowed_gaps = _most_late(num_gaps, slo.quantile)
+        self._num_late_first = 0
+        self._num_late_gaps = 0
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
         super().record(result, finished)
-        if not result.batch.num_prefills:
-            return
-        for sequence, _, _, is_decode, emits_token in result.batch.chunks:
+        batch = result.batch
+        if result.end - result.start > self._gap_bound:
+            self._num_late_gaps += batch.num_decodes
+        if batch.num_prefills:
+            self._count_first_tokens(batch.chunks, result.end)
+        if self._num_late_first > self._allowed_first or self._num_late_gaps > self._allowed_gaps:
+            raise ObjectiveMissed
+
+    def _count_first_tokens(self, chunks: Sequence[Chunk], end: float) -> None:
+        for sequence, _, _, is_decode, emits_token in chunks:
             # What is computed again after an eviction emits a later token.
             if is_decode or not emits_token or len(sequence.token_times) != 1:
                 continue
-            self._num_late += result.end - sequence.request.arrival_time > self._bound
-        if self._num_late >= self._deciding:
-            raise ObjectiveMissed
+            self._num_late_first += end - sequence.request.arrival_time > self._first_bound
+
+
+def _most_late(number: int, quantile: float) -> int:
+    """Return how many of `number` times may exceed a bound that their quantile is within."""
+    # The quantile is not below the value of this rank, from 0.
+    rank = math.floor(quantile * (number - 1) - ROUNDING)
+    return number - rank - 1
 
 
 @dataclass
@@ -280,7 +297,7 @@ class RateSearch:
         """Return whether the first `number` requests meet `slo` at a step of the grid."""
         if (number, step) in self.missed:
             return False
-        ledger = LateFirstTokens(slo, number) if self.ends_early else None
+        ledger = LateTokens(slo, self.requests[:number]) if self.ends_early else None
         try:
             run = self.run(number, step, ledger)
         except ObjectiveMissed:

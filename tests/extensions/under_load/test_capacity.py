@@ -61,11 +61,17 @@ def test_arrivals_are_stretched_to_the_rate_and_stay_paired():
         at_rate(requests_of((4, 1), (4, 1)), 1.0)
 
 
-def queue(num: int = 40, *, ends_early: bool = False, iterations: list[int] | None = None):
-    """One server that takes a second a request of one token, which come evenly: it can take one a
-    second. The tokens of its `iterations` are listed.
+def queue(
+    num: int = 40,
+    *,
+    output_len: int = 1,
+    ends_early: bool = False,
+    iterations: list[int] | None = None,
+):
+    """One server that takes a second a token of a request, which come evenly: it can take one of
+    one token a second. The tokens of its `iterations` are listed.
     """
-    requests = requests_of(*[(4, 1)] * num, arrivals=list(map(float, range(num))))
+    requests = requests_of(*[(4, output_len)] * num, arrivals=list(map(float, range(num))))
     engine = EngineConfig(RequestLevel(), batch_size=1, num_blocks=10, block_size=4)
     listed = [] if iterations is None else iterations
     server = Server(engine, ScriptedExecutor(), listed.append)
@@ -128,6 +134,18 @@ def test_runs_that_end_when_the_objective_is_missed_give_the_same_capacity(bound
     expected = whole.capacity(slo, 1.0, 1.0, lengths, is_confirmed=True)
     assert ended.capacity(slo, 1.0, 1.0, lengths, is_confirmed=True) == expected
     assert len(of_ended) < len(of_all)
+
+
+@pytest.mark.parametrize(("bound", "is_met"), [(0.5, False), (1.5, True)])
+def test_runs_end_when_iterations_are_longer_than_the_bound_between_tokens(bound, is_met):
+    slo = Slo(name="x", tbt=bound)
+    of_all: list[int] = []
+    of_ended: list[int] = []
+    whole = queue(output_len=3, iterations=of_all)
+    ended = queue(output_len=3, ends_early=True, iterations=of_ended)
+    slow = whole.grid.step(0.25)
+    assert whole.passes(40, slow, slo) == ended.passes(40, slow, slo) == is_met
+    assert (len(of_ended) < len(of_all)) == (not is_met)
 
 
 def test_what_the_limits_cut_off_is_said():
