@@ -12,6 +12,7 @@ from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, marked
 from sarathi_lab.extensions.advise.options import LONGER, PolicyRuns
 from sarathi_lab.extensions.advise.remedies import NAMES, Remedy
 from sarathi_lab.extensions.advise.server_flags import ServerFlags
+from sarathi_lab.extensions.under_load.search import WAITS
 from sarathi_lab.results.report import cell
 from sarathi_lab.results.result import DisplayTable
 from sarathi_lab.results.serving_metrics import Slo
@@ -19,39 +20,52 @@ from sarathi_lab.results.table import heading
 from sarathi_lab.tasks.plan import Plan
 
 AS_GOOD_MARK = " *"
-CONFIRMED = " +"  # in a row whose quantities are of a longer run than the others
 
 
 def best_lines(
     best: pd.Series, runs: PolicyRuns, table: pd.DataFrame, left_out: Sequence[str]
 ) -> list[str]:
-    """Name the policy and the chunk, and whether they meet the objective."""
+    """Name the policy and the chunk, by which rule, and whether they meet the objective."""
     name = f"{best['policy']} with {chunk_of(best)}"
-    lines = []
     if runs.slo is None:
-        lines.append(f"best: {name}, for the most tokens/s (* within 1 % of the most)")
+        lines = [
+            f"best: {name}, for the most tokens/s (* within 1 % of the most)",
+            "of those marked * it has the shortest times between tokens (P99)",
+        ]
     else:
-        lines.append(f"objective {runs.slo.name}: {runs.slo.describe()}")
-        if best["slo_met"]:
-            lines.append(f"best within it: {name}")
-            lines += _not_distinguished(best, table)
-        elif best["is_steady"]:
-            lines.append(f"nothing meets it; nearest comes {name}")
-        else:
-            lines.append(
-                "nothing meets it: requests come faster than any of these serves them, and wait "
-                f"the longer the longer it runs; shown is {name}"
-            )
+        lines = [f"objective {runs.slo.name}: {runs.slo.describe()}"]
+        lines += _within_objective(name, best, table)
     if leaves_whole(best, runs):
         longest = runs.longest_prompt
         lines.append(f"do not chunk here: it leaves all prompts whole, the longest has {longest}")
-    bounds = {} if runs.slo is None else runs.slo.bounds
-    if runs.plan.load.all_wait and {"ttft", "scheduling_delay"} & bounds.keys():
+    if runs.plan.load.all_wait and runs.slo is not None and not WAITS.isdisjoint(runs.slo.bounds):
         lines.append(
             "all requests wait from the start, so that first tokens come after the whole queue; "
             "state workload.rate for requests that arrive over time"
         )
     return [f"  {line}" for line in (*lines, *left_out)]
+
+
+def _within_objective(name: str, best: pd.Series, table: pd.DataFrame) -> list[str]:
+    """Describe how far the advised run, of a policy and chunk with this `name`, is within the
+    objective, and by which rule of `choose` it was taken.
+    """
+    if best["slo_met"]:
+        return [
+            f"best within it: {name}",
+            "of what meets it with the most tokens/s (within 1 %) it is farthest from its nearest "
+            "bound",
+            *_not_distinguished(best, table),
+        ]
+    if best["is_steady"]:
+        return [
+            f"nothing meets it; nearest comes {name}",
+            "of what keeps up with the requests it misses the fewest bounds, by least",
+        ]
+    return [
+        "nothing meets it: requests come faster than any of these serves them, and wait the longer "
+        f"the longer it runs; shown is {name}, of the shortest stalls"
+    ]
 
 
 def leaves_whole(row: Row, runs: PolicyRuns) -> bool:
@@ -60,7 +74,9 @@ def leaves_whole(row: Row, runs: PolicyRuns) -> bool:
 
 
 def chunk_of(row: Row) -> str:
-    return "whole prompts" if row["is_whole"] else f"chunk {row['chunk']:.0f}"
+    if row["is_whole"]:
+        return "whole prompts"
+    return f"chunk {row['chunk']:.0f}"
 
 
 def best_of_policies(table: pd.DataFrame, best: pd.Series) -> list[pd.Series]:
@@ -90,11 +106,12 @@ def _not_distinguished(best: pd.Series, table: pd.DataFrame) -> list[str]:
     alike = [f"{row['policy']} with {chunk_of(row)}" for row in rows_alike(best, table)]
     if not alike:
         return []
-    return [f"not distinguished from it (within 1 %): {', '.join(alike)}"]
+    named = ", ".join(alike)
+    return [f"not distinguished from it (within 1 %): {named}; of such the run's own is taken"]
 
 
-def _are_close(value: float, other: float) -> bool:
-    return math.isclose(value, other, rel_tol=AS_GOOD)
+def _are_close(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=AS_GOOD)
 
 
 def policies_table(
@@ -111,47 +128,56 @@ def policies_table(
     rows = []
     for row in best_of_policies(table, best):
         label = str(row["policy"]).replace(" ", "\n")
-        cells = {"policy": label, **_cells(row, slo)}
-        if slo is not None:
-            del cells["tokens/s"]  # what arrives, where it keeps up
-        rows.append(cells)
-    title = "  each policy with its best chunk"
-    if table["is_confirmed"].any():
-        title += f" (+: of {LONGER * num_requests:,} requests, others of {num_requests:,})"
+        rows.append({"policy": label, **_cells(row, slo, num_requests)})
+    title = f"  each policy with its best chunk{_lengths(table, num_requests)}"
     return DisplayTable(rows, title=title, left=["policy"], unbroken=["policy"])
 
 
 def chunks_table(runs: PolicyRuns) -> DisplayTable:
     """Show all chunks that were tried for the advised policy."""
     rows = []
+    num_requests = len(runs.plan.load.requests)
     table = runs.table.sort_values(["is_whole", "chunk"])
     for row in table.to_dict("records"):
-        cells = _cells(row, runs.slo)
+        cells = _cells(row, runs.slo, num_requests)
         for name in ("kv_reread_factor", "tbt_p50"):
             cells[heading(name)] = cell(name, row[name])
         rows.append(cells)
-    return DisplayTable(rows, title=f"  chunks of {runs.option.label}")
+    title = f"  chunks of {runs.option.label}{_lengths(table, num_requests)}"
+    return DisplayTable(rows, title=title)
 
 
-def _cells(row: Row, slo: Slo | None) -> dict[str, str]:
-    """Return a row's chunk, throughput and bounded quantities as text."""
-    chunk = "whole" if row["is_whole"] else f"{row['chunk']:.0f}"
-    if slo is None and row["is_as_good"]:
-        chunk += AS_GOOD_MARK
-    cells = {
-        "chunk": chunk,
-        "tokens/s": amount(row["throughput"]),
-    }
+def _lengths(table: pd.DataFrame, num_requests: int) -> str:
+    """State which quantities of a table are of longer runs; nothing where none are."""
+    if not table["is_confirmed"].any():
+        return ""
+    return (
+        f" (bounded times and gaps are of as many requests as stated, all else of {num_requests:,})"
+    )
+
+
+def _cells(row: Row, slo: Slo | None, num_requests: int) -> dict[str, str]:
+    """Return a row's chunk, throughput and bounded quantities as text; `num_requests` of a run that
+    was not confirmed by a longer one.
+    """
+    chunk = f"{row['chunk']:.0f}"
+    if row["is_whole"]:
+        chunk = "whole"
+    cells = {"chunk": chunk, "tokens/s": amount(row["throughput"])}
     if slo is None:
+        if row["is_as_good"]:
+            cells["chunk"] += AS_GOOD_MARK
         cells[heading("tbt_p99")] = cell("tbt_p99", row["tbt_p99"])
         return cells
     for name, bound in slo.bounds.items():
         value = row[slo.quantity_of(name)]
         cells[_bound_heading(slo, name)] = _against(value, bound)
-    cells["longest\ngap P99"] = cell("tbt_p99", row["request_gap_p99"])
+    cells["longest gap\nP99 [ms]"] = cell("tbt_p99", row["request_gap_p99"])
     cells["objective"] = _verdict(row)
+    num_served = num_requests
     if row["is_confirmed"]:
-        cells["objective"] += CONFIRMED
+        num_served = LONGER * num_requests
+    cells["requests"] = f"{num_served:,}"
     return cells
 
 
@@ -179,7 +205,9 @@ def _verdict(row: Row) -> str:
 
 def remedy_lines(remedies: Sequence[Remedy]) -> list[str]:
     """Show what would meet the objective, each with the command that shows it."""
-    lines = ["  what would meet it:"] if remedies else []
+    if not remedies:
+        return []
+    lines = ["  what would meet it:"]
     for remedy in remedies:
         lines += [f"    {remedy.text}", f"      {remedy.command}"]
     return lines
@@ -208,12 +236,12 @@ def closing(table: pd.DataFrame, plan: Plan) -> str:
     """Return what the numbers are of."""
     number = len(plan.load.requests)
     num_confirmed = int(table.is_confirmed.sum())
-    runs = f"{len(table)} simulated runs" if len(table) > 1 else "a simulated run"
+    runs = "a simulated run"
+    if len(table) > 1:
+        runs = f"{len(table)} simulated runs"
     longer = ""
     if num_confirmed:
-        rows = "the row" if num_confirmed == 1 else f"the {num_confirmed} rows"
-        are = "is" if num_confirmed == 1 else "are"
-        longer = f"; {rows} marked +, nearest to the objective, {are} of {LONGER * number:,}"
+        longer = f", {num_confirmed} of them repeated with {LONGER * number:,}"
     return (
         f"  all numbers are of {runs} of {number:,} requests{longer} (seed {plan.config['seed']}); "
         "no server was run"

@@ -64,6 +64,7 @@ def test_the_tables_are_the_advice_and_the_flags(tmp_path, capsys):
     best = choose(tables["advice"]).chunk
     text = capsys.readouterr().out
     assert f"best: vllm_v1 with chunk {best}, for the most tokens/s" in text
+    assert "of those marked * it has the shortest times between tokens" in text
     assert f"--max-num-batched-tokens {best} --max-num-seqs 6" in text
     assert "simulated runs of 12 requests (seed 0); no server was run" in text
     (config,) = tmp_path.rglob("[!.]*/config.yaml")
@@ -171,6 +172,20 @@ def test_a_bound_is_found_to_a_tenth_and_every_bound_is_shown(tmp_path):
     assert "TBT P90 [ms]" in cells_of(result)
     assert " met" in cells_of(result)
     assert "best within it: vllm_v1" in lines_of(result)
+    assert "farthest from its nearest bound" in lines_of(result)
+
+
+def test_each_row_states_its_tokens_a_second_and_its_requests(tmp_path):
+    """The advised one is confirmed by four times the requests."""
+    bounds = ["slo.ttft=2", "slo.tbt=0.1", "workload.rate=8", "task.chunks=[256,512]"]
+    result = run(tmp_path, *LOADED, *bounds, "task.policies=[]")
+    tables = [shown for shown in result.shown if isinstance(shown, DisplayTable)]
+    assert len(tables) == 2
+    for table in tables:
+        assert all(row["tokens/s"] for row in table.rows)
+        assert "96" in [row["requests"] for row in table.rows]
+    advice = result.tables["advice"]
+    assert advice.is_confirmed.sum() == 1
 
 
 def test_what_would_meet_an_objective_is_found_by_runs_that_its_commands_repeat(tmp_path, capsys):
