@@ -74,6 +74,14 @@ class Ledger:
         num_replayed = sum(row[column] for row in self._iterations)
         return num_replayed / max(1, len(self._iterations))
 
+    def columns_of_iterations(self, *names: str) -> pd.DataFrame:
+        """Return some of `ITERATION_COLUMNS`, in a tenth of the time of all of them."""
+        columns = {}
+        for name in names:
+            position = ITERATION_COLUMNS.index(name)
+            columns[name] = [row[position] for row in self._iterations]
+        return pd.DataFrame(columns)
+
     def iterations(self) -> pd.DataFrame:
         """Return a row per iteration, as collected; queue lengths are those after it, of its
         `instance`. Columns of clusters, drafts, CUDA graphs and windows are in runs with these

@@ -17,7 +17,7 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.objective import outcome
-from sarathi_lab.results.serving_metrics import Slo, latency
+from sarathi_lab.results.serving_metrics import Slo, gaps, quantiles
 from sarathi_lab.results.steady import steady_part
 
 AS_GOOD = 0.01  # a throughput that is less than this share below the best is as good
@@ -57,7 +57,8 @@ def predict(
         UserError: For a chunk below the batch, or requests that do not fit.
     """
     ledger = serve(requests, engine, executor)
-    iterations = ledger.iterations()
+    read = ("prefill_kv_tokens", "num_prefill_tokens")
+    iterations = ledger.columns_of_iterations("start", "end", *read)
     served = ledger.requests()
     rates = throughput(served, float(iterations.end.max()))
     all_wait = not served.arrival_time.any()
@@ -66,13 +67,13 @@ def predict(
         rates = part.throughput(served)
         iterations = part.spans(iterations)
         served = part.requests(served)
-    waits = latency(served)
+    between_tokens = quantiles("tbt", gaps(served), (0.5, 0.99))
     num_read = iterations.prefill_kv_tokens.sum()
     row = {
         "throughput": rates["throughput"],
         "kv_reread_factor": num_read / iterations.num_prefill_tokens.sum(),
-        "tbt_p50": waits.get("tbt_p50", math.nan),
-        "tbt_p99": waits.get("tbt_p99", math.nan),
+        "tbt_p50": between_tokens.get("tbt_p50", math.nan),
+        "tbt_p99": between_tokens.get("tbt_p99", math.nan),
     }
     if slo is not None:
         row |= outcome(served, slo)

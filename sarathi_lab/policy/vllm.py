@@ -221,7 +221,7 @@ class VllmV1(Policy):
 
     def _fill(self, batch: Batch, scheduler: Scheduler, size: Size, is_open: bool = True) -> None:
         self._continue(batch, scheduler, size)
-        if not scheduler.has_preempted:
+        if scheduler.waiting and not scheduler.has_preempted:
             scheduler.admit(
                 batch,
                 self.max_num_batched_tokens,

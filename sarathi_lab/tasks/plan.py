@@ -156,7 +156,7 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     They differ in the policy, and in the defaults of its server, its cache among them: so a
     baseline is the same beside the runs of all servers.
     """
-    setup = _setup(cfg)
+    setup = make_setup(cfg)
     copy = copier(cfg)
     run = _checked(_parts(copy(), setup))
     plan = _fitted(run)
@@ -175,9 +175,18 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     return plan, baselines
 
 
-def make_plan(cfg: DictConfig) -> Plan:
-    """Build and check all parts of a run. Raises UserError for anything that the user can mend."""
-    return _fitted(_checked(_parts(copied(cfg), _setup(cfg))))
+def make_plan(cfg: DictConfig, setup: Setup | None = None) -> Plan:
+    """Build and check all parts of a run.
+
+    Args:
+        cfg: The run's configuration.
+        setup: What it shares with another run, where that was made before.
+
+    Raises:
+        UserError: For anything that the user can mend.
+    """
+    setup = setup or make_setup(cfg)
+    return _fitted(_checked(_parts(copied(cfg), setup)))
 
 
 def changed(cfg: DictConfig, **settings: object) -> DictConfig:
@@ -187,7 +196,7 @@ def changed(cfg: DictConfig, **settings: object) -> DictConfig:
     return copy
 
 
-def _setup(cfg: DictConfig) -> Setup:
+def make_setup(cfg: DictConfig) -> Setup:
     """Build the device, and generate the requests. Raises UserError."""
     backend: Backend = build(cfg.executor)
     spec, checkpoint = resolve_model(cfg, backend)

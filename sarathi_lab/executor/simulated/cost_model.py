@@ -80,6 +80,7 @@ class CostModel:
         self.operations = operations or formula
         self.experts = experts
         self._graphs = graphs if graphs and graphs.mode else None
+        self._layers_per_stage = self.parallel.layers_per_stage(self.spec)
         # A server's launches run layers ahead of the device, so that the slower of the two counts.
         self._overlapped = overlapped if self._graphs is None else max
         if self.parallel.pipeline > 1:
@@ -107,7 +108,10 @@ class CostModel:
 
     def iteration_time(self, batch: Batch) -> float:
         """Compute the seconds of one iteration: its stages in sequence, and the sends."""
-        return sum(self.stage_times(batch)) + (self.parallel.pipeline - 1) * self.send_time(batch)
+        seconds = sum(self.stage_times(batch))
+        if self.parallel.pipeline > 1:
+            seconds += (self.parallel.pipeline - 1) * self.send_time(batch)
+        return seconds
 
     def stage_times(self, batch: Batch) -> list[float]:
         """Compute the seconds of each pipeline stage, without sends.
@@ -115,7 +119,7 @@ class CostModel:
         Stages have equally many layers; the last adds the output head, sampling and the iteration's
         overhead.
         """
-        layers_time = self.parallel.layers_per_stage(self.spec) * self.layer_time(batch)
+        layers_time = self._layers_per_stage * self.layer_time(batch)
         times = [layers_time] * self.parallel.pipeline
         times[-1] += self._sum["iteration"](batch.num_tokens)
         times[-1] += self._sum["emit"](batch.num_emits) + self.operations.iteration_overhead
@@ -160,7 +164,7 @@ class CostModel:
         where the batch has them.
         """
         num_stages = self.parallel.pipeline
-        num_layers = self.parallel.layers_per_stage(self.spec)
+        num_layers = self._layers_per_stage
         num_tokens, host = self._launched(batch)
         per_layer = dict(self._times("layer", num_tokens))
         per_layer |= zip(ATTENTION, self.operations.attention_times(batch), strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,7 @@ from sarathi_lab.config.errors import UserError, require_one_of, unknown_name
 from sarathi_lab.config.instantiate import (
     build,
     class_of,
+    copied,
     option_files,
     parameters_of,
     read_option,
@@ -30,7 +32,7 @@ from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import slo_in_seconds
 from sarathi_lab.results.objective import outcome
 from sarathi_lab.results.serving_metrics import Slo
-from sarathi_lab.tasks.plan import Plan, changed, make_plan
+from sarathi_lab.tasks.plan import Plan, Setup, changed, make_plan, make_setup
 
 AN_OPTION = "name an option of policy, or one with parameters as in {sglang:{page_size:16}}"
 LONGER = 4  # times the requests of a run that is to be advised
@@ -52,22 +54,37 @@ class Option:
     typed: tuple[str, ...]
     cfg: DictConfig
 
-    @property
-    def reads_chunk(self) -> bool:
-        """Whether its token budget is the setting `chunk`."""
-        return "${chunk}" in OmegaConf.to_yaml(self.cfg.policy, resolve=False)
-
-    @property
+    @cached_property
     def chunk_setting(self) -> str:
         """The name of the setting that is its token budget."""
-        return "chunk" if self.reads_chunk else f"policy.{budget_field(build(self.cfg.policy))}"
+        if "${chunk}" in OmegaConf.to_yaml(self.cfg.policy, resolve=False):
+            return "chunk"
+        return f"policy.{budget_field(build(self.cfg.policy))}"
+
+    @cached_property
+    def setup(self) -> Setup:
+        """Device, model and requests, which do not depend on the chunk."""
+        return make_setup(self.cfg)
+
+    @cached_property
+    def longer(self) -> Option:
+        """The same with `LONGER` times the requests, as waits that grow show in a long run only."""
+        cfg = copied(self.cfg)
+        cfg.workload.num_requests *= LONGER
+        return replace(self, cfg=cfg)
 
     def with_chunk(self, chunk: int, parameters: Mapping[str, Any] = NO_PARAMETERS) -> DictConfig:
         """Return a copy of its configuration with a token budget, and other parameters."""
-        cfg = self.cfg.copy()
+        cfg = copied(self.cfg)
         OmegaConf.update(cfg, self.chunk_setting, chunk)
         cfg.policy.update(parameters)
         return cfg
+
+    def plan(self, chunk: int, parameters: Mapping[str, Any] = NO_PARAMETERS) -> Plan:
+        """Plan a run with a token budget, and other parameters: cache and sequences may hang on
+        them. Raises UserError.
+        """
+        return make_plan(self.with_chunk(chunk, parameters), self.setup)
 
 
 @dataclass(frozen=True)
@@ -89,8 +106,11 @@ class PolicyRuns:
 
     def config_of(self, row: Row) -> DictConfig:
         """Return the configuration of the run of a row of the table."""
-        parameters = self._parameters_of(row)
-        return self.option.with_chunk(int(row["chunk"]), parameters)
+        return self.option.with_chunk(int(row["chunk"]), self._parameters_of(row))
+
+    def plan_of(self, row: Row) -> Plan:
+        """Return the plan of that run."""
+        return self.option.plan(int(row["chunk"]), self._parameters_of(row))
 
     def settings_of(self, row: Row) -> list[str]:
         """Return the settings that make a typed command the run of a row."""
@@ -117,26 +137,21 @@ class PolicyRuns:
         return self.slo is not None and is_any_number and arrive
 
     def longer(self, row: Row) -> dict[str, float]:
-        """Hold a run of `LONGER` times the requests against the objective, as waits that grow show
-        in a long run only.
-        """
+        """Hold a run of `LONGER` times the requests against the objective."""
         assert self.slo is not None, "`has_longer`"
-        cfg = self.config_of(row)
-        cfg.workload.num_requests = LONGER * cfg.workload.num_requests
-        return outcome_of_run(cfg, self.slo)
+        plan = self.option.longer.plan(int(row["chunk"]), self._parameters_of(row))
+        return outcome_of_run(plan, self.slo)
 
 
-def predict_run(cfg: DictConfig, slo: Slo | None) -> dict[str, float]:
-    """Return what a run of a configuration gives in simulation. Raises UserError."""
-    plan = make_plan(cfg)
+def predict_run(plan: Plan, slo: Slo | None) -> dict[str, float]:
+    """Return what a planned run gives in simulation. Raises UserError."""
     _, executor = plan.build()
     requests = plan.load.arrivals()
     return predict(requests, plan.engine, executor, slo)
 
 
-def outcome_of_run(cfg: DictConfig, slo: Slo) -> dict[str, float]:
-    """Hold a simulated run of a configuration against an objective (see `outcome`)."""
-    plan = make_plan(cfg)
+def outcome_of_run(plan: Plan, slo: Slo) -> dict[str, float]:
+    """Hold a planned run, simulated, against an objective (see `outcome`)."""
     _, executor = plan.build()
     requests = plan.load.arrivals()
     ledger = serve(requests, plan.engine, executor)
@@ -152,10 +167,10 @@ def options_of(cfg: DictConfig, entries: Sequence[Any]) -> list[Option]:
     for entry in entries:
         name, parameters = _named(entry)
         node = _node(name, parameters)
-        other = changed(cfg, policy=node)
-        label = _label(other)
+        with_policy = changed(cfg, policy=node)
+        label = _label(with_policy)
         settings = (f"policy={name}", *policy_settings(parameters))
-        options.setdefault(label, Option(label, settings, other))
+        options.setdefault(label, Option(label, settings, with_policy))
     return list(options.values())
 
 
@@ -171,14 +186,13 @@ def try_chunks(option: Option, chunks: Sequence[int] | None) -> PolicyRuns:
     """Simulate the requests under a policy with each of `chunks`, or with those that a search
     tries if they are None. Raises UserError for a run that there can't be.
     """
-    plan = make_plan(first_config(option))
+    plan = first_plan(option)
     _, executor = plan.build()
     stated = slo_in_seconds(plan.targets.slo, plan.engine, executor)
     slo = stated if stated.bounds else None
 
     def predict_chunk(chunk: int) -> Row:
-        # Cache and sequences may hang on the budget: each chunk is planned.
-        return predict_run(option.with_chunk(chunk), slo)
+        return predict_run(option.plan(chunk), slo)
 
     unit = unit_of(plan.policy)
     tile = max(TILE, unit)
@@ -211,21 +225,21 @@ def _with_whole_prompts(runs: PolicyRuns) -> PolicyRuns:
         "chunk": longest,
         "is_whole": True,
     }
-    row |= predict_run(runs.config_of(row), runs.slo)
+    row |= predict_run(runs.plan_of(row), runs.slo)
     table = pd.concat([runs.table, pd.DataFrame([row])], ignore_index=True)
     return replace(runs, table=marked(table))
 
 
-def first_config(option: Option) -> DictConfig:
-    """Return a configuration whose token budget suits the policy and its sequences: the server's
-    where both are left to it.
+def first_plan(option: Option) -> Plan:
+    """Plan a run whose token budget suits the policy and its sequences: the server's where both are
+    left to it. Raises UserError.
     """
     batch = option.cfg.batch
     if option.cfg.chunk is None and batch is None:
-        return option.cfg
+        return make_plan(option.cfg, option.setup)
     unit = unit_of(build(option.cfg.policy))
     least = max(FIRST_CHUNK, batch or 0)
-    return option.with_chunk(-(-least // unit) * unit)
+    return option.plan(-(-least // unit) * unit)
 
 
 def _named(entry: Any) -> tuple[str, Mapping[str, Any]]:

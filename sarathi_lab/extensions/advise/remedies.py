@@ -39,7 +39,7 @@ class Remedies(NamedTuple):
     replicas.
     """
 
-    found: Sequence[Remedy] = ()
+    commands: Sequence[Remedy] = ()
     server: Plan | None = None
 
 
@@ -156,7 +156,9 @@ def _with_rate(best: PolicyRuns) -> Trial:
     """
     rows = best.table.sort_values("chunk")
     within = rows[rows.gap_bounds_missed == 0]
-    row = choose(rows) if within.empty else within.iloc[-1]
+    row = choose(rows)
+    if not within.empty:
+        row = within.iloc[-1]
     trial = Trial(best, row)
     if best.plan.load.waits_for_answers:
         return trial
@@ -172,8 +174,10 @@ def _lower_rate(trial: Trial, context: RunContext) -> Remedy | None:
     is_stated = math.isfinite(stated) and trial.runs.plan.load.has_times
     if not trial.rate or (is_stated and trial.rate >= stated):
         return None
-    about = "" if trial.is_settled else "about "
-    text = f"a lower rate: {trial.name} meets it up to {about}{amount(trial.rate)} requests/s"
+    rate = amount(trial.rate)
+    if not trial.is_settled:
+        rate = f"about {rate}"
+    text = f"a lower rate: {trial.name} meets it up to {rate} requests/s"
     if is_stated:
         text += f", of {amount(stated)} here"
     settings = ["task=capacity"]
@@ -205,7 +209,7 @@ def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
         fewest = max(fewest, suggested)
     for number in range(fewest, min(fewest + TRIED_REPLICAS, MOST_REPLICAS + 1)):
         cfg = trial.in_replicas(number)
-        row = outcome_of_run(cfg, trial.slo)
+        row = outcome_of_run(make_plan(cfg), trial.slo)
         if not row["slo_met"]:
             continue
         settings = ["cluster=replicas", f"cluster.num={number}", "baselines=[]"]

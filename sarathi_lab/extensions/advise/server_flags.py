@@ -12,10 +12,13 @@ from typing import Any, cast
 
 import yaml
 
+from sarathi_lab.config.instantiate import build
 from sarathi_lab.policy import Policy
+from sarathi_lab.tasks.plan import Plan
 
 # Parameters that are tokens of a page of the cache, or of which chunks are multiples.
 UNITS = ("page_size", "chunk_unit_size")
+BLOCK_SIZE = 16  # of servers, and of the lab's cache, by default
 Texts = Mapping[str, str]
 
 
@@ -88,7 +91,7 @@ class Server:
     maximum: str | None = None
     unit: int | str = 1
     chunked: Sequence[str] = ()
-    whole: Mapping[str, Any] = field(default_factory=dict)
+    uncut: Mapping[str, Any] = field(default_factory=dict)
     options: Texts = field(default_factory=dict)
     parameters: Texts = field(default_factory=dict)
     file: Texts = field(default_factory=dict)
@@ -100,9 +103,9 @@ class Server:
 
     def leaves_whole(self, policy: Policy) -> bool:
         """Return whether it cuts no prompt under a policy, which has a parameter for that."""
-        if not self.whole:
+        if not self.uncut:
             return False
-        switched: Mapping[str, object] = self.whole["policy"]
+        switched: Mapping[str, object] = self.uncut["policy"]
         return switched.items() <= parameters_of(policy).items()
 
     def allowed_budget(self, wanted: int, tokens: Mapping[str, int]) -> int:
@@ -162,9 +165,9 @@ def own_unit(policy: Policy) -> int:
 def whole_variant(policy: Policy) -> Mapping[str, Any]:
     """Return the parameters by which the policy's server leaves prompts whole; empty if none do."""
     server = server_of(policy)
-    if server is None or not server.whole:
+    if server is None or not server.uncut:
         return {}
-    parameters: Mapping[str, Any] = server.whole["policy"]
+    parameters: Mapping[str, Any] = server.uncut["policy"]
     return parameters
 
 
@@ -188,6 +191,53 @@ def chosen_parameters(policy: Policy) -> dict[str, object]:
     return chosen
 
 
+def simulated(plan: Plan) -> Simulated:
+    """Return what a server must repeat of a run."""
+    engine = plan.engine
+    return Simulated(
+        plan.policy,
+        engine.batch_size,
+        plan.max_model_len,
+        engine.num_blocks * engine.block_size,
+        simulated_options(plan.config),
+    )
+
+
+def simulated_options(config: Mapping[str, Any]) -> dict[str, object]:
+    """Return what was simulated beside policy and sizes, by the names of servers.yaml.
+
+    Args:
+        config: The configuration of the run, resolved.
+    """
+    executor = config["executor"]
+    cache = config["cache"]
+    options: dict[str, object] = {}
+    for name in ("tensor_parallel", "pipeline_parallel"):
+        if executor[name] > 1:
+            options[name] = executor[name]
+    if executor["weights"] != "auto":
+        options[f"weights={executor['weights']}"] = True
+    if config["dtype"] != "auto":
+        options["dtype"] = config["dtype"]
+    if cache["dtype"] != "auto":
+        options[f"cache.dtype={cache['dtype']}"] = True
+    # Servers differ in whether they share prefixes by default: it is always stated.
+    options["cache.prefix=true" if cache["prefix"] else "cache.prefix=false"] = True
+    if isinstance(cache["num_blocks"], int):
+        options["cache.num_blocks"] = cache["num_blocks"]
+    if cache["block_size"] != BLOCK_SIZE:
+        options["cache.block_size"] = cache["block_size"]
+    if cache["align_chunks"]:
+        options["cache.align_chunks"] = True
+    options[f"queue_order={config['queue_order']}"] = True
+    if "num" in config["cluster"]:
+        options["engines"] = config["cluster"]["num"]
+    drafts = build(config["speculation"]).tokens
+    if drafts:
+        options["drafts"] = drafts
+    return options
+
+
 def server_flags(simulated: Simulated) -> ServerFlags | None:
     """Return the flags of the policy's server; None for a rule that no server has.
 
@@ -201,9 +251,8 @@ def server_flags(simulated: Simulated) -> ServerFlags | None:
     budget = server.allowed_budget(simulated.budget, tokens)
     tokens["budget"] = budget
     is_whole = server.leaves_whole(policy)
-    cutting: Sequence[str] = server.whole["flags"] if is_whole else server.chunked
     flags = [template.format(**tokens) for template in server.flags]
-    flags += cutting
+    flags += server.uncut["flags"] if is_whole else server.chunked
     lines: list[str] = []
     without: list[str] = []
     texts = {**server.options, **server.parameters}
@@ -218,7 +267,9 @@ def server_flags(simulated: Simulated) -> ServerFlags | None:
     lines = [line for line in lines if line]
     if lines:
         flags.append("--config options.yaml")
-    notes = [] if budget == simulated.budget else [_moved(server, simulated.budget, tokens)]
+    notes: list[str] = []
+    if budget != simulated.budget:
+        notes.append(_moved(server, simulated.budget, tokens))
     if is_whole:
         notes.append("chunked prefill is off, so it cuts no prompt")
     else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,29 +19,30 @@ from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, marked
+from sarathi_lab.experiment.advise import AS_GOOD, Row, choose
 from sarathi_lab.extensions.advise import answer
+from sarathi_lab.extensions.advise.confirmation import confirmed, rows_of
 from sarathi_lab.extensions.advise.options import (
     AN_OPTION,
     LONGER,
     Option,
     PolicyRuns,
-    first_config,
+    first_plan,
     options_of,
     try_chunks,
 )
 from sarathi_lab.extensions.advise.remedies import Remedies, remedies
-from sarathi_lab.extensions.advise.server_flags import ServerFlags, Simulated, server_flags
+from sarathi_lab.extensions.advise.server_flags import ServerFlags, server_flags, simulated
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.tasks.base import Task
-from sarathi_lab.tasks.plan import Plan, make_plan
+from sarathi_lab.tasks.plan import Plan
 from sarathi_lab.tasks.serve import print_plan
 
 CHUNKS = "use a list such as [256,512], or null for those that the device's tile suggests"
 CHUNK = partial(require_int, minimum=1, fix=CHUNKS)
-BLOCK_SIZE = 16  # of servers, and of the lab's cache, by default
 FEWEST_REQUESTS = 128  # of a run that is tried, where they arrive over time and none are stated
+RARELY = 50_000  # objects made since Python last searched for cycles; 700 is its default
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Advice:
 
     def plan_of(self, row: Row) -> Plan:
         """Return the plan of the run of a row."""
-        return make_plan(self.compared[row["policy"]].config_of(row))
+        return self.compared[row["policy"]].plan_of(row)
 
     @property
     def is_met(self) -> bool:
@@ -97,9 +100,9 @@ class Advise(Task):
         """Return the policies to compare, of which the first can run."""
         check_settings(cfg)
         options = options_of(with_requests(cfg), self.policies)
-        make_plan(first_config(options[0]))
+        first_plan(options[0])
         for chunk in self.chunks or ():
-            make_plan(options[0].with_chunk(chunk))
+            options[0].plan(chunk)
         return options
 
     def advise(self, options: Sequence[Option]) -> Advice:
@@ -120,19 +123,20 @@ class Advise(Task):
         return Advice(compared, left_out, table, advised(table, first.label))
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        advice = self.advise(context.prepared or self.check(cfg))
-        runs = advice.of_best
-        remedied = Remedies()
-        if not advice.is_met:
-            with progress_of("looking for what would meet the objective"):
-                remedied = remedies(runs, advice.best, context)
+        with rare_collections():
+            advice = self.advise(context.prepared or self.check(cfg))
+            runs = advice.of_best
+            remedied = Remedies()
+            if not advice.is_met:
+                with progress_of("looking for what would meet the objective"):
+                    remedied = remedies(runs, advice.best, context)
         plan = advice.plan_of(advice.best)
         print_plan(plan, replace(context, policy=None))
         flags = flags_of(advice, remedied)
         shown: list[DisplayTable | str] = [
             *answer.best_lines(advice.best, runs, advice.table, advice.left_out),
             answer.policies_table(advice.table, advice.best, runs.slo, len(plan.load.requests)),
-            *answer.remedy_lines(remedied.found),
+            *answer.remedy_lines(remedied.commands),
             *graphs_gain(runs, advice.best, self.chunks),
             answer.chunks_table(runs),
             *answer.flag_lines(flags, is_met=advice.is_met, has_server=remedied.server is not None),
@@ -152,6 +156,19 @@ class Advise(Task):
             tags=["advice", hardware],
             config=plan.config,
         )
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let Python search for cycles rarely: simulations make objects for each chunk, none of them in
+    a cycle, and the searches took a tenth of their time.
+    """
+    usual, *older = gc.get_threshold()
+    gc.set_threshold(RARELY, *older)
+    try:
+        yield
+    finally:
+        gc.set_threshold(usual, *older)
 
 
 def check_settings(cfg: DictConfig) -> None:
@@ -203,63 +220,6 @@ def advised(table: pd.DataFrame, label: str) -> pd.Series:
     return best
 
 
-def rows_of(table: pd.DataFrame, label: str) -> pd.DataFrame:
-    """Return the rows of a policy, the best of them marked."""
-    return marked(table[table["policy"] == label])
-
-
-def confirmed(compared: dict[str, PolicyRuns]) -> pd.DataFrame:
-    """Return the rows of all policies. The advised one, and the best of each policy within the
-    objective, were confirmed by longer runs: what does not keep up there is overloaded, and so are
-    the rows of its policy that serve no more.
-    """
-    table = pd.concat([runs.table for runs in compared.values()], ignore_index=True)
-    table = marked(table).assign(is_confirmed=False)
-    while (row := _to_confirm(table, compared)) is not None:
-        runs = compared[row["policy"]]
-        longer = runs.longer(row)
-        for name, value in longer.items():
-            table.loc[row.name, name] = value
-        table.loc[row.name, "is_confirmed"] = True
-        if not longer["is_steady"]:
-            is_same_policy = table["policy"] == row["policy"]
-            serves_no_more = table.throughput <= row.throughput
-            is_overloaded = is_same_policy & serves_no_more
-            table.loc[is_overloaded, ["is_steady", "slo_met"]] = False
-        table = marked(table)
-    return table
-
-
-def _to_confirm(table: pd.DataFrame, compared: dict[str, PolicyRuns]) -> pd.Series | None:
-    """Return a row that would be advised, or get flags, and was not confirmed; None if all were.
-
-    Of a policy that does not meet the objective, a run within all bounds that did not look steady
-    is tried longer, too: filling and draining are a large part of a short run.
-    """
-    best = choose(table)
-    if "slo_met" not in table:
-        return None
-    chosen = [best] if best["is_steady"] else []
-    for label in compared:
-        rows = rows_of(table, label)
-        row = choose(rows)
-        chosen += [row] if row["slo_met"] else _within_bounds(rows)
-    for row in chosen:
-        if not row["is_confirmed"] and compared[row["policy"]].has_longer:
-            return row
-    return None
-
-
-def _within_bounds(table: pd.DataFrame) -> list[pd.Series]:
-    """Return the row of a policy that serves most within all bounds, unless one was confirmed."""
-    is_within = (table["bounds_missed"] == 0) & ~table["is_steady"].astype(bool)
-    if table["is_confirmed"].any() or not is_within.any():
-        return []
-    rows = table[is_within]
-    serves_most = int(rows.throughput.to_numpy().argmax())
-    return [rows.iloc[serves_most]]
-
-
 def graphs_gain(runs: PolicyRuns, best: pd.Series, chunks: Sequence[int] | None) -> list[str]:
     """Describe what CUDA graphs of all batches would gain; nothing where the host's launches are
     not simulated.
@@ -300,50 +260,3 @@ def flags_of(advice: Advice, remedied: Remedies) -> list[ServerFlags]:
         plans = [advice.plan_of(advice.best)]
     flags = [server_flags(simulated(plan)) for plan in plans]
     return [of_server for of_server in flags if of_server is not None]
-
-
-def simulated(plan: Plan) -> Simulated:
-    """Return what a server must repeat of a run."""
-    engine = plan.engine
-    return Simulated(
-        plan.policy,
-        engine.batch_size,
-        plan.max_model_len,
-        engine.num_blocks * engine.block_size,
-        simulated_options(plan.config),
-    )
-
-
-def simulated_options(config: Mapping[str, Any]) -> dict[str, object]:
-    """Return what was simulated beside policy and sizes, by the names of servers.yaml.
-
-    Args:
-        config: The configuration of the run, resolved.
-    """
-    executor = config["executor"]
-    cache = config["cache"]
-    options: dict[str, object] = {}
-    for name in ("tensor_parallel", "pipeline_parallel"):
-        if executor[name] > 1:
-            options[name] = executor[name]
-    if executor["weights"] != "auto":
-        options[f"weights={executor['weights']}"] = True
-    if config["dtype"] != "auto":
-        options["dtype"] = config["dtype"]
-    if cache["dtype"] != "auto":
-        options[f"cache.dtype={cache['dtype']}"] = True
-    # Servers differ in whether they share prefixes by default: it is always stated.
-    options["cache.prefix=true" if cache["prefix"] else "cache.prefix=false"] = True
-    if isinstance(cache["num_blocks"], int):
-        options["cache.num_blocks"] = cache["num_blocks"]
-    if cache["block_size"] != BLOCK_SIZE:
-        options["cache.block_size"] = cache["block_size"]
-    if cache["align_chunks"]:
-        options["cache.align_chunks"] = True
-    options[f"queue_order={config['queue_order']}"] = True
-    if "num" in config["cluster"]:
-        options["engines"] = config["cluster"]["num"]
-    drafts = build(config["speculation"]).tokens
-    if drafts:
-        options["drafts"] = drafts
-    return options

@@ -116,8 +116,8 @@ class FindCapacity(Task):
             "capacity_trials": float(len(runs)),
             "closed_rate": searched.saturation,
         }
-        where = f"{plan.policy.name}, {plan.spec.name} on {plan.backend.device_name}, {slo.name}"
-        figure = rate_curves(runs, slo, summary["capacity"], where)
+        title = f"{plan.policy.name}, {plan.spec.name} on {plan.backend.device_name}, {slo.name}"
+        figure = rate_curves(runs, slo, summary["capacity"], title)
         tags = [str(labels[name]) for name in (*OF_TABLE, "executor")]
         return Result(
             tables={"capacity.parquet": table, **tables},
