@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hydra._internal import config_loader_impl, defaults_list
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.command_line import combine
@@ -50,6 +52,24 @@ def test_a_job_without_swept_settings_is_composed_once(monkeypatch):
     (job,) = sweeper.jobs
     expected = load(sweeper.config, list(job.settings))
     assert OmegaConf.to_yaml(job.composed()) == OmegaConf.to_yaml(expected)
+
+
+def test_the_tests_compose_as_hydra_does(monkeypatch):
+    """`composing` keeps what options decide; the second and third line choose the same."""
+    lines = (
+        ["policy=orca"],
+        ["policy=vllm_v1", "batch=3"],
+        ["policy=vllm_v1", "~hardware.num_sms"],
+    )
+
+    def composed() -> list[str]:
+        load = make_loader().load_configuration
+        return [OmegaConf.to_yaml(load("config", line, RunMode.RUN)) for line in lines]
+
+    kept = composed()
+    own = defaults_list.create_defaults_list
+    monkeypatch.setattr(config_loader_impl, "create_defaults_list", own)
+    assert kept == composed()
 
 
 def test_what_reads_a_short_name_is_told_by_the_options():
