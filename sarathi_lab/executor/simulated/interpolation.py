@@ -56,83 +56,105 @@ class Grid:
 
     def at(self, point: Sequence[float]) -> float:
         """Interpolate at `point`."""
-        corners = [(0, 1.0)]  # offset into the flat values, and weight
+        # The corners of the cell around the point: offsets into the flat values, and weights.
+        corners = [(0, 1.0)]
         for x, axis, stride in zip(point, self._axes, self._strides, strict=True):
-            i, share = place(axis, x)
-            base = i * stride
-            next_corners = [(offset + base, weight * (1.0 - share)) for offset, weight in corners]
+            i, share = interval(axis, x)
+            lower = i * stride
+            next_corners = [(offset + lower, weight * (1.0 - share)) for offset, weight in corners]
             if share > 0.0:  # else the upper corner may be past the edge
-                base += stride
-                next_corners += [(offset + base, weight * share) for offset, weight in corners]
+                upper = lower + stride
+                next_corners += [(offset + upper, weight * share) for offset, weight in corners]
             corners = next_corners
         flat = self._flat
         return sum([flat[offset] * weight for offset, weight in corners])
 
 
-def place(axis: Sequence[float], x: float) -> tuple[int, float]:
-    """Find the interval of an ascending axis nearest to `x`, and the place in it, from 0 to 1."""
+def interval(axis: Sequence[float], x: float) -> tuple[int, float]:
+    """Find the interval of an ascending axis that is nearest to `x`.
+
+    Returns:
+        The index of its lower end, and how far `x` is towards the upper one, from 0 to below 1.
+    """
     if x <= axis[0]:
         return 0, 0.0
     if x >= axis[-1]:
         return len(axis) - 1, 0.0
     i = bisect_right(axis, x) - 1
-    return i, (x - axis[i]) / (axis[i + 1] - axis[i])
+    lower = axis[i]
+    return i, (x - lower) / (axis[i + 1] - lower)
 
 
 def make_grid(table: pd.DataFrame, columns: Sequence[str]) -> Grid | None:
-    """Make the grid of most rows' `seconds` (`full_grid`). None if less than half of the rows are
-    on it or an axis has a single value.
+    """Make the grid of most rows' `seconds` over `columns`.
+
+    Returns:
+        None if less than half of the rows are on a full grid, or an axis has a single value.
     """
-    rows = full_grid(table[[*columns, "seconds"]], columns)
-    rows = rows.sort_values(list(columns))
+    rows = full_grid(table, columns)
+    if len(rows) <= len(table) / 2:
+        return None
+    if min(rows[column].nunique() for column in columns) < 2:
+        return None
+    return grid_of(rows, columns, "seconds")
+
+
+def grid_of(table: pd.DataFrame, columns: Sequence[str], values: str) -> Grid:
+    """Make the grid of the column `values` over `columns`, of the rows that `full_grid` leaves."""
+    rows = full_grid(table, columns).sort_values(list(columns))
     axes = [np.unique(rows[column].to_numpy(float)) for column in columns]
     lengths = [len(axis) for axis in axes]
-    if len(rows) <= len(table) / 2 or min(lengths) < 2:
-        return None
-    return Grid(axes, rows.seconds.to_numpy(float).reshape(lengths))
+    return Grid(axes, rows[values].to_numpy(float).reshape(lengths))
 
 
 def full_grid(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Drop the rows with the rarest values of `columns` until each combination of values exists."""
     while True:
         counts = {column: rows[column].value_counts() for column in columns}
-        num_combinations = math.prod(len(of_column) for of_column in counts.values())
+        num_combinations = math.prod(map(len, counts.values()))
         if len(rows) >= num_combinations:
             return rows
+        # The share of a value's combinations that exist; of equal ones, the axis of more values.
+        rarest = (math.inf, 0)
         rarest_column = ""
-        rarest = (
-            math.inf,
-            0,
-        )  # the share of a value's combinations that exist, less of more values
         for column, of_column in counts.items():
             num_expected = num_combinations / len(of_column)
             rarity = (of_column.min() / num_expected, -len(of_column))
             if rarity < rarest:
                 rarest = rarity
                 rarest_column = column
-        rows = rows[rows[rarest_column] != counts[rarest_column].idxmin()]
+        rarest_value = counts[rarest_column].idxmin()
+        rows = rows[rows[rarest_column] != rarest_value]
 
 
 class RatioGrid:
-    """Ratios of measured to computed seconds at two sizes, linear in all logarithms; outside, and
-    where an axis has no row for longer sizes, that of the nearest edge. Two sizes without a row,
-    although a larger call has one, have the ratio 1: the computed seconds.
+    """Ratios of measured to computed seconds at two sizes, linear in all logarithms.
+
+    Outside, and where an axis has no row for longer sizes, the ratio is that of the nearest edge.
+    Two sizes without a row, although a larger call has one, have the ratio 1: the computed seconds.
     """
 
     def __init__(self, first: Numbers, second: Numbers, ratios: Numbers) -> None:
         rows = pd.DataFrame({"first": first, "second": second, "ratio": ratios})
         table = rows.pivot_table(index="first", columns="second", values="ratio")
         has_row = table.notna().to_numpy()
-        reversed_rows = has_row[::-1, ::-1]
-        has_larger = np.maximum.accumulate(np.maximum.accumulate(reversed_rows, axis=0), axis=1)
-        has_larger = has_larger[::-1, ::-1]
-        table = table.where(has_row | ~has_larger, 1.0)
+        table = table.where(has_row | ~_is_below(has_row), 1.0)
         table = table.ffill(axis=1).bfill(axis=1).ffill().bfill()  # the nearest edge
         axes = [np.log(axis.to_numpy(float)) for axis in table.axes]
         self._logs = Grid(axes, np.log(table.to_numpy(float)))
 
     def ratio(self, first: float, second: float) -> float:
-        return math.exp(self._logs.at((math.log(first), math.log(second))))
+        """Return the ratio at the sizes `first` and `second`."""
+        point = (math.log(first), math.log(second))
+        return math.exp(self._logs.at(point))
+
+
+def _is_below(has_row: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which cells have a row that is as large in both sizes, themselves included."""
+    from_largest = has_row[::-1, ::-1]
+    along_rows = np.maximum.accumulate(from_largest, axis=0)
+    along_both = np.maximum.accumulate(along_rows, axis=1)
+    return along_both[::-1, ::-1]
 
 
 def nearest_shape(
@@ -146,17 +168,22 @@ def nearest_shape(
     return nearest, rows[has_shape]
 
 
-def log_distance(one: Sequence[int], other: Sequence[int]) -> float:
+def log_distance(shape: Sequence[int], other: Sequence[int]) -> float:
     """Compute the distance of two shapes: the logarithms of their sizes' ratios, summed."""
-    return sum(abs(math.log(a / b)) for a, b in zip(one, other, strict=True))
+    return sum(abs(math.log(a / b)) for a, b in zip(shape, other, strict=True))
 
 
 class Costs:
-    """Non-negative costs of `features` [rows, n], fitted to relative errors of `seconds` [rows],
-    times the remaining ratio by `sizes`, interpolated and constant beyond.
+    """Non-negative costs of features, times the ratio that they leave by one size.
 
-    A feature that depends linearly on earlier ones in these rows (no row has a context, all decodes
-    have the same) costs nothing.
+    The costs are fitted to relative errors of the seconds. The ratio is interpolated, and constant
+    beyond the sizes. A feature that depends linearly on earlier ones in these rows (no row has a
+    context, all decodes have the same) costs nothing.
+
+    Args:
+        features: What seconds are counted by, [rows, n].
+        sizes: The size by which the ratio differs, [rows].
+        seconds: Measured ones, [rows].
     """
 
     def __init__(self, features: Floats, sizes: Floats, seconds: Floats) -> None:
@@ -165,18 +192,26 @@ class Costs:
         relative = features / seconds[:, None]  # so that errors count relative to the seconds
         norms = np.linalg.norm(relative, axis=0)
         relative /= norms
-        independent: list[int] = []
-        for i in range(features.shape[1]):
-            rank = np.linalg.matrix_rank(relative[:, [*independent, i]], tol=1e-6)
-            if rank > len(independent):
-                independent.append(i)
+        independent = _independent_columns(relative)
         fitted, _ = nnls(relative[:, independent], np.ones(len(seconds)))
         costs = np.zeros(len(norms))
         costs[independent] = fitted / norms[independent]
         self._costs = costs.tolist()
         remaining = pd.Series(seconds / (features @ costs))
         ratios = remaining.groupby(sizes).mean()
-        self._ratios = Grid([ratios.index.to_numpy(float)], np.asarray(ratios, float))
+        self._ratios = Grid([ratios.index.to_numpy(float)], ratios.to_numpy(float))
 
     def time(self, size: float, *features: float) -> float:
-        return self._ratios.at((size,)) * sum(map(mul, self._costs, features))
+        """Compute the seconds of one row."""
+        seconds = sum(map(mul, self._costs, features))
+        return self._ratios.at((size,)) * seconds
+
+
+def _independent_columns(values: Floats) -> list[int]:
+    """Return the columns that do not depend linearly on earlier ones."""
+    independent: list[int] = []
+    for column in range(values.shape[1]):
+        rank = np.linalg.matrix_rank(values[:, [*independent, column]], tol=1e-6)
+        if rank > len(independent):
+            independent.append(column)
+    return independent

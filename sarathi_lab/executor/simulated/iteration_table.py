@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,10 +12,12 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.interpolation import Costs, Grid, RatioGrid, full_grid
+from sarathi_lab.executor.simulated.interpolation import Costs, Grid, RatioGrid, grid_of
 from sarathi_lab.executor.tables import MICROSECOND, TIME
 
 NEAR = 64  # tokens added to contexts, so that short ones differ little from none in logarithms
+# Axes of the decodes' share: logarithms of sizes of the prompts, then of the decodes.
+AXES = ("tokens", "before", "decodes", "context")
 
 
 class Side(NamedTuple):
@@ -38,53 +41,62 @@ class IterationTable:
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
+        only_prompts: list[tuple[Side, float]] = []
+        only_decodes: list[tuple[Side, float]] = []
+        mixed: list[tuple[Side, Side, float]] = []
+        prompts: list[Side] = []
+        decodes: list[Side] = []
+        for row in rows.to_dict("records"):
+            prefill = _prompts_of_row(row)
+            decode = _decodes_of_row(row)
+            seconds = row[TIME] * MICROSECOND
+            if prefill is not None:
+                prompts.append(prefill)
+            if decode is not None:
+                decodes.append(decode)
+            if prefill is not None and decode is not None:
+                mixed.append((prefill, decode, seconds))
+            elif prefill is not None:
+                only_prompts.append((prefill, seconds))
+            elif decode is not None:
+                only_decodes.append((decode, seconds))
+        self._prefill = _Alone("prompts", only_prompts)
+        self._decode = _Alone("decodes", only_decodes)
         self._shares: Grid | None = None
-        sides = [_sides_of_row(row) for row in rows.to_dict("records")]
-        seconds = (rows[TIME] * MICROSECOND).tolist()
-        measured = list(zip(sides, seconds, strict=True))
-        self._prefill = _Alone("prompts", [(p, time) for (p, d), time in measured if p and not d])
-        self._decode = _Alone("decodes", [(d, time) for (p, d), time in measured if d and not p])
-        if both := [(p, d, time) for (p, d), time in measured if p and d]:
-            self._shares = self._grid_of(both)
+        if mixed:
+            self._shares = self._grid_of_shares(mixed)
         # The largest that were measured: tokens of prompts, decodes, and contexts of either.
-        of_kinds = [[side for side in kind if side] for kind in zip(*sides, strict=True)]
-        self.most_tokens, self.most_decodes = (
-            max(side.tokens for side in kind) for kind in of_kinds
-        )
-        self.longest = max(side.context for kind in of_kinds for side in kind)
+        self.most_tokens = max(side.tokens for side in prompts)
+        self.most_decodes = max(side.tokens for side in decodes)
+        self.longest = max(side.context for side in [*prompts, *decodes])
 
     def seconds(self, batch: Batch) -> float:
         """Compute the seconds of `batch`."""
-        tokens, decodes = batch.num_prefill_tokens, batch.num_decode_tokens
-        prefill = decode = None
-        if tokens:
-            pairs = batch.prefill_query_key_pairs
-            prefill = _prompts(tokens, pairs, batch.prefill_kv_tokens, batch.num_prefills)
-        if decodes:
-            decode = _decodes(decodes, batch.decode_kv_tokens)
-        return self._together(prefill, decode)
-
-    def _together(self, prefill: Side | None, decode: Side | None) -> float:
-        alone = self._decode.seconds(decode) if decode else 0.0
-        if prefill is None:
-            return alone
+        num_decodes = batch.num_decode_tokens
+        decode = None
+        decodes_alone = 0.0
+        if num_decodes:
+            decode = _decodes(num_decodes, batch.decode_kv_tokens)
+            decodes_alone = self._decode.seconds(decode)
+        tokens = batch.num_prefill_tokens
+        if not tokens:
+            return decodes_alone
+        pairs = batch.prefill_query_key_pairs
+        prefill = _prompts(tokens, pairs, batch.prefill_kv_tokens, batch.num_prefills)
         share = 0.0
-        if decode and self._shares is not None:
-            share = max(0.0, self._shares.at([*_place(prefill), *_place(decode)]))
-        return max(alone, self._prefill.seconds(_with_tokens(prefill, decode)) + share * alone)
+        if decode is not None and self._shares is not None:
+            share = max(0.0, self._shares.at([*_logs(prefill), *_logs(decode)]))
+        products = self._prefill.seconds(_with_tokens(prefill, decode))
+        return max(decodes_alone, products + share * decodes_alone)
 
-    def _grid_of(self, both: list[tuple[Side, Side, float]]) -> Grid:
-        """Make the grid of what decodes take beside prompts, in shares of their time alone."""
+    def _grid_of_shares(self, mixed: list[tuple[Side, Side, float]]) -> Grid:
+        """Make the grid of what decodes add to prompts, in shares of their time alone."""
         rows = []
-        for prefill, decode, seconds in both:
-            rest = seconds - self._prefill.seconds(_with_tokens(prefill, decode))
-            share = rest / self._decode.seconds(decode)
-            rows.append([*_place(prefill), *_place(decode), share])
-        axes = ["tokens", "before", "decodes", "context"]
-        table = pd.DataFrame(rows, columns=[*axes, "share"])
-        whole = full_grid(table, axes).sort_values(axes)
-        values = [np.unique(whole[name].to_numpy(float)) for name in axes]
-        return Grid(values, whole["share"].to_numpy(float).reshape([len(one) for one in values]))
+        for prefill, decode, seconds in mixed:
+            added = seconds - self._prefill.seconds(_with_tokens(prefill, decode))
+            share = added / self._decode.seconds(decode)
+            rows.append([*_logs(prefill), *_logs(decode), share])
+        return grid_of(pd.DataFrame(rows, columns=[*AXES, "share"]), AXES, "share")
 
 
 class _Alone:
@@ -95,19 +107,23 @@ class _Alone:
             raise UserError(
                 f"iterations.csv has no row of {kind} alone; measure it again with task=calibrate"
             )
-        sides, seconds = zip(*measured, strict=True)
+        sides = [side for side, _ in measured]
+        seconds = np.array([time for _, time in measured])
         features = np.array([side.features for side in sides])
-        costs = Costs(features, np.ones(len(sides)), np.array(seconds))
-        self._costs = partial(costs.time, 1.0)
-        ratios = [time / self._costs(*side.features) for side, time in measured]
+        # Ratios are by two sizes here, so costs leave one mean ratio.
+        self._costs = partial(Costs(features, np.ones(len(sides)), seconds).time, 1.0)
+        fitted = [self._costs(*side.features) for side in sides]
+        tokens = [side.tokens for side in sides]
         contexts = [side.context + NEAR for side in sides]
-        self._ratios = RatioGrid([side.tokens for side in sides], contexts, ratios)
+        self._ratios = RatioGrid(tokens, contexts, seconds / fitted)
 
     def seconds(self, side: Side) -> float:
-        return self._ratios.ratio(side.tokens, side.context + NEAR) * self._costs(*side.features)
+        ratio = self._ratios.ratio(side.tokens, side.context + NEAR)
+        return ratio * self._costs(*side.features)
 
 
 def _prompts(tokens: float, pairs: float, kv_tokens: float, number: float) -> Side:
+    # As many pairs as equal prompts have: each token sees the context, and half of its own prompt.
     context = max(0.0, pairs / tokens - (tokens + 1) / 2)
     return Side(tokens, context, (1.0, tokens, pairs, kv_tokens, number))
 
@@ -120,21 +136,27 @@ def _with_tokens(prefill: Side, decode: Side | None) -> Side:
     """Return the prompts with the tokens of decodes, without their attention."""
     if decode is None:
         return prefill
-    fixed, tokens, *others = prefill.features
-    features = (fixed, tokens + decode.tokens, *others)
+    fixed, tokens, *attention = prefill.features
+    features = (fixed, tokens + decode.tokens, *attention)
     return Side(prefill.tokens + decode.tokens, prefill.context, features)
 
 
-def _place(side: Side) -> tuple[float, float]:
+def _logs(side: Side) -> tuple[float, float]:
     return math.log(side.tokens), math.log(side.context + NEAR)
 
 
-def _sides_of_row(row: Any) -> tuple[Side | None, Side | None]:
-    chunk, before, number = row["prefill_chunk"], row["kv_prefill"], row.get("num_prefills", 1)
-    prefill = decode = None
-    if chunk:
-        pairs = number * (chunk * before + chunk * (chunk + 1) / 2)
-        prefill = _prompts(number * chunk, pairs, number * (before + chunk), number)
-    if decodes := row["n_decode"]:
-        decode = _decodes(decodes, decodes * row["kv_decode"])
-    return prefill, decode
+def _prompts_of_row(row: Mapping[Hashable, Any]) -> Side | None:
+    chunk = row["prefill_chunk"]
+    before = row["kv_prefill"]
+    number = row.get("num_prefills", 1)
+    if not chunk:
+        return None
+    pairs = number * (chunk * before + chunk * (chunk + 1) / 2)
+    return _prompts(number * chunk, pairs, number * (before + chunk), number)
+
+
+def _decodes_of_row(row: Mapping[Hashable, Any]) -> Side | None:
+    decodes = row["n_decode"]
+    if not decodes:
+        return None
+    return _decodes(decodes, decodes * row["kv_decode"])

@@ -20,8 +20,8 @@ from sarathi_lab.executor.simulated.interpolation import (
     Floats,
     curve,
     full_grid,
+    interval,
     log_distance,
-    place,
 )
 from sarathi_lab.executor.tables import (
     DTYPE_SIZES,
@@ -196,7 +196,7 @@ class ProductTable:
         """Find the grid's shapes around `shape`, which is within, and their logarithmic shares."""
         shares = []
         for axis, size in zip(self._axes, shape, strict=True):
-            i, upper = place([math.log(each) for each in axis], math.log(size))
+            i, upper = interval([math.log(each) for each in axis], math.log(size))
             shares.append({axis[i]: 1 - upper} | ({axis[i + 1]: upper} if upper else {}))
         return {
             (in_features, out_features): share * other

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from sarathi_lab.engine.request import SequenceState
 
+Ints = NDArray[np.int64]
+
 
 class BlockTable:
     """Cache blocks of running sequences, a row each. A sequence takes blocks, or loses all when
@@ -23,9 +25,7 @@ class BlockTable:
         self._num_written = np.zeros(0, dtype=np.int64)
         self._num_preemptions = np.zeros(0, dtype=np.int64)  # of the sequence, when it was written
 
-    def rows_of(
-        self, sequences: Sequence[SequenceState], preemptions: Sequence[int]
-    ) -> NDArray[np.int64]:
+    def rows_of(self, sequences: Sequence[SequenceState], preemptions: Sequence[int]) -> Ints:
         """Return the rows of `sequences`, which were preempted so many times; valid until other
         sequences are requested, or one of these is preempted.
         """
@@ -42,27 +42,30 @@ class BlockTable:
 
     def extend(
         self,
-        rows: NDArray[np.int64],
+        rows: Ints,
         sequences: Sequence[SequenceState],
-        kv_lens: NDArray[np.int64],
+        kv_lens: Ints,
     ) -> None:
         """Write the blocks of `sequences` to their `rows` where `kv_lens` tokens need more."""
         needs_more = self._num_written[rows] * self.block_size < kv_lens
         for i in needs_more.nonzero()[0].tolist():
-            row = int(rows[i])
             block_ids = sequences[i].block_ids
+            num_blocks = len(block_ids)
+            num_rows, num_columns = self._ids.shape
+            if num_blocks > num_columns:
+                self._resize(num_rows, 2 * num_blocks)  # seldom, as contexts grow by a token
+            row = rows[i]
             first = int(self._num_written[row])
-            if len(block_ids) > self._ids.shape[1]:
-                self._resize(len(self._ids), 2 * len(block_ids))
-            self._ids[row, first : len(block_ids)] = block_ids[first:]
-            self._num_written[row] = len(block_ids)
+            self._ids[row, first:num_blocks] = block_ids[first:]
+            self._num_written[row] = num_blocks
 
-    def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def slots(self, rows: Ints, positions: Ints) -> Ints:
         """Return the cache slots of the tokens at `positions` of the sequences in `rows`."""
-        blocks = positions // self.block_size
-        return (self._ids[rows, blocks] - blocks) * self.block_size + positions
+        columns = positions // self.block_size
+        shifts = self._ids[rows, columns] - columns  # in blocks: from where contexts start at 0
+        return shifts * self.block_size + positions
 
-    def fill(self, view: NDArray[np.int32], rows: NDArray[np.int64]) -> None:
+    def fill(self, view: NDArray[np.int32], rows: Ints) -> None:
         """Write the blocks in `rows` to `view`, as many as it has columns."""
         num_columns = min(view.shape[1], self._ids.shape[1])
         view[:, :num_columns] = self._ids[rows, :num_columns]
@@ -70,17 +73,15 @@ class BlockTable:
 
     def _give_rows(self, missing: Sequence[SequenceState], here: set[SequenceState]) -> None:
         """Assign rows to `missing`: first those of sequences that ended and are not `here`."""
-        ended = [
-            sequence
-            for sequence in self._row_of
-            if not sequence.is_running and sequence not in here
-        ]
-        self._free += [self._row_of.pop(sequence) for sequence in ended]
+        for sequence in list(self._row_of):
+            if not sequence.is_running and sequence not in here:
+                self._free.append(self._row_of.pop(sequence))
         num_lacking = len(missing) - len(self._free)
         if num_lacking > 0:
-            num_rows = len(self._ids)
-            self._resize(num_rows + max(num_rows, num_lacking), self._ids.shape[1])
-            self._free += range(num_rows, len(self._ids))
+            num_rows, num_columns = self._ids.shape
+            more_rows = num_rows + max(num_rows, num_lacking)
+            self._resize(more_rows, num_columns)
+            self._free += range(num_rows, more_rows)
         for sequence in missing:
             row = self._free.pop()
             self._row_of[sequence] = row
@@ -88,8 +89,8 @@ class BlockTable:
             self._num_written[row] = 0
 
     def _resize(self, num_rows: int, num_columns: int) -> None:
-        new_rows = num_rows - len(self._ids)
-        new_columns = num_columns - self._ids.shape[1]
-        self._ids = np.pad(self._ids, ((0, new_rows), (0, new_columns)))
-        self._num_written = np.pad(self._num_written, (0, new_rows))
-        self._num_preemptions = np.pad(self._num_preemptions, (0, new_rows))
+        new_rows = (0, num_rows - len(self._ids))
+        new_columns = (0, num_columns - self._ids.shape[1])
+        self._ids = np.pad(self._ids, (new_rows, new_columns))
+        self._num_written = np.pad(self._num_written, new_rows)
+        self._num_preemptions = np.pad(self._num_preemptions, new_rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import compress
 from operator import getitem
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from sarathi_kernels.attention.plan import PADDING, AttentionPlan, Views, tiles_
 from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.executor.torch.block_table import BlockTable
+from sarathi_lab.executor.torch.block_table import BlockTable, Ints
 from sarathi_lab.executor.torch.shapes import Limits, Parts, Shape
 from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.model.transformer import Transformer
@@ -36,15 +36,18 @@ def add_masks(inputs: PackedInputs, model: Transformer) -> PackedInputs:
     """Add the attention masks to inputs of plain torch, where `model` needs them."""
     if not model.operations.wants_masks:
         return inputs
-    make = partial(
-        make_segment,
-        sliding_window=model.spec.sliding_window,
-        device=model.device,
-        dtype=model.dtype,
-    )
-    segments = [
-        make(one.start, one.num_queries, one.kv_len, one.blocks) for one in inputs.attention
-    ]
+    segments = []
+    for segment in inputs.attention:
+        masked = make_segment(
+            segment.start,
+            segment.num_queries,
+            segment.kv_len,
+            segment.blocks,
+            sliding_window=model.spec.sliding_window,
+            device=model.device,
+            dtype=model.dtype,
+        )
+        segments.append(masked)
     return replace(inputs, attention=segments)
 
 
@@ -56,17 +59,26 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
         raise ValueError(
             f"request {request.request_id} has no token ids; this executor computes tokens"
         )
+    # Positions of the output count from the prompt's end, those of drafts from the output's.
     prompt = request.prompt_token_ids[start : min(end, prompt_len)]
     output = sequence.output_token_ids[max(0, start - prompt_len) : max(0, end - prompt_len)]
     drafts = sequence.draft_token_ids[: max(0, end - sequence.num_known)]
     return np.concatenate([prompt, output, drafts], dtype=np.int64, casting="unsafe")
 
 
+class Field(NamedTuple):
+    """A tensor's name, its elements in the buffer, and its shape."""
+
+    name: str
+    elements: slice
+    shape: tuple[int, ...]
+
+
 class Fields:
     """Layout of the buffer for tensors of `shape`, which has `size` elements."""
 
     def __init__(self, shape: Shape) -> None:
-        sizes: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             **dict.fromkeys(BY_TOKEN, (shape.num_tokens,)),
             "emit_rows": (shape.num_emits,),
             "query_starts": (shape.num_sequences + 1,),
@@ -78,16 +90,20 @@ class Fields:
             "block_table": (shape.num_sequences, shape.max_blocks),
         }
         self.size = 0
-        self._places: list[tuple[str, slice, tuple[int, ...]]] = []
-        for name, lengths in sizes.items():
+        self._fields: list[Field] = []
+        for name, lengths in shapes.items():
             num_elements = math.prod(lengths)
-            self._places.append((name, slice(self.size, self.size + num_elements), lengths))
+            elements = slice(self.size, self.size + num_elements)
+            self._fields.append(Field(name, elements, lengths))
             self.size += -(-num_elements // ALIGNMENT) * ALIGNMENT
 
     def views(self, buffer: Any) -> dict[str, Any]:
         """Return each field of a flat tensor or array, in its shape."""
-        flat = ((name, buffer[place], lengths) for name, place, lengths in self._places)
-        return {name: x if len(lengths) == 1 else x.reshape(lengths) for name, x, lengths in flat}
+        views = {}
+        for name, elements, shape in self._fields:
+            view = buffer[elements]
+            views[name] = view if len(shape) == 1 else view.reshape(shape)
+        return views
 
 
 fields_of = lru_cache(maxsize=256)(Fields)
@@ -106,49 +122,57 @@ class Columns(NamedTuple):
 class Composition:
     """Part of packed batches that stays equal while the same sequences take as many tokens each,
     mostly for many iterations: while their `columns` are equal.
+
+    Rows are those of packed tokens, sequence after sequence.
     """
 
     def __init__(self, columns: Columns, table: BlockTable) -> None:
         self.columns = columns
-        self.sequences, num_tokens, flags, emits, preemptions = columns
-        self.rows = table.rows_of(self.sequences, preemptions)
-        self.lengths = np.array(num_tokens, dtype=np.int64)
+        self.sequences = columns.sequences
+        self.rows = table.rows_of(columns.sequences, columns.num_preemptions)  # of the block table
+        self.lengths = np.array(columns.num_tokens, dtype=np.int64)
         self.ends = np.cumsum(self.lengths)  # the row behind each one's last token
-        self.num_tokens = int(self.ends[-1]) if num_tokens else 0
-        are_emitting = np.array(emits, dtype=bool)
-        self.emitting = tuple(compress(self.sequences, emits))
-        self.emit_rows = self.ends[are_emitting] - 1
-        self.sampled_rows = np.cumsum(are_emitting) - 1  # of the tokens sampled, by sequence
+        self.num_tokens = int(self.lengths.sum())
         self.singles = (self.lengths == 1).nonzero()[0]  # decodes to the kernels
-        self.owners = np.repeat(np.arange(len(num_tokens)), self.lengths)
-        self.offsets = np.arange(self.num_tokens) - (self.ends - self.lengths)[self.owners]
-        are_decodes = np.array(flags, dtype=bool)
-        if (have_drafts := are_decodes & (self.lengths > 1)).any():
-            rows = np.where(are_decodes, self.lengths, 1) * are_emitting
-            self.emit_rows = np.repeat(self.ends - np.cumsum(rows), rows) + np.arange(rows.sum())
-            are_decodes &= ~have_drafts
-            flags = are_decodes.tolist()
+        # The sequence of each token, and how many of its tokens come before.
+        self.owners = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        firsts = self.ends - self.lengths
+        self.offsets = np.arange(self.num_tokens) - firsts[self.owners]
+
+        emits = np.array(columns.emits_token, dtype=bool)
+        is_decode = np.array(columns.is_decode, dtype=bool)
+        self.emitting = tuple(compress(self.sequences, columns.emits_token))
+        self.sampled_rows = np.cumsum(emits) - 1  # of the tokens sampled, by sequence
+        # A decode with drafts samples after each of its tokens, others after the last.
+        num_sampled = np.where(is_decode, self.lengths, 1) * emits
+        shifts = self.ends - np.cumsum(num_sampled)
+        self.emit_rows = np.repeat(shifts, num_sampled) + np.arange(num_sampled.sum())
+
         # Mostly all but one are decodes: a faster way without an array for each.
-        self.decodes = are_decodes.nonzero()[0]
-        self.outputs = [one.output_token_ids for one in compress(self.sequences, flags)]
-        prompt_lens = [one.request.prompt_len for one in compress(self.sequences, flags)]
+        is_plain_decode = is_decode & (self.lengths == 1)
+        self.decodes = is_plain_decode.nonzero()[0]
+        self.others = (~is_plain_decode).nonzero()[0].tolist()
+        decoding = [self.sequences[i] for i in self.decodes.tolist()]
+        self.outputs = [sequence.output_token_ids for sequence in decoding]
+        prompt_lens = [sequence.request.prompt_len for sequence in decoding]
         self.prompt_lens = np.array(prompt_lens, dtype=np.int64)
-        self.others = [i for i, is_decode in enumerate(flags) if not is_decode]
 
     def fill(self, views: Views, shape: Shape) -> None:
         """Write the part that stays equal, and padding, in tensors of `shape`."""
         num_sequences = len(self.sequences)
-        for name, padding in (("token_ids", 0), ("positions", 0), ("slots", PADDING)):
-            views[name][self.num_tokens :] = padding
+        views["token_ids"][self.num_tokens :] = 0
+        views["positions"][self.num_tokens :] = 0
+        views["slots"][self.num_tokens :] = PADDING
         views["feed_rows"].fill(PADDING)
         views["kv_lens"][num_sequences:] = 0
         views["block_table"][num_sequences:] = 0
-        _put(views["query_starts"][1:], self.ends, padding=self.num_tokens)
         views["query_starts"][0] = 0
+        _put(views["query_starts"][1:], self.ends, padding=self.num_tokens)
         _put(views["emit_rows"], self.emit_rows, padding=0)
         if shape.tile_rows:
+            tiles = tiles_of(self.lengths.tolist(), shape.tile_rows)
+            _put(views["tiles"], tiles, padding=PADDING)
             _put(views["decodes"], self.singles, padding=PADDING)
-            _put(views["tiles"], tiles_of(self.lengths.tolist(), shape.tile_rows), padding=PADDING)
 
 
 def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
@@ -167,10 +191,10 @@ class Packer:
         self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(NUM_BUFFERS)]
         self._filled = 0
         self._table = BlockTable(limits.block_size)
-        self._newest = Composition(Columns(), self._table)
+        self._composition = Composition(Columns(), self._table)  # of the newest batch
         self._parts = Parts(limits)
         self._on_device = _Buffer(device=device)
-        self._held: tuple[bytes, ...] = ()  # numbers of blocks, and tables, that `_blocks` are of
+        self._blocks_of: tuple[bytes, ...] = ()  # numbers of blocks, and tables, of `_blocks`
         self._blocks: list[slice | Tensor] = []
 
     def fill(
@@ -182,59 +206,66 @@ class Packer:
         Returns the sequences that `batch` samples tokens of.
         """
         self._filled = (self._filled + 1) % len(self._hosts)
-        starts: tuple[int, ...] = ()
+        first_tokens: tuple[int, ...] = ()
         columns = Columns()
         if batch.chunks:
-            sequences, starts, num_tokens, are_decodes, emits = zip(*batch.chunks, strict=True)
-            preemptions = tuple([one.num_preemptions for one in sequences])
-            columns = Columns(sequences, num_tokens, are_decodes, emits, preemptions)
-        if columns != self._newest.columns:
-            self._newest = Composition(columns, self._table)
-        kept = self._newest  # from batch to batch
-        views = self.host.fill(shape, kept)
-        kv_lens = self._fill_tokens(views, kept, np.array(starts, dtype=np.int64), newest)
+            sequences, first_tokens, num_tokens, is_decode, emits = zip(*batch.chunks, strict=True)
+            preemptions = tuple([sequence.num_preemptions for sequence in sequences])
+            columns = Columns(sequences, num_tokens, is_decode, emits, preemptions)
+        if columns != self._composition.columns:
+            self._composition = Composition(columns, self._table)
+        composition = self._composition
+        starts = np.array(first_tokens, dtype=np.int64)
+        kv_lens = starts + composition.lengths
+        self._table.extend(composition.rows, composition.sequences, kv_lens)
+        views = self.host.fill(shape, composition)
+        self._fill_tokens(views, starts, kv_lens)
+        self._fill_feed_rows(views, newest)
         views["kv_lens"][: len(kv_lens)] = kv_lens
-        self._table.fill(views["block_table"][: len(kv_lens)], kept.rows)
+        self._table.fill(views["block_table"][: len(kv_lens)], composition.rows)
         if shape.tile_rows:
-            parts, reductions = self._parts.of(kept.singles, kv_lens, shape)
+            parts, reductions = self._parts.of(composition.singles, kv_lens, shape)
             _put(views["parts"], parts, padding=PADDING)
             _put(views["reductions"], reductions, padding=PADDING)
-        return kept.emitting
+        return composition.emitting
 
-    def _fill_tokens(
-        self,
-        views: Views,
-        kept: Composition,
-        starts: NDArray[np.int64],
-        newest: Sequence[SequenceState],
-    ) -> NDArray[np.int64]:
-        """Write the fields of BY_TOKEN for the tokens behind `starts`; return the cached tokens of
-        each sequence after them.
+    def _fill_tokens(self, views: Views, starts: Ints, kv_lens: Ints) -> None:
+        """Write token ids, positions and slots of the tokens from `starts` up to `kv_lens`."""
+        composition = self._composition
+        token_ids = views["token_ids"]
+        ends = composition.ends
+        positions = starts[composition.owners] + composition.offsets
+        num_tokens = len(positions)
+        rows = composition.rows[composition.owners]
+        views["positions"][:num_tokens] = positions
+        views["slots"][:num_tokens] = self._table.slots(rows, positions)
+        newest_outputs = (starts[composition.decodes] - composition.prompt_lens).tolist()
+        decoded = list(map(getitem, composition.outputs, newest_outputs))
+        token_ids[ends[composition.decodes] - 1] = decoded
+        for i in composition.others:
+            sequence = composition.sequences[i]
+            first_row = ends[i] - composition.lengths[i]
+            token_ids[first_row : ends[i]] = token_ids_of(sequence, int(starts[i]), int(kv_lens[i]))
+
+    def _fill_feed_rows(self, views: Views, newest: Sequence[SequenceState]) -> None:
+        """Write for each token in flight its row among the tokens of `newest`, PADDING for others;
+        only the newest token of a sequence can be in flight.
         """
-        sequences, ends = kept.sequences, kept.ends
-        token_ids, positions, slots, feed_rows = (views[name] for name in BY_TOKEN)
-        kv_lens = starts + kept.lengths
-        at = starts[kept.owners] + kept.offsets
-        self._table.extend(kept.rows, sequences, kv_lens)
-        positions[: len(at)] = at
-        slots[: len(at)] = self._table.slots(kept.rows[kept.owners], at)
-        places = (starts[kept.decodes] - kept.prompt_lens).tolist()
-        token_ids[ends[kept.decodes] - 1] = list(map(getitem, kept.outputs, places))
-        for i in kept.others:
-            start, end = int(starts[i]), int(kv_lens[i])
-            token_ids[ends[i] - kept.lengths[i] : ends[i]] = token_ids_of(sequences[i], start, end)
-        last = ends - 1  # only the newest token of a sequence can be in flight
-        unknown = (token_ids[last] == NO_TOKEN).nonzero()[0]
-        feed_rows[: len(at)] = PADDING
-        if len(unknown) == 0:
-            return kv_lens
-        if newest == kept.emitting:
-            feed_rows[last[unknown]] = kept.sampled_rows[unknown]
+        composition = self._composition
+        token_ids = views["token_ids"]
+        feed_rows = views["feed_rows"]
+        feed_rows[: composition.num_tokens] = PADDING
+        last_rows = composition.ends - 1
+        in_flight = (token_ids[last_rows] == NO_TOKEN).nonzero()[0]  # numbers of sequences
+        if len(in_flight) == 0:
+            return
+        rows = last_rows[in_flight]
+        token_ids[rows] = 0
+        if newest == composition.emitting:
+            feed_rows[rows] = composition.sampled_rows[in_flight]
         else:
-            row_of = {one: row for row, one in enumerate(newest)}
-            feed_rows[last[unknown]] = [row_of[sequences[i]] for i in unknown.tolist()]
-        token_ids[last[unknown]] = 0
-        return kv_lens
+            row_of = {sequence: row for row, sequence in enumerate(newest)}
+            feed_rows[rows] = [row_of[composition.sequences[i]] for i in in_flight.tolist()]
 
     @property
     def host(self) -> _Buffer:
@@ -255,24 +286,38 @@ class Packer:
         """Return the filled buffer as inputs of plain torch and C++, without padding: int64,
         attention by a `Segment` a sequence, and no `feed_rows`, as the host has all tokens.
         """
-        views, device = self.host.views, model.device
-        numbers, table = -(-views["kv_lens"] // self._table.block_size), views["block_table"]
-        if (held := (numbers.tobytes(), table.tobytes())) != self._held:  # seldom by decodes
-            self._held, firsts = held, table[:, 0]
-            columns = np.arange(table.shape[1], dtype=np.int32)
-            # Neighbouring blocks as a slice, which attention reads without copying; else an index.
-            self._blocks = [*map(slice, firsts.tolist(), (firsts + numbers).tolist())]
-            are_apart = (table - columns != table[:, :1]) & (columns < numbers[:, None])
-            for i in are_apart.any(axis=1).nonzero()[0].tolist():
-                self._blocks[i] = torch.tensor(table[i, : numbers[i]].tolist(), device=device)
-        starts, kv_lens = views["query_starts"].tolist(), views["kv_lens"].tolist()
-        rows = zip(starts, starts[1:], kv_lens, self._blocks, strict=False)
-        segments = [Segment(row, end - row, seen, one, 0, None) for row, end, seen, one in rows]
-        fields = {
-            name: torch.from_numpy(views[name].astype(np.int64)).to(device)
-            for name in ("token_ids", "positions", "slots", "emit_rows")
-        }
-        return add_masks(PackedInputs(**fields, attention=segments), model)
+        views = self.host.views
+        blocks = self._blocks_for_torch(model.device)
+        starts = views["query_starts"].tolist()
+        kv_lens = views["kv_lens"].tolist()
+        segments = []
+        for i, kv_len in enumerate(kv_lens):
+            num_queries = starts[i + 1] - starts[i]
+            segments.append(Segment(starts[i], num_queries, kv_len, blocks[i], 0, None))
+        tensors = {}
+        for name in ("token_ids", "positions", "slots", "emit_rows"):
+            tensors[name] = torch.from_numpy(views[name].astype(np.int64)).to(model.device)
+        return add_masks(PackedInputs(**tensors, attention=segments), model)
+
+    def _blocks_for_torch(self, device: torch.device) -> list[slice | Tensor]:
+        """Return the cache blocks of each sequence: as a slice where they are neighbours, which
+        attention reads without copying, else as an index.
+        """
+        table = self.host.views["block_table"]
+        numbers = -(-self.host.views["kv_lens"] // self._table.block_size)
+        blocks_of = (numbers.tobytes(), table.tobytes())
+        if blocks_of == self._blocks_of:  # seldom are they others in a run of decodes
+            return self._blocks
+        self._blocks_of = blocks_of
+        firsts = table[:, 0]
+        self._blocks = [*map(slice, firsts.tolist(), (firsts + numbers).tolist())]
+        columns = np.arange(table.shape[1], dtype=np.int32)
+        is_taken = columns < numbers[:, None]
+        is_apart = is_taken & (table - columns != table[:, :1])
+        for i in is_apart.any(axis=1).nonzero()[0].tolist():
+            block_ids = table[i, : numbers[i]].tolist()
+            self._blocks[i] = torch.tensor(block_ids, device=device)
+        return self._blocks
 
     def copy(self, into: Tensor) -> None:
         """Start to copy the filled buffer to one with inputs from `send`."""
@@ -282,22 +327,25 @@ class Packer:
 class _Buffer:
     """Growing int32 tensor; on the host with the composition and shape that it was filled with."""
 
-    def __init__(self, **where: Any) -> None:
-        self._where = where
+    def __init__(self, device: torch.device | None = None, *, pin_memory: bool = False) -> None:
+        self._device = device
+        self._pin_memory = pin_memory
         self._tensor = torch.empty(0, dtype=torch.int32)
         self._filled_with: tuple[Composition, Shape] | None = None
         self.views: Views = {}
 
     def sized(self, size: int) -> Tensor:
         if self._tensor.numel() < size:
-            self._tensor = torch.empty(2 * size, dtype=torch.int32, **self._where)
+            self._tensor = torch.empty(
+                2 * size, dtype=torch.int32, device=self._device, pin_memory=self._pin_memory
+            )
         return self._tensor[:size]
 
-    def fill(self, shape: Shape, kept: Composition) -> Views:
-        """Return the fields of `shape`, with the part of `kept` filled in."""
-        if self._filled_with != (kept, shape):
+    def fill(self, shape: Shape, composition: Composition) -> Views:
+        """Return the fields of `shape`, with what stays equal of `composition` filled in."""
+        if self._filled_with != (composition, shape):
             fields = fields_of(shape)
             self.views = fields.views(self.sized(fields.size).numpy())
-            self._filled_with = kept, shape
-            kept.fill(self.views, shape)
+            composition.fill(self.views, shape)
+            self._filled_with = (composition, shape)
         return self.views
