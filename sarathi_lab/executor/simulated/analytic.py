@@ -48,11 +48,13 @@ class AnalyticOperations:
     fused: Collection[str] = ()  # `Host.fused`
 
     def __post_init__(self) -> None:
-        spec, hardware, tensor = self.spec, self.hardware, self.parallel.tensor
+        spec = self.spec
+        hardware = self.hardware
+        tensor = self.parallel.tensor
         if tensor > 1:
             _ = hardware.link_rate  # raises if unknown
         self.iteration_overhead = hardware.iteration_overhead
-        self.uncertainty = {**hardware.held_out_errors}
+        self.uncertainty = dict(hardware.held_out_errors)
         kv_heads = self.parallel.kv_heads(spec)
         mean_size = (spec.head_size + spec.heads.value_size) // 2  # of keys and values
         self.heads = Heads(spec.num_heads // tensor, kv_heads, mean_size)
@@ -61,7 +63,9 @@ class AnalyticOperations:
             cached = spec.kv_layer_bytes(self.dtype_bytes) // (2 * spec.num_kv_heads)
         self.attention = AttentionTimes(hardware, *self.heads, cached)
         self._has_norms = tensor == 1 or "all_reduce" not in self.fused
-        self._converting = {*self.fused} | (set() if self._has_norms else {"norm"})
+        self._converting = set(self.fused)
+        if not self._has_norms:
+            self._converting.add("norm")
         self._fp8_hardware: Hardware | None = None  # with the peak of 8-bit products
         if spec.weight_dtype == "fp8":
             _ = hardware.fp8_peak  # raises if unknown
@@ -83,42 +87,56 @@ class AnalyticOperations:
         }
 
     def _layer_times(self, num_tokens: int) -> Mapping[str, float]:
-        spec, tensor, dtype_bytes = self.spec, self.parallel.tensor, self.dtype_bytes
-        num_layers = spec.num_layers
-        times = {
-            linear.name: linear.count
-            / num_layers
-            * (
-                self.layer_product_time(num_tokens, *self.shard_shape(linear), linear.name)
-                - self.fused_time(num_tokens, linear)
-            )
-            for linear in spec.layer_linears
-        }
+        times = self._product_times(num_tokens)
+        spec = self.spec
         # A norm before, and a sum over devices after each.
-        num_sublayers = spec.num_sublayers / num_layers
-        times["norms"] = self._has_norms * num_sublayers * self._norm_time(num_tokens)
+        sublayers = spec.num_sublayers / spec.num_layers
+        times["norms"] = 0.0
+        if self._has_norms:
+            times["norms"] = sublayers * self._norm_time(num_tokens)
         if spec.num_experts:  # experts include their activation; the router adds its choice
-            chosen = self._streaming_time(num_tokens * spec.num_experts * dtype_bytes)
-            times["router"] += spec.num_expert_layers / num_layers * chosen
-        # The activation reads one row, or two with a gate, and writes one.
-        row_bytes = num_tokens * (3 if spec.gated_ffn else 2) * dtype_bytes
-        if widths := spec.activations:
-            times["activation"] = sum(
-                count / num_layers * self._streaming_time(row_bytes * math.ceil(width / tensor))
-                for width, count in widths
-            )
-        # New keys and values are read as computed, and written in the cache's format.
+            chosen = self._streaming_time(num_tokens * spec.num_experts * self.dtype_bytes)
+            times["router"] += spec.num_expert_layers / spec.num_layers * chosen
+        if spec.activations:
+            times["activation"] = self._activation_time(num_tokens)
+        times["kv_write"] = self._cache_write_time(num_tokens)
+        tensor = self.parallel.tensor
+        if tensor > 1:
+            num_bytes = num_tokens * spec.hidden_size * self.dtype_bytes
+            times["all_reduce"] = sublayers * all_reduce_time(num_bytes, tensor, self.hardware)
+        return times
+
+    def _product_times(self, num_tokens: int) -> dict[str, float]:
+        """Compute the mean layer's products, without conversions that other kernels include."""
+        times = {}
+        for linear in self.spec.layer_linears:
+            rows, columns = self.shard_shape(linear)
+            product = self.layer_product_time(num_tokens, rows, columns, linear.name)
+            share = linear.count / self.spec.num_layers
+            times[linear.name] = share * (product - self.fused_time(num_tokens, linear))
+        return times
+
+    def _activation_time(self, num_tokens: int) -> float:
+        """One row is read, or two with a gate, and one written."""
+        num_rows = 3 if self.spec.gated_ffn else 2
+        row_bytes = num_tokens * num_rows * self.dtype_bytes
+        seconds = 0.0
+        for width, count in self.spec.activations:
+            on_device = math.ceil(width / self.parallel.tensor)
+            share = count / self.spec.num_layers
+            seconds += share * self._streaming_time(row_bytes * on_device)
+        return seconds
+
+    def _cache_write_time(self, num_tokens: int) -> float:
+        """New keys and values are read as computed, and written in the cache's format."""
+        spec = self.spec
         latent = spec.layers.latent
         width = latent.cached_size if latent else spec.cached_values
-        computed = width * dtype_bytes
-        cached = spec.kv_bytes_per_token(dtype_bytes) / spec.num_caching_layers
+        computed = width * self.dtype_bytes
+        cached = spec.kv_bytes_per_token(self.dtype_bytes) / spec.num_caching_layers
         on_all = self.parallel.cache_copies(spec) * (computed + cached)
-        written = self._streaming_time(int(num_tokens * on_all // tensor))
-        times["kv_write"] = spec.num_caching_layers / num_layers * written
-        if tensor > 1:
-            num_bytes = num_tokens * spec.hidden_size * dtype_bytes
-            times["all_reduce"] = num_sublayers * all_reduce_time(num_bytes, tensor, self.hardware)
-        return times
+        written = self._streaming_time(int(num_tokens * on_all // self.parallel.tensor))
+        return spec.num_caching_layers / spec.num_layers * written
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of prefills and of decodes; in one call, decodes count as what they
@@ -131,8 +149,11 @@ class AnalyticOperations:
 
     def separate_attention(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of one layer's calls over prefills and over decodes."""
-        prefill = self.attention.prefill(prefills(batch)) if batch.num_prefills else 0.0
-        return prefill, self.attention.decode(batch.num_decodes, batch.decode_kv_tokens)
+        prefill = 0.0
+        if batch.num_prefills:
+            prefill = self.attention.prefill(prefills(batch))
+        decode = self.attention.decode(batch.num_decodes, batch.decode_kv_tokens)
+        return prefill, decode
 
     def hybrid_attention(self, batch: Batch) -> float:
         """Compute the seconds of one layer's call over all of `batch`, which has decodes."""
@@ -140,7 +161,8 @@ class AnalyticOperations:
 
     def shard_shape(self, linear: Linear) -> tuple[int, int]:
         """Rows and columns of a weight on one device, split along the axis that saves sends."""
-        rows, columns = linear.in_features, linear.out_features
+        rows = linear.in_features
+        columns = linear.out_features
         if linear.name in REPLICATED:
             return rows, columns
         if linear.name in CUT_BY_ROWS:
@@ -180,8 +202,8 @@ class AnalyticOperations:
         """Compute the seconds of a product's conversion that the kernel before it includes."""
         if self._fp8_hardware is None or BEFORE.get(linear.name) not in self._converting:
             return 0.0
-        converted = self._conversion_time(num_tokens, self.shard_shape(linear)[0])
-        return self._quantised_share(linear.name) * converted
+        rows, _ = self.shard_shape(linear)
+        return self._quantised_share(linear.name) * self._conversion_time(num_tokens, rows)
 
     def _quantised_share(self, name: str) -> float:
         """Return the share of a product's weights that are quantised."""

@@ -23,7 +23,9 @@ from sarathi_lab.executor.simulated.interpolation import (
 from sarathi_lab.executor.simulated.kernel_times import Heads
 from sarathi_lab.executor.tables import SHAPE
 
-PREFILL, DECODE = ("prefill_chunk", "kv_prefill"), ("n_decode", "kv_decode")
+PREFILL = ("prefill_chunk", "kv_prefill")
+DECODE = ("n_decode", "kv_decode")
+PROMPTS = ("num_prefills", "prefill_chunk")  # of tables with several shapes
 # Weights of a distance between shapes, in doublings of KV heads: of query heads per KV head, of the
 # head size, of having a single KV head, for which kernels are different.
 GROUP_WEIGHT, HEAD_WEIGHT, SINGLE_WEIGHT = 10.0, 100.0, 4.0
@@ -60,16 +62,18 @@ class AttentionTable:
         prefill = self.prefill(batch) if batch.num_prefill_tokens else 0.0
         decode = self.decode(batch) if batch.num_decodes else 0.0
         has_both = in_one_call and batch.num_prefill_tokens and batch.num_decodes
-        computed = (0.0, 0.0)
-        if self.shapes is not None or (has_both and self.both is None):
-            computed = self.formula.separate_attention(batch)
-        if self.shapes is not None:  # ratios
-            prefill, decode = prefill * computed[0], decode * computed[1]
+        if has_both and self.both is not None:  # rows with both have no other shapes
+            both = self.both(batch)
+            return min(prefill, both), max(0.0, both - prefill)
+        if self.shapes is None and not has_both:
+            return prefill, decode
+        computed_prefill, computed_decode = self.formula.separate_attention(batch)
+        if self.shapes is not None:  # `prefill` and `decode` are ratios
+            prefill *= computed_prefill
+            decode *= computed_decode
         if has_both:
-            if self.both is not None:
-                both = self.both(batch)
-                return min(prefill, both), max(0.0, both - prefill)
-            slowdown = self.formula.hybrid_attention(batch) / sum(computed)
+            separate = computed_prefill + computed_decode
+            slowdown = self.formula.hybrid_attention(batch) / separate
             decode = max(0.0, slowdown * (prefill + decode) - prefill)
         return prefill, decode
 
@@ -83,22 +87,27 @@ def attention_table(rows: pd.DataFrame, formula: AnalyticOperations) -> Attentio
         if not (same.kv_prefill > 0).any():
             return _by_ratios(rows, formula)
         rows = same
-    chunk, before, decodes, context = (rows[name] for name in (*PREFILL, *DECODE))
+    chunk = rows.prefill_chunk
+    before = rows.kv_prefill
+    decodes = rows.n_decode
     rows = rows.assign(  # as in a batch
         num_prefill_tokens=chunk,
         prefill_query_key_pairs=chunk * before + chunk * (chunk + 1) / 2,
         prefill_kv_tokens=before + chunk,
         num_decodes=decodes,
-        decode_kv_tokens=decodes * context,
+        decode_kv_tokens=decodes * rows.kv_decode,
     )
+    prompts = rows[decodes == 0]
+    prefill = _function_of(prompts, PREFILL, _chunk, _prefill_features, formula)
+    decode = _function_of(rows[chunk == 0], DECODE, _decodes, _decode_features, formula)
+    both = None
     mixed = rows[(decodes > 0) & (chunk > 0)]
-    both = make_grid(mixed, (*PREFILL, *DECODE)) if len(mixed) else None
-    return AttentionTable(
-        _function_of(rows[decodes == 0], PREFILL, _chunk, _prefill_features, formula),
-        _function_of(rows[chunk == 0], DECODE, _decodes, _decode_features, formula),
-        None if both is None else _by_grid(both, (*PREFILL, *DECODE), _chunk_and_decodes, formula),
-        formula,
-    )
+    if not mixed.empty:
+        columns = (*PREFILL, *DECODE)
+        grid = make_grid(mixed, columns)
+        if grid is not None:
+            both = _by_grid(grid, columns, _chunk_and_decodes, formula)
+    return AttentionTable(prefill, decode, both, formula)
 
 
 def _function_of(
@@ -109,25 +118,28 @@ def _function_of(
     formula: AnalyticOperations,
 ) -> Seconds:
     """Make the function of seconds by a grid over `columns`, or by costs of the features."""
-    if grid := make_grid(rows, columns):
+    grid = make_grid(rows, columns)
+    if grid is not None:
         return _by_grid(grid, columns, point_of, formula)
     sizes, *features = np.broadcast_arrays(*features_of(rows))
-    costs = Costs(np.stack(features, axis=-1).astype(float), sizes, rows.seconds.to_numpy(float))
+    values = np.stack(features, axis=-1).astype(float)
+    costs = Costs(values, sizes, rows.seconds.to_numpy(float))
     return lambda batch: costs.time(*features_of(batch))
 
 
-def _prefill_features(of: Any) -> tuple[Any, ...]:
+def _prefill_features(calls: Any) -> tuple[Any, ...]:
     """Size and features of a batch's prefills, or of all rows."""
-    tokens = of.num_prefill_tokens
-    return tokens, 1.0, tokens, of.prefill_query_key_pairs, of.prefill_kv_tokens
+    tokens = calls.num_prefill_tokens
+    return tokens, 1.0, tokens, calls.prefill_query_key_pairs, calls.prefill_kv_tokens
 
 
-def _decode_features(of: Any) -> tuple[Any, ...]:
+def _decode_features(calls: Any) -> tuple[Any, ...]:
     """Size and features of decodes. Where all decodes of a table have the same context, time that
     does not grow with their number is taken as the latency of reading one context, not as a launch,
     which overlaps earlier operations.
     """
-    cached, number = of.decode_kv_tokens, of.num_decodes
+    cached = calls.decode_kv_tokens
+    number = calls.num_decodes
     return number, cached, cached / number, number, 1.0
 
 
@@ -144,17 +156,18 @@ def _by_grid(
         time = grid.at(edge)
         if edge == point:
             return time
-        by_formula: Any = formula.attention.uniform
-        computed, of_edge = (
-            by_formula(**dict(zip(columns, sizes, strict=True))) for sizes in (point, edge)
-        )
-        return time * float(computed / of_edge)
+        sizes: dict[str, Any] = dict(zip(columns, point, strict=True))
+        edge_sizes: dict[str, Any] = dict(zip(columns, edge, strict=True))
+        computed = formula.attention.uniform(**sizes)
+        computed_at_edge = formula.attention.uniform(**edge_sizes)
+        return time * float(computed / computed_at_edge)
 
     return seconds
 
 
 def _chunk(batch: Batch) -> list[float]:
-    return [*equivalent_chunk(batch.num_prefill_tokens, batch.prefill_query_key_pairs)]
+    tokens, before = equivalent_chunk(batch.num_prefill_tokens, batch.prefill_query_key_pairs)
+    return [tokens, before]
 
 
 def _decodes(batch: Batch) -> list[float]:
@@ -180,15 +193,17 @@ def _by_ratios(rows: pd.DataFrame, formula: AnalyticOperations) -> AttentionTabl
     """
     if "num_prefills" not in rows:
         rows = rows.assign(num_prefills=1)
-    prompts = rows[(rows.prefill_chunk > 0) & (rows.kv_prefill == 0) & (rows.n_decode == 0)]
+    is_prompt = (rows.prefill_chunk > 0) & (rows.kv_prefill == 0) & (rows.n_decode == 0)
+    prompts = rows[is_prompt]
     decodes = rows[rows.prefill_chunk == 0]
-    prefill, of_prompts = _ratios(prompts, ("num_prefills", "prefill_chunk"), _prompts, formula)
-    decode, of_decodes = _ratios(decodes, DECODE, _decodes, formula)
-    return AttentionTable(prefill, decode, None, formula, [*of_prompts, *of_decodes])
+    prefill, prompt_shapes = _ratios(prompts, PROMPTS, _prompts, formula)
+    decode, decode_shapes = _ratios(decodes, DECODE, _decodes, formula)
+    return AttentionTable(prefill, decode, None, formula, [*prompt_shapes, *decode_shapes])
 
 
 def _prompts(batch: Batch) -> list[float]:
-    return [*equivalent_prompts(batch.num_prefill_tokens, batch.prefill_query_key_pairs)]
+    number, length = equivalent_prompts(batch.num_prefill_tokens, batch.prefill_query_key_pairs)
+    return [number, length]
 
 
 def _ratios(
@@ -199,14 +214,14 @@ def _ratios(
     """
     if rows.empty:
         return lambda batch: 1.0, []
-    nearest, rows = nearest_shape(rows, SHAPE, partial(_distance, formula.heads))
+    nearest, calls = nearest_shape(rows, SHAPE, partial(_distance, formula.heads))
     shape = Heads(*nearest)
     spec = replace(formula.spec, **shape._asdict())
-    of_shape = AnalyticOperations(spec, formula.hardware, formula.dtype_bytes).attention
-    sizes: Any = rows[[*PREFILL, *DECODE, "num_prefills"]].to_dict("records")
-    computed = [of_shape.uniform(**of) for of in sizes]
+    attention = AnalyticOperations(spec, formula.hardware, formula.dtype_bytes).attention
+    sizes: Any = calls[[*PREFILL, *DECODE, "num_prefills"]].to_dict("records")
+    computed = [attention.uniform(**call) for call in sizes]
     first, second = columns
-    grid = RatioGrid(rows[first], rows[second], rows.seconds / computed)
+    grid = RatioGrid(calls[first], calls[second], calls.seconds / computed)
     share = formula.heads.num_kv_heads / shape.num_kv_heads
 
     def ratio(batch: Batch) -> float:
@@ -216,16 +231,17 @@ def _ratios(
     return ratio, [shape]
 
 
-def _distance(one: Heads, other: tuple[int, ...]) -> float:
-    """Compute how far times of `other` are from those of `one`, in doublings of KV heads."""
-    num_heads, num_kv_heads, head_size = other
-    group, other_group = one.num_heads / one.num_kv_heads, num_heads / num_kv_heads
-    return (
-        abs(math.log2(one.num_kv_heads / num_kv_heads))
-        + SINGLE_WEIGHT * ((one.num_kv_heads == 1) != (num_kv_heads == 1))
-        + GROUP_WEIGHT * abs(math.log2(group / other_group))
-        + HEAD_WEIGHT * abs(math.log2(one.head_size / head_size))
-    )
+def _distance(heads: Heads, other: tuple[int, ...]) -> float:
+    """Compute how far times of `other` are from those of `heads`, in doublings of KV heads."""
+    other_heads = Heads(*other)
+    group = heads.num_heads / heads.num_kv_heads
+    other_group = other_heads.num_heads / other_heads.num_kv_heads
+    distance = abs(math.log2(heads.num_kv_heads / other_heads.num_kv_heads))
+    if (heads.num_kv_heads == 1) != (other_heads.num_kv_heads == 1):
+        distance += SINGLE_WEIGHT
+    distance += GROUP_WEIGHT * abs(math.log2(group / other_group))
+    distance += HEAD_WEIGHT * abs(math.log2(heads.head_size / other_heads.head_size))
+    return distance
 
 
 def equivalent_chunk(tokens: int, pairs: int) -> tuple[float, float]:
@@ -233,7 +249,9 @@ def equivalent_chunk(tokens: int, pairs: int) -> tuple[float, float]:
     pairs; if whole prompts are shorter than that, the prompt of as many pairs.
     """
     before = pairs / tokens - (tokens + 1) / 2
-    return (tokens, before) if before >= 0 else (_prompt_of(pairs), 0.0)
+    if before < 0:
+        return _prompt_of(pairs), 0.0
+    return tokens, before
 
 
 def equivalent_prompts(tokens: int, pairs: int) -> tuple[float, float]:
@@ -241,9 +259,12 @@ def equivalent_prompts(tokens: int, pairs: int) -> tuple[float, float]:
     these would be longer than the tokens (they have a context), of one prompt of as many pairs.
     """
     length = 2 * pairs / tokens - 1
-    return (tokens / length, length) if length <= tokens else (1.0, _prompt_of(pairs))
+    if length > tokens:
+        return 1.0, _prompt_of(pairs)
+    return tokens / length, length
 
 
 def _prompt_of(pairs: int) -> float:
     """Compute the length of a prompt of as many causal query-key pairs."""
+    # n tokens have n (n + 1) / 2 pairs.
     return (math.sqrt(1 + 8 * pairs) - 1) / 2

@@ -64,16 +64,18 @@ class Experts:
     @property
     def caution(self) -> str:
         """Source of the times."""
-        if (of := self.base) is None:
-            fitted = self.hardware.expert_traffic > 0
-            source = "fitted to other models" if fitted else "without a fit"
-            if (stored := self.spec.stored) is not None:
-                source += f", none of it with weights in {stored.name}"
-            return f"the experts' times are a roofline {source}"
-        return (
-            f"experts by {of.num_experts} of {of.hidden_size} x {of.expert_size} on a device, "
-            f"{of.top_k} a token, each chosen at random"
-        )
+        shape = self.base
+        if shape is not None:
+            return (
+                f"experts by {shape.num_experts} of {shape.hidden_size} x {shape.expert_size} on a "
+                f"device, {shape.top_k} a token, each chosen at random"
+            )
+        is_fitted = self.hardware.expert_traffic > 0
+        source = "fitted to other models" if is_fitted else "without a fit"
+        stored = self.spec.stored
+        if stored is not None:
+            source += f", none of it with weights in {stored.name}"
+        return f"the experts' times are a roofline {source}"
 
     def _seconds(self, num_tokens: int) -> float:
         if num_tokens == 0:
@@ -83,30 +85,42 @@ class Experts:
 
     def time(self, pairs: float, chosen: float) -> float:
         """Compute one device's seconds of `pairs` (token, expert) over `chosen` experts."""
-        time = self._formula(self.shape, pairs, chosen, self.spec.gated_ffn)
-        return time if self.base is None else time * self._ratios.ratio(pairs / chosen, chosen)
+        seconds = self._formula(self.shape, pairs, chosen, self.spec.gated_ffn)
+        if self.base is not None:
+            seconds *= self._ratios.ratio(pairs / chosen, chosen)
+        return seconds
 
     def traffic(self, shape: Shape, pairs: float, gated: bool) -> float:
         """Compute the seconds of moving activations between and after the products."""
-        moved = (5 if gated else 3) * shape.expert_size + 2 * shape.hidden_size
+        # Rows as wide as an expert: one, or two with a gate, are written and read, and one written.
+        num_rows = 5 if gated else 3
+        moved = num_rows * shape.expert_size + 2 * shape.hidden_size
         return pairs * moved * self.dtype_bytes / self.hardware.memory_rate
 
     def _formula(self, shape: Shape, pairs: float, chosen: float, gated: bool) -> float:
-        each = (3 if gated else 2) * shape.hidden_size * shape.expert_size
-        hardware, products = self.hardware, self._products
-        share = products.matmul_efficiency * hardware.expert_efficiency
-        compute = 2 * pairs * each / (products.flops_per_second * share)
-        memory = chosen * each * self._weight_bytes / hardware.memory_rate
+        hardware = self.hardware
+        products = self._products
+        num_matrices = 3 if gated else 2
+        num_weights = num_matrices * shape.hidden_size * shape.expert_size  # of an expert
+        efficiency = products.matmul_efficiency * hardware.expert_efficiency
+        compute = 2 * pairs * num_weights / (products.flops_per_second * efficiency)
+        memory = chosen * num_weights * self._weight_bytes / hardware.memory_rate
         between = hardware.expert_traffic * self.traffic(shape, pairs, gated)
         fixed = KERNELS * hardware.kernel_launch + hardware.expert_launch
         return fixed + overlapped(compute, memory) + between
 
     def _measured(self, rows: pd.DataFrame) -> tuple[Shape, RatioGrid]:
         """Choose the nearest shape of `rows`; return its ratios of measured to computed seconds."""
-        base, gated = self.shape, self.spec.gated_ffn
+        base = self.shape
+        gated = self.spec.gated_ffn
+        calls = rows
         if EXPERT_SHAPE[0] in rows:
-            nearest, rows = nearest_shape(rows, EXPERT_SHAPE, partial(log_distance, base))
-            base, gated = Shape(*nearest), True
-        pairs, chosen = rows.tokens * base.top_k, rows.activated_experts
-        computed = [self._formula(base, *of, gated) for of in zip(pairs, chosen, strict=True)]
-        return base, RatioGrid(pairs / chosen, chosen, MICROSECOND * rows[TIME] / computed)
+            nearest, calls = nearest_shape(rows, EXPERT_SHAPE, partial(log_distance, base))
+            base = Shape(*nearest)
+            gated = True  # as all rows that state their shape
+        pairs = calls.tokens * base.top_k
+        chosen = calls.activated_experts
+        computed = []
+        for num_pairs, num_chosen in zip(pairs, chosen, strict=True):
+            computed.append(self._formula(base, num_pairs, num_chosen, gated))
+        return base, RatioGrid(pairs / chosen, chosen, MICROSECOND * calls[TIME] / computed)

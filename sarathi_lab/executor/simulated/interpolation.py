@@ -199,7 +199,7 @@ class Costs:
         self._costs = costs.tolist()
         remaining = pd.Series(seconds / (features @ costs))
         ratios = remaining.groupby(sizes).mean()
-        self._ratios = Grid([ratios.index.to_numpy(float)], ratios.to_numpy(float))
+        self._ratios = Grid([ratios.index.to_numpy(float)], np.asarray(ratios, float))
 
     def time(self, size: float, *features: float) -> float:
         """Compute the seconds of one row."""

@@ -68,17 +68,21 @@ def matmul_time(
     """
     if rows == 0:
         return 0.0
+    if weight_bytes is None:
+        weight_bytes = dtype_bytes
     sm_rate = hardware.flops_per_second * hardware.matmul_efficiency / hardware.num_sms
-    weights = in_features * out_features * (dtype_bytes if weight_bytes is None else weight_bytes)
+    weights = in_features * out_features * weight_bytes
     moved = weights + rows * (in_features + out_features) * dtype_bytes
 
     def seconds(tile: tuple[int, int], splits: int) -> float:
         tile_rows, tile_columns = tile
-        blocks = -(-rows // tile_rows) * -(-out_features // tile_columns) * splits
-        flops_per_step = 2 * tile_rows * tile_columns + OPERAND_FLOPS * (tile_rows + tile_columns)
+        row_tiles = -(-rows // tile_rows)
+        column_tiles = -(-out_features // tile_columns)
+        blocks = row_tiles * column_tiles * splits
         waves: float = -(-blocks // hardware.num_sms)
         if hardware.partial_waves:
             waves = max(1.0, blocks / hardware.num_sms)
+        flops_per_step = 2 * tile_rows * tile_columns + OPERAND_FLOPS * (tile_rows + tile_columns)
         compute = waves * (in_features / splits) * flops_per_step / sm_rate
         if splits == 1:
             return overlapped(compute, moved / hardware.memory_rate)
@@ -110,10 +114,12 @@ def at_measured_rates(hardware: Hardware) -> Hardware:
     if flops_scale == bytes_scale == 1:
         return hardware
     fp8_peak = hardware.fp8_flops_per_second
+    if fp8_peak is not None:
+        fp8_peak *= flops_scale
     return replace(
         hardware,
         flops_per_second=flops_scale * hardware.flops_per_second,
-        fp8_flops_per_second=None if fp8_peak is None else flops_scale * fp8_peak,
+        fp8_flops_per_second=fp8_peak,
         bytes_per_second=bytes_scale * hardware.bytes_per_second,
         product_rate=None,
         cache_rate=None,
@@ -160,9 +166,11 @@ def tiles_of(chunks: Iterable[tuple[int, int]], tile: int = QUERY_TILE) -> Tiles
     """Sum over `chunks` (start, num_tokens): one of `tile` + 1 tokens has two tiles of queries."""
     query_tiles = dense_keys = masked_tiles = kv_tokens = queries = longest = 0
     for start, num_tokens in chunks:
-        tiles, end = -(-num_tokens // tile), start + num_tokens
+        tiles = -(-num_tokens // tile)
+        end = start + num_tokens
         query_tiles += tiles
         dense_keys += tiles * start
+        # A chunk's first tile of queries has one tile of its own keys, the second two.
         masked_tiles += tiles * (tiles + 1) // 2
         kv_tokens += end
         queries += num_tokens
@@ -199,18 +207,22 @@ class AttentionTimes:
         its whole context from the cache again, the cost of chunking. With `block_queries` the
         longest tile bounds the call; otherwise all tiles are taken for equally long.
         """
-        tiles, hardware = self._tiles(chunks), self.hardware
+        hardware = self.hardware
+        tiles = self._tiles(chunks)
         if tiles.query_tiles == 0:
             return 0.0
+        memory = self._kv_bytes * tiles.kv_tokens / hardware.kv_rate
+        efficiency = hardware.prompt_efficiency
+        if efficiency is not None:
+            memory = self._prompt_memory(tiles.kv_tokens, tiles.queries, efficiency)
+        compute = self._compute(tiles)
+        if hardware.block_queries is not None:
+            compute = overlapped(compute, self._block_time(tiles.longest))
+            return hardware.attention_launch + overlapped(compute, memory)
         blocks = tiles.query_tiles * self.num_heads
         max_splits = hardware.chunk_splits if blocks < hardware.num_sms else 1
-        memory = self._kv_bytes * tiles.kv_tokens / hardware.kv_rate
-        if (efficiency := hardware.prompt_efficiency) is not None:
-            memory = self._prompt_memory(tiles.kv_tokens, tiles.queries, efficiency)
-        compute, share = self._compute(tiles), occupancy(blocks, hardware.num_sms, max_splits)
-        if hardware.block_queries is not None:
-            compute, share = overlapped(compute, self._block_time(tiles.longest)), 1.0
-        return hardware.attention_launch + overlapped(compute, memory) / share
+        busy_share = occupancy(blocks, hardware.num_sms, max_splits)
+        return hardware.attention_launch + overlapped(compute, memory) / busy_share
 
     def decode(self, num_sequences: int, kv_tokens: int) -> float:
         """Compute the seconds of `num_sequences` decodes that see `kv_tokens` in total.
@@ -221,19 +233,24 @@ class AttentionTimes:
         """
         if num_sequences == 0:
             return 0.0
-        hardware, blocks = self.hardware, num_sequences * self.num_kv_heads
-        streaming = self._kv_bytes * kv_tokens / hardware.kv_rate
-        grouped, splits = self.num_heads > self.num_kv_heads, hardware.decode_splits
-        if not grouped:
-            splits = hardware.ungrouped_splits or splits
-        share = occupancy(blocks, hardware.num_sms, splits)
-        working = hardware.decode_block_time * blocks / hardware.num_sms
+        hardware = self.hardware
+        is_grouped = self.num_heads > self.num_kv_heads
         launch = hardware.decode_launch
-        launch = hardware.attention_launch if launch is None else launch
-        if grouped and num_sequences > 1 and self.num_kv_heads > 1:
+        if launch is None:
+            launch = hardware.attention_launch
+        if is_grouped and num_sequences > 1 and self.num_kv_heads > 1:
             launch += hardware.regroup_time
-        filled = min(1.0, kv_tokens * self.num_kv_heads / (hardware.num_sms * FILL_KEYS))
-        return launch + overlapped(working, hardware.decode_fill * filled + streaming / share)
+        blocks = num_sequences * self.num_kv_heads
+        working = hardware.decode_block_time * blocks / hardware.num_sms
+        max_splits = hardware.decode_splits
+        if not is_grouped and hardware.ungrouped_splits:
+            max_splits = hardware.ungrouped_splits
+        busy_share = occupancy(blocks, hardware.num_sms, max_splits)
+        streaming = self._kv_bytes * kv_tokens / hardware.kv_rate
+        keys_to_fill = hardware.num_sms * FILL_KEYS
+        filled = min(1.0, kv_tokens * self.num_kv_heads / keys_to_fill)
+        reading = hardware.decode_fill * filled + streaming / busy_share
+        return launch + overlapped(working, reading)
 
     def hybrid(
         self, chunks: Iterable[tuple[int, int]], num_decodes: int, decode_kv_tokens: int
@@ -279,8 +296,11 @@ class AttentionTimes:
         """Compute the seconds of equal chunks and equal decodes, in one call if there are both:
         sizes as in attention.csv (`tables`), rounded.
         """
-        chunks = [(round(kv_prefill), round(prefill_chunk))] * num_prefills if prefill_chunk else []
-        num_decodes, kv_tokens = round(n_decode), round(n_decode * kv_decode)
+        chunks: list[tuple[int, int]] = []
+        if prefill_chunk:
+            chunks = [(round(kv_prefill), round(prefill_chunk))] * num_prefills
+        num_decodes = round(n_decode)
+        kv_tokens = round(n_decode * kv_decode)
         if chunks and n_decode:
             return self.hybrid(chunks, num_decodes, kv_tokens)
         return self.prefill(chunks) + self.decode(num_decodes, kv_tokens)
@@ -311,10 +331,11 @@ class AttentionTimes:
             return 1.0
         heads_at_once = hardware.num_sms * hardware.tiles_per_sm / query_tiles
         rereads = sharing / min(sharing, max(1.0, heads_at_once)) - 1
-        sizes_of_cache = self._kv_bytes / self.num_kv_heads * decode_kv_tokens / hardware.l2_bytes
+        head_bytes = self._kv_bytes / self.num_kv_heads * decode_kv_tokens
+        sizes_of_cache = head_bytes / hardware.l2_bytes
         first, last = CACHE_LEAVING
-        left_cache = min(1.0, max(0.0, (sizes_of_cache - first) / (last - first)))
-        return 1 + left_cache * rereads
+        evicted = (sizes_of_cache - first) / (last - first)
+        return 1 + min(1.0, max(0.0, evicted)) * rereads
 
     def _compute(self, tiles: Tiles) -> float:
         """Compute the seconds of all heads' tiles on all SMs."""
@@ -339,7 +360,8 @@ def uneven(all_pieces: float, longest: float) -> float:
     they fill all SMs to the end, and `longest` for the longest alone: more than either, less than
     their sum, which list scheduling never exceeds.
     """
-    return float((all_pieces**UNEVENNESS + longest**UNEVENNESS) ** (1 / UNEVENNESS))
+    both = all_pieces**UNEVENNESS + longest**UNEVENNESS
+    return float(both ** (1 / UNEVENNESS))
 
 
 @lru_cache(maxsize=2**14)
@@ -347,8 +369,12 @@ def occupancy(blocks: int, num_sms: int, max_splits: int) -> float:
     """Compute the share of SM time in use, in (0, 1], with each block cut into up to `max_splits`
     parts.
     """
-    splits = range(1, max_splits + 1)
-    return max(blocks * n / (num_sms * -(-blocks * n // num_sms)) for n in splits)
+    shares = []
+    for splits in range(1, max_splits + 1):
+        num_parts = blocks * splits
+        waves = -(-num_parts // num_sms)
+        shares.append(num_parts / (num_sms * waves))
+    return max(shares)
 
 
 def all_reduce_time(num_bytes: float, num_devices: int, hardware: Hardware) -> float:
@@ -360,7 +386,8 @@ def all_reduce_time(num_bytes: float, num_devices: int, hardware: Hardware) -> f
     """
     if num_devices == 1:
         return 0.0
-    others, beyond_two = num_devices - 1, num_devices - 2
+    others = num_devices - 1
+    beyond_two = num_devices - 2
     rate = hardware.link_rate / (1 + hardware.link_sharing * beyond_two)
     one_shot = others * num_bytes / rate
     ring = hardware.two_shot_latency + 2 * others / num_devices * num_bytes / rate

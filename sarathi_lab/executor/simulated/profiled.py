@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import ALL_REDUCES, AnalyticOperations
-from sarathi_lab.executor.simulated.attention_tables import attention_table
+from sarathi_lab.executor.simulated.attention_tables import AttentionTable, attention_table
 from sarathi_lab.executor.simulated.hardware import UNCERTAIN, none_as_nan
 from sarathi_lab.executor.simulated.interpolation import (
     Floats,
@@ -58,7 +57,8 @@ class ProfiledOperations:
         self.uncertainty: Mapping[str, float] = dict.fromkeys(UNCERTAIN, math.nan)
         if stated := tables.meta.get("uncertainty"):
             self.uncertainty = {**formula.uncertainty, **none_as_nan(stated)}
-        self._attention, self._in_one_call = None, formula.hardware.hybrid_call
+        self._attention: AttentionTable | None = None
+        self._in_one_call = formula.hardware.hybrid_call
         attention = tables.frames.get("attention")
         is_measured = formula.hardware.kernel is None and formula.spec.kv_dtype == "auto"
         if attention is not None and is_measured:
@@ -71,26 +71,30 @@ class ProfiledOperations:
     def caution(self) -> str:
         """Source of the times, and which come from another shape or from no table."""
         computed = [*self._computed("layer", 1), *self._computed("emit", 1)]
-        parts = [f"operation times are of {self.tables.source}"]
+        sources = [f"operation times are of {self.tables.source}"]
         if self._attention is None:
             computed.append("attention")
         elif self._attention.shapes:
-            near = {f"{shape.num_heads}/{shape.num_kv_heads}" for shape in self._attention.shapes}
-            heads = " and ".join(sorted(near))
-            parts.append(
+            nearest = {
+                f"{shape.num_heads}/{shape.num_kv_heads}" for shape in self._attention.shapes
+            }
+            heads = " and ".join(sorted(nearest))
+            sources.append(
                 f"attention by that of {heads} query/KV heads, by formula between its rows"
             )
         if computed:
-            parts.append(f"by formula, as no table has them: {', '.join(computed)}")
-        return "; ".join([*parts, "past a table's edge the edge is scaled by the formula"])
+            sources.append(f"by formula, as no table has them: {', '.join(computed)}")
+        sources.append("past a table's edge the edge is scaled by the formula")
+        return "; ".join(sources)
 
     def times(self, per: Per, number: int) -> Mapping[str, float]:
         """Compute the seconds of operations `per` layer or iteration over `number` tokens, or per
         emitted token: by the curves, and by formula what no row contains.
         """
-        measured = self._curves[per].items()
-        curves = {name: time(number) if number else 0.0 for name, time in measured}
-        return self._computed(per, number) | curves
+        times = self._computed(per, number)
+        for name, time in self._curves[per].items():
+            times[name] = time(number) if number else 0.0
+        return times
 
     def _computed(self, per: Per, number: int) -> dict[str, float]:
         times = self._formula.times(per, number).items()
@@ -110,19 +114,21 @@ class ProfiledOperations:
 
     def _add_products(self) -> None:
         """Add products by shape, where no layer of a table has them."""
-        formula, spec = self._formula, self._formula.spec
-        table = of_layers = product_table(self.tables, formula.dtype_bytes, formula.product_time)
+        formula = self._formula
+        spec = formula.spec
+        table = product_table(self.tables, formula.dtype_bytes, formula.product_time)
+        layer_table = table
         if spec.stored is not None and spec.stored.of == "layers":
-            time = formula.layer_product_time
-            of_layers = product_table(self.tables, DTYPE_SIZES["fp8"], time)
-        places: tuple[tuple[Per, ProductTable | None, Linear], ...] = (
-            ("emit", table, spec.lm_head),
-            *(("layer", of_layers, linear) for linear in spec.layer_linears),
-        )
-        for per, products, linear in places:
-            if products is not None and linear.name not in self._measured:
-                measured = products.curve(*formula.shard_shape(linear))
-                self._add(linear.name, per, partial(self._product_time, measured, linear))
+            layer_table = product_table(self.tables, DTYPE_SIZES["fp8"], formula.layer_product_time)
+        self._add_product("emit", table, spec.lm_head)
+        for linear in spec.layer_linears:
+            self._add_product("layer", layer_table, linear)
+
+    def _add_product(self, per: Per, products: ProductTable | None, linear: Linear) -> None:
+        if products is None or linear.name in self._measured:
+            return
+        measured = products.curve(*self._formula.shard_shape(linear))
+        self._add(linear.name, per, partial(self._product_time, measured, linear))
 
     def _product_time(self, measured: Curve, linear: Linear, num_tokens: int) -> float:
         """Compute a product, whose `measured` time has the conversion that a kernel may include."""
@@ -130,27 +136,31 @@ class ProfiledOperations:
 
     def _add_all_reduce(self) -> None:
         """Add all-reduces of the hidden states, if a table has this number of devices."""
-        formula, rows = self._formula, self.tables.frames.get("communication")
+        formula = self._formula
+        rows = self.tables.frames.get("communication")
         if rows is None:
             return
-        is_ours = (rows.operation == "all_reduce") & (rows.devices == formula.parallel.tensor)
-        if is_ours.any():
-            rows = rows[is_ours].sort_values("bytes")
-            by_bytes = curve(rows.bytes, rows[TIME] * MICROSECOND)
-            token_bytes = formula.spec.hidden_size * formula.dtype_bytes
-            self._add("all_reduce", "layer", lambda n: ALL_REDUCES * by_bytes(n * token_bytes))
+        is_all_reduce = rows.operation == "all_reduce"
+        calls = rows[is_all_reduce & (rows.devices == formula.parallel.tensor)]
+        if calls.empty:
+            return
+        calls = calls.sort_values("bytes")
+        by_bytes = curve(calls.bytes, calls[TIME] * MICROSECOND)
+        token_bytes = formula.spec.hidden_size * formula.dtype_bytes
+        self._add("all_reduce", "layer", lambda n: ALL_REDUCES * by_bytes(n * token_bytes))
 
 
 def product_table(
     tables: OperationTables, dtype_bytes: int, formula: ProductFormula
 ) -> ProductTable | None:
     """Make the table of products in elements of `dtype_bytes`, if there are rows."""
-    if (rows := tables.frames.get("products")) is None:
+    rows = tables.frames.get("products")
+    if rows is None:
         return None
-    rows = rows[rows.dtype.map(DTYPE_SIZES.get) == dtype_bytes]
-    if rows.empty:
+    products = rows[rows.dtype.map(DTYPE_SIZES.get) == dtype_bytes]
+    if products.empty:
         return None
-    return ProductTable(rows.assign(seconds=rows[TIME] * MICROSECOND), formula)
+    return ProductTable(products.assign(seconds=products[TIME] * MICROSECOND), formula)
 
 
 class ProductTable:
@@ -164,45 +174,56 @@ class ProductTable:
 
     def __init__(self, rows: pd.DataFrame, formula: ProductFormula) -> None:
         self._formula = formula
-        self.rows: dict[Any, tuple[Floats, Floats]] = {  # by in_features and out_features
-            shape: (group.tokens.to_numpy(float), group.seconds.to_numpy(float))
-            for shape, group in rows.sort_values("tokens").groupby(PRODUCT_SHAPE)
-        }
+        # Tokens and seconds by (in_features, out_features).
+        self.rows: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
+        for (in_features, out_features), group in rows.sort_values("tokens").groupby(PRODUCT_SHAPE):
+            curve_rows = (group.tokens.to_numpy(float), group.seconds.to_numpy(float))
+            self.rows[in_features, out_features] = curve_rows
         grid = full_grid(rows[PRODUCT_SHAPE].drop_duplicates(), PRODUCT_SHAPE)
         self._axes = [sorted(set(grid[column].astype(int))) for column in PRODUCT_SHAPE]
 
     def curve(self, in_features: int, out_features: int) -> Curve:
         """Make the function of one shape's seconds by tokens."""
-        shape: tuple[int, ...] = (in_features, out_features)
-        near = shape
-        if shape not in self.rows:
-            pairs = zip(shape, self._axes, strict=True)
-            near = tuple(min(max(size, axis[0]), axis[-1]) for size, axis in pairs)
-            if near != shape and min(map(len, self._axes)) < 2:
-                near = min(self.rows, key=partial(log_distance, shape))
+        shape = (in_features, out_features)
+        near = self._nearest(shape)
         corners = {near: 1.0} if near in self.rows else self._corners(near)
 
         @cache
         def time(tokens: int) -> float:
-            logs = (share * math.log(self._at(tokens, corner)) for corner, share in corners.items())
-            seconds = math.exp(sum(logs))
+            log_seconds = 0.0
+            for corner, share in corners.items():
+                log_seconds += share * math.log(self._at(tokens, corner))
+            seconds = math.exp(log_seconds)
             if near == shape:
                 return seconds
             return seconds * self._formula(tokens, *shape) / self._formula(tokens, *near)
 
         return time
 
+    def _nearest(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return `shape` if it has rows or is within the grid, else the nearest that is."""
+        if shape in self.rows:
+            return shape
+        clamped = []
+        for size, axis in zip(shape, self._axes, strict=True):
+            clamped.append(min(max(size, axis[0]), axis[-1]))
+        edge = tuple(clamped)
+        if edge != shape and min(map(len, self._axes)) < 2:  # no grid, only shapes
+            return min(self.rows, key=partial(log_distance, shape))
+        return edge
+
     def _corners(self, shape: tuple[int, ...]) -> dict[tuple[int, ...], float]:
         """Find the grid's shapes around `shape`, which is within, and their logarithmic shares."""
-        shares = []
+        corners: dict[tuple[int, ...], float] = {(): 1.0}
         for axis, size in zip(self._axes, shape, strict=True):
-            i, upper = interval([math.log(each) for each in axis], math.log(size))
-            shares.append({axis[i]: 1 - upper} | ({axis[i + 1]: upper} if upper else {}))
-        return {
-            (in_features, out_features): share * other
-            for in_features, share in shares[0].items()
-            for out_features, other in shares[1].items()
-        }
+            i, upper = interval([math.log(axis_size) for axis_size in axis], math.log(size))
+            next_corners = {}
+            for corner, share in corners.items():
+                next_corners[*corner, axis[i]] = share * (1 - upper)
+                if upper:
+                    next_corners[*corner, axis[i + 1]] = share * upper
+            corners = next_corners
+        return corners
 
     def _at(self, tokens: int, shape: tuple[int, ...]) -> float:
         """Compute the seconds of a shape of the table."""
