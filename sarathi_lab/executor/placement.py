@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SYSTEM = Path("/sys/devices")
-CGROUPS, PROCESS_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+PROCESS_CGROUP = Path("/proc/self/cgroup")
 SLOW = 0.8  # of the fastest core's speed: below are efficiency cores, not mere differences of chips
 
 
@@ -26,17 +27,20 @@ def place(num_threads: int) -> tuple[list[int], list[int]]:
     bound if they take all fast cores: others may use what is left over.
     """
     cores = sorted(physical_cores(), key=lambda core: not core.is_fast)
-    if not 0 < sum(core.is_fast for core in cores) <= num_threads <= len(cores):
+    num_fast = sum(core.is_fast for core in cores)
+    if not 0 < num_fast <= num_threads <= len(cores):
         return [-1] * num_threads, [0] * num_threads
     chosen = sorted(cores[:num_threads], key=lambda core: core.node)
-    order = list(dict.fromkeys(core.node for core in chosen))
-    return [core.number for core in chosen], [order.index(core.node) for core in chosen]
+    nodes = list(dict.fromkeys(core.node for core in chosen))  # in the system's numbers
+    numbers = [core.number for core in chosen]
+    return numbers, [nodes.index(core.node) for core in chosen]
 
 
 def most_threads() -> int | None:
     """Return the number of fast cores, limited to this process's share of time; None if unknown."""
-    known = [sum(core.is_fast for core in physical_cores()), *_quotas()]
-    return min((number for number in known if number), default=None)
+    num_fast = sum(core.is_fast for core in physical_cores())
+    limits = [num_fast, *_quotas()]
+    return min(filter(None, limits), default=None)
 
 
 def allowed_cores() -> list[int]:
@@ -46,30 +50,39 @@ def allowed_cores() -> list[int]:
 
 def physical_cores() -> list[Core]:
     """Return the cores of this process, as Linux lists them; none elsewhere."""
-    if not (allowed := set(allowed_cores())):
+    allowed = set(allowed_cores())
+    if not allowed:
         return []
-    siblings = "system/cpu/cpu{}/topology/thread_siblings_list"
-    firsts = sorted(
-        {min(_numbers(SYSTEM / siblings.format(n)) & allowed, default=n) for n in allowed}
-    )
-    slow = _numbers(SYSTEM / "cpu_atom" / "cpus")  # Intel's efficiency cores
-    nodes = {
-        number: int(folder.name.removeprefix("node"))
-        for folder in (SYSTEM / "system" / "node").glob("node[0-9]*")
-        for number in _numbers(folder / "cpulist")
-    }
-    speeds = _speeds(firsts)
-    enough = SLOW * max(speeds)
-    return [
-        Core(number, nodes.get(number, 0), speed >= enough and number not in slow)
-        for number, speed in zip(firsts, speeds, strict=True)
-    ]
+    firsts = set()  # the first hardware thread of each core
+    for number in allowed:
+        siblings = _numbers(_cpu_file(number, "topology/thread_siblings_list"))
+        firsts.add(min(siblings & allowed, default=number))
+    numbers = sorted(firsts)
+    efficiency_cores = _numbers(SYSTEM / "cpu_atom" / "cpus")  # Intel's
+    nodes = _nodes()
+    speeds = _speeds(numbers)
+    fast = SLOW * max(speeds)
+    cores = []
+    for number, speed in zip(numbers, speeds, strict=True):
+        is_fast = speed >= fast and number not in efficiency_cores
+        cores.append(Core(number, nodes.get(number, 0), is_fast))
+    return cores
+
+
+def _nodes() -> dict[int, int]:
+    """Return the memory node of each core; none where Linux lists no nodes."""
+    nodes = {}
+    for folder in (SYSTEM / "system" / "node").glob("node[0-9]*"):
+        node = int(folder.name.removeprefix("node"))
+        for number in _numbers(folder / "cpulist"):
+            nodes[number] = node
+    return nodes
 
 
 def _speeds(numbers: Sequence[int]) -> list[float]:
     """Return the speeds of cores in any common unit; equal ones if unknown."""
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
-        texts = [_text(SYSTEM / "system" / "cpu" / f"cpu{number}" / name) for number in numbers]
+        texts = [_text(_cpu_file(number, name)) for number in numbers]
         if all(texts):
             return [float(text) for text in texts]
     return [1.0 for _ in numbers]
@@ -86,11 +99,15 @@ def _quotas() -> Iterator[int]:
 
 def _numbers(path: Path) -> set[int]:
     """Read a list such as 0-3,8."""
-    found: set[int] = set()
-    for part in filter(None, _text(path).split(",")):
-        first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+    numbers: set[int] = set()
+    for interval in filter(None, _text(path).split(",")):
+        first, _, last = interval.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def _cpu_file(number: int, name: str) -> Path:
+    return SYSTEM / "system" / "cpu" / f"cpu{number}" / name
 
 
 def _text(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from sarathi_lab.executor.timeline import HostTimeline
 TASKS = Path("/proc/self/task")  # of Linux
 STAT = Path("/proc/stat")
 TICKS = 100  # per second, the unit of /proc/stat
+STOLEN = 8  # which number of a line counts ticks of other virtual machines
 CORES = allowed_cores()
 
 
@@ -24,9 +24,13 @@ def stolen() -> list[float]:
     """
     if not STAT.exists():
         return []
-    lines = (line.split() for line in STAT.read_text().splitlines() if line.startswith("cpu"))
-    by_core = {line[0]: int(line[8]) / TICKS for line in lines if len(line) > 8}
-    return [by_core[name] for core in CORES if (name := f"cpu{core}") in by_core]
+    by_core = {}
+    for line in STAT.read_text().splitlines():
+        name, *counts = line.split()
+        if name.startswith("cpu") and len(counts) >= STOLEN:
+            by_core[name] = int(counts[STOLEN - 1]) / TICKS
+    names = [f"cpu{core}" for core in CORES]
+    return [by_core[name] for name in names if name in by_core]
 
 
 class StealCorrectedClock:
@@ -41,18 +45,25 @@ class StealCorrectedClock:
     def __init__(self) -> None:
         self._files = [path.open("rb", buffering=0) for path in sorted(TASKS.glob("*/schedstat"))]
         self._waits = [0.0] * len(self._files)
-        self._waits, self._ran = self._read_waits(), time.thread_time()
-        self._last, self.lost = time.perf_counter(), 0.0
+        self._waits = self._read_waits()
+        self._computed = time.thread_time()
+        self._last = time.perf_counter()
+        self.lost = 0.0
 
     def __call__(self) -> float:
-        now, waits, ran = time.perf_counter(), self._read_waits(), time.thread_time()
+        now = time.perf_counter()
+        waits = self._read_waits()
+        computed = time.thread_time()
         elapsed = now - self._last
-        shares = (
-            min(1.0, (new - old) / elapsed) for old, new in zip(self._waits, waits, strict=True)
-        )
-        lost = elapsed * (1 - math.prod(1 - share for share in shares))
-        self.lost += max(0.0, min(lost, elapsed - (ran - self._ran)))
-        self._last, self._waits, self._ran = now, waits, ran
+        undisturbed = 1.0  # share of the time in which no thread waited
+        for before, after in zip(self._waits, waits, strict=True):
+            undisturbed *= 1 - min(1.0, (after - before) / elapsed)
+        lost = elapsed * (1 - undisturbed)
+        at_most = elapsed - (computed - self._computed)
+        self.lost += max(0.0, min(lost, at_most))
+        self._last = now
+        self._waits = waits
+        self._computed = computed
         return now - self.lost
 
     def _read_waits(self) -> list[float]:

@@ -98,10 +98,11 @@ class File(NamedTuple):
 
     def counts_of(self, table: pd.DataFrame) -> dict[str, int]:
         """Count columns of `table` with their minima."""
-        return {
-            **self.counts,
-            **{name: self.optional[name] for name in self.optional if name in table},
-        }
+        counts = dict(self.counts)
+        for name, minimum in self.optional.items():
+            if name in table:
+                counts[name] = minimum
+        return counts
 
 
 COMPOSITION = dict.fromkeys(("prefill_chunk", "kv_prefill", "n_decode", "kv_decode"), 0)
@@ -160,29 +161,34 @@ class OperationTables:
         """Operations of the cost model that other rows contain; vLLM's attention writes the KV
         cache.
         """
-        vllm = ("kv_write",) if "vllm_version" in self.meta else ()
-        return vllm + tuple(self.meta.get("included", ()))
+        included = tuple(self.meta.get("included", ()))
+        if "vllm_version" in self.meta:
+            return ("kv_write", *included)
+        return included
 
     @cached_property
     def layers(self) -> Mapping[str, tuple[Layer, pd.DataFrame]]:
         """Rows of each named layer, with columns `size` (tokens or sequences) and `seconds`."""
         layers = {}
         for file, size in (("dense", "tokens"), ("per_sequence", "sequences")):
-            if (frame := self.frames.get(file)) is None:
+            if file not in self.frames:
                 continue
-            for name, rows in frame.rename(columns={size: "size"}).groupby("layer", sort=False):
+            frame = self.frames[file].rename(columns={size: "size"})
+            for name, rows in frame.groupby("layer", sort=False):
                 layer = LAYERS[str(name)]
-                divided = self.num_layers if layer.per == "layer" else 1
-                seconds = layer.calls * rows[TIME] * MICROSECOND / divided
-                rows = rows.assign(seconds=seconds).sort_values("size")
-                layers[str(name)] = layer, rows[["size", "seconds"]]
+                num_layers = self.num_layers if layer.per == "layer" else 1
+                seconds = layer.calls * rows[TIME] * MICROSECOND / num_layers
+                by_size = rows.assign(seconds=seconds).sort_values("size")
+                layers[str(name)] = (layer, by_size[["size", "seconds"]])
         return layers
 
     @property
     def is_model_specific(self) -> bool:
         """Whether a table has no shapes and so applies only to the measured model."""
-        frames = self.frames.items()
-        return any(name in SHAPED and SHAPED[name] not in frame for name, frame in frames)
+        for name, frame in self.frames.items():
+            if name in SHAPED and SHAPED[name] not in frame:
+                return True
+        return False
 
 
 def _plain(model: str) -> str:
@@ -196,10 +202,13 @@ def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     `rows` has the columns operation (of `LAYERS` or `ATTENTION`), num_tokens (new tokens, or
     decodes), kv_tokens (total that attention reads, else 0) and seconds.
     """
-    tokens, is_attention = rows.num_tokens, rows.operation.isin(ATTENTION)
+    tokens = rows.num_tokens
+    is_attention = rows.operation.isin(ATTENTION)
     is_decode = rows.operation == "decode_attention"
-    per_emit = rows.operation.isin([name for name in LAYERS if LAYERS[name].per == "emit"])
-    rows = rows.assign(
+    emitting = [name for name, layer in LAYERS.items() if layer.per == "emit"]
+    is_per_emit = rows.operation.isin(emitting)
+    # Every column that a file may have; each file takes its own.
+    table = rows.assign(
         layer=rows.operation,
         tokens=tokens,
         sequences=tokens,
@@ -209,15 +218,15 @@ def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
         kv_decode=(rows.kv_tokens // tokens).where(is_decode, 0),
         **{TIME: rows.seconds / MICROSECOND},
     )
-    places = {
-        "dense": ~(is_attention | per_emit),
-        "per_sequence": per_emit,
+    belongs_to = {
+        "dense": ~(is_attention | is_per_emit),
+        "per_sequence": is_per_emit,
         "attention": is_attention,
     }
     frames = {}
-    for name, place in places.items():
+    for name, belongs in belongs_to.items():
         columns = [*FILES[name].names, *FILES[name].counts, TIME]
-        frames[name] = rows.loc[place, columns].reset_index(drop=True)
+        frames[name] = table.loc[belongs, columns].reset_index(drop=True)
     return frames
 
 
@@ -243,25 +252,38 @@ def read_tables(folder: str, *, model: str = "", tensor: int = 1) -> OperationTa
             f"hardware.tables={folder} is not a folder; use the path of one with operation tables, "
             "relative to the current folder or the repository, or absolute"
         )
-    tops = [root / model, root] if model else [root]
-    places = [place for top in tops for place in (top / f"tp{tensor}", top)]
-    chosen = next((place for place in places if _files(place)), None)
+    chosen = _folder_of_model(root, model, tensor)
     if chosen is None:
-        others = sorted(place.name for place in root.iterdir() if place.is_dir() and _files(place))
-        found = f" (available: {', '.join(others)})" if others else ""
+        models = sorted(path.name for path in root.iterdir() if path.is_dir() and _files(path))
+        available = f" (available: {', '.join(models)})" if models else ""
         raise UserError(
-            f"hardware.tables={folder} has no tables of model {model}{found}; measure it on the "
-            "device with task=calibrate, or use executor.cost_model=analytic"
+            f"hardware.tables={folder} has no tables of model {model}{available}; measure it on "
+            "the device with task=calibrate, or use executor.cost_model=analytic"
         )
     frames = {path.stem: _read(path) for path in _files(chosen)}
     degree = re.fullmatch(r"tp(\d+)", chosen.name)
-    return OperationTables(str(chosen), frames, _read_meta(chosen), int(degree[1]) if degree else 1)
+    stated_tensor = 1 if degree is None else int(degree[1])
+    return OperationTables(str(chosen), frames, _read_meta(chosen), stated_tensor)
+
+
+def _folder_of_model(root: Path, model: str, tensor: int) -> Path | None:
+    """Return the first folder with tables: of the model at this degree, of it, or of any."""
+    folders = [root / f"tp{tensor}", root]
+    if model:
+        folders = [root / model / f"tp{tensor}", root / model, *folders]
+    for folder in folders:
+        if _files(folder):
+            return folder
+    return None
 
 
 def _folder_of(tables: str) -> Path | None:
     """Return the folder that `tables` names; None without one."""
-    given = Path(tables).expanduser()
-    return next((folder for folder in (given, REPOSITORY / given) if folder.is_dir()), None)
+    path = Path(tables).expanduser()
+    for folder in (path, REPOSITORY / path):
+        if folder.is_dir():
+            return folder
+    return None
 
 
 def tables_stamp(folder: str | None) -> tuple[tuple[str, int, int], ...]:
@@ -271,19 +293,25 @@ def tables_stamp(folder: str | None) -> tuple[tuple[str, int, int], ...]:
     root = _folder_of(folder) if folder is not None else None
     if root is None:
         return ()
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    states = [(path, path.stat()) for path in files]
-    return tuple((str(path.absolute()), state.st_mtime_ns, state.st_size) for path, state in states)
+    stamps = []
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            state = path.stat()
+            stamps.append((str(path.absolute()), state.st_mtime_ns, state.st_size))
+    return tuple(stamps)
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for name in FILES if (path := folder / f"{name}.csv").is_file()]
+    paths = [folder / f"{name}.csv" for name in FILES]
+    return [path for path in paths if path.is_file()]
 
 
 def _read_meta(folder: Path) -> Mapping[str, Any]:
     """Read `meta.yaml` in the folder or its parent; empty without one."""
-    paths = (folder / META, folder.parent / META)
-    if (path := next(filter(Path.is_file, paths), None)) is None:
+    path = folder / META
+    if not path.is_file():
+        path = folder.parent / META
+    if not path.is_file():
         return {}
     with readable(path, "correct it", yaml.YAMLError):
         meta = yaml.safe_load(path.read_text())
@@ -300,38 +328,67 @@ def _read(path: Path) -> pd.DataFrame:
         except pd.errors.EmptyDataError:
             raise UserError(f"{path} is empty; measure it again, or delete it") from None
     file = FILES[path.stem]
-    if (problem := next(_problems(table, file), None)) is not None:
+    problem = next(_problems(table, file), None)
+    if problem is not None:
         raise UserError(f"{path}{problem}")
     numeric = [*file.counts_of(table), TIME]
-    return table[[*file.names, *numeric]].assign(**table[numeric].apply(pd.to_numeric))
+    numbers = table[numeric].apply(pd.to_numeric)
+    return table[[*file.names, *numeric]].assign(**numbers)
 
 
 def _problems(table: pd.DataFrame, file: File) -> Iterator[str]:
+    """Yield what is wrong with a file; the first must be mended before others can be looked for."""
     needed = (*file.names, *file.counts, TIME)
-    if missing := [name for name in needed if name not in table]:
+    missing = [name for name in needed if name not in table]
+    if missing:
         yield f" has no column {missing[0]} of {', '.join(needed)}; add it"
     if table.empty:
         yield " has no rows; measure some, or delete it"
     counts = file.counts_of(table)
-    for column in (*counts, TIME):
-        values = pd.to_numeric(table[column], errors="coerce")
-        bad, problem = ~((values > 0) & (values < math.inf)), "not a time above 0"
-        if column != TIME:
-            bad = ~(values >= counts[column]) | (values % 1 != 0)
-            problem = f"not a whole number from {counts[column]}"
-        if bad.any():
-            line = int(bad.to_numpy().argmax())
-            value = f"{column}={table[column].iloc[line]}"
-            yield f" line {line + 2}: {value} is {problem}; correct it, or drop the line"
-    if "layer" in table and not (unknown := table[~table.layer.isin(list(LAYERS))]).empty:
-        where = f"line {unknown.index[0] + 2}: layer={unknown.layer.iloc[0]}"
-        yield f" {where} is unknown; use one of {', '.join(LAYERS)}"
+    for column, minimum in counts.items():
+        yield from _bad_counts(table[column], minimum)
+    yield from _bad_times(table[TIME])
+    if "layer" in table:
+        unknown = table[~table.layer.isin(list(LAYERS))]
+        if not unknown.empty:
+            layer = f"line {unknown.index[0] + 2}: layer={unknown.layer.iloc[0]}"
+            yield f" {layer} is unknown; use one of {', '.join(LAYERS)}"
     keys = [*file.names, *counts]
-    if (again := table.duplicated(keys)).any():
-        line = int(again.to_numpy().argmax())
-        same = ", ".join(f"{key}={table[key].iloc[line]}" for key in keys)
-        yield f" line {line + 2} repeats {same}; keep one"
-    median, (low, high) = float(table[TIME].astype(float).median()), PLAUSIBLE_MEDIAN
+    is_repeated = table.duplicated(keys)
+    if is_repeated.any():
+        row = _first(is_repeated)
+        same = ", ".join(f"{key}={table[key].iloc[row]}" for key in keys)
+        yield f" line {row + 2} repeats {same}; keep one"
+    median = float(table[TIME].astype(float).median())
+    low, high = PLAUSIBLE_MEDIAN
     if not low <= median <= high:
-        yield f": half of {TIME} is {'below' if median < low else 'above'} {median:g}, which is \
-not plausible in microseconds; convert it from its unit"
+        side = "below" if median < low else "above"
+        yield (
+            f": half of {TIME} is {side} {median:g}, which is not plausible in microseconds; "
+            "convert it from its unit"
+        )
+
+
+def _bad_counts(column: pd.Series, minimum: int) -> Iterator[str]:
+    values = pd.to_numeric(column, errors="coerce")
+    is_count = (values >= minimum) & (values % 1 == 0)  # neither for NaN
+    yield from _bad_values(column, ~is_count, f"not a whole number from {minimum}")
+
+
+def _bad_times(column: pd.Series) -> Iterator[str]:
+    values = pd.to_numeric(column, errors="coerce")
+    is_time = (values > 0) & (values < math.inf)
+    yield from _bad_values(column, ~is_time, "not a time above 0")
+
+
+def _bad_values(column: pd.Series, is_bad: pd.Series, problem: str) -> Iterator[str]:
+    """Yield the first bad value of a column. The header is line 1 of the file."""
+    if is_bad.any():
+        row = _first(is_bad)
+        value = f"{column.name}={column.iloc[row]}"
+        yield f" line {row + 2}: {value} is {problem}; correct it, or drop the line"
+
+
+def _first(rows: pd.Series) -> int:
+    """Return the number of the first true row."""
+    return int(rows.to_numpy().argmax())

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import get_args
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,13 @@ from sarathi_kernels.attention.kv_cache import write_kv
 from sarathi_kernels.benchmarks.measure import Benchmark
 from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
-from sarathi_kernels.elementwise.norm import NormKind, add_norm
+from sarathi_kernels.elementwise.norm import add_norm
 from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
 from sarathi_kernels.elementwise.sampling import greedy
 
 BLOCK_SIZE = 16  # tokens of a cache block
+EPSILON = 1e-5
 
 
 @dataclass(frozen=True)
@@ -45,41 +46,54 @@ TINY = (Shape("tiny", 64, 2, 16, 128, (1, 3)),)
 VOCABULARIES = (32_000, 128_256)
 
 
-Ways = tuple[Callable[[], object], Callable[[], object]]
-Pair = tuple[str, str, Callable[[], object], Callable[[], object], float]
+QUICK_VOCABULARIES = (100,)
+NUM_ROWS = (1, 8, 32, 64)
+QUICK_NUM_ROWS = (1, 3)
+
+Random = Callable[..., Tensor]  # `torch.randn` of the case's type, on its device
+
+
+class Pair(NamedTuple):
+    """A case of an operation, both ways to compute it, and the least bytes that it moves."""
+
+    operation: str
+    case: str
+    by_triton: Callable[[], object]
+    in_torch: Callable[[], object]
+    num_bytes: float
 
 
 def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
     """Tensors of a case are made when it is reached."""
     random = partial(torch.randn, device=device, dtype=dtype)
-    for operation, case, by_triton, in_torch, num_bytes in _pairs(random, quick=quick):
-        yield Benchmark(operation, case, "triton", by_triton, 0, num_bytes)
-        yield Benchmark(operation, case, "torch", in_torch, 0, num_bytes)
+    for pair in _pairs(random, quick=quick):
+        for implementation, work in (("triton", pair.by_triton), ("torch", pair.in_torch)):
+            yield Benchmark(pair.operation, pair.case, implementation, work, 0, pair.num_bytes)
 
 
-def _pairs(random: Callable[..., Tensor], *, quick: bool) -> Iterator[Pair]:
-    """Operation, case, both ways to compute it, and the least bytes that it moves."""
+def _pairs(random: Random, *, quick: bool) -> Iterator[Pair]:
     for shape in TINY if quick else SHAPES:
         for num_tokens in shape.num_tokens:
             case = f"{shape.name}, {num_tokens} tokens"
             yield _rotation(shape, num_tokens, case, random)
-            for kind in get_args(NormKind)[::-1]:
-                yield _norm(random(2, num_tokens, shape.hidden_size), kind, case, random)
-            yield from _rows(shape, num_tokens, case, random)
-    for vocab in (100,) if quick else VOCABULARIES:
-        for num_rows in (1, 3) if quick else (1, 8, 32, 64):
-            logits = random(num_rows, vocab)
-            ways: Ways = partial(greedy, logits), partial(logits.argmax, dim=1)
-            yield "greedy", f"{num_rows} rows of {vocab}", *ways, logits.nbytes
+            yield _layer_norm(shape, num_tokens, case, random)
+            yield _rms_norm(shape, num_tokens, case, random)
+            yield _activation(shape, num_tokens, case, random)
+            yield _gated_activation(shape, num_tokens, case, random)
+    for vocab in QUICK_VOCABULARIES if quick else VOCABULARIES:
+        for num_rows in QUICK_NUM_ROWS if quick else NUM_ROWS:
+            yield _greedy(vocab, num_rows, random)
 
 
-def _rotation(shape: Shape, num_tokens: int, case: str, random: Callable[..., Tensor]) -> Pair:
-    heads, head_size = shape.num_heads, shape.head_size
+def _rotation(shape: Shape, num_tokens: int, case: str, random: Random) -> Pair:
+    heads = shape.num_heads
+    head_size = shape.head_size
     qkv = random(num_tokens, 3 * heads, head_size)
     num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
     keys, values = random(2, num_blocks, BLOCK_SIZE, heads, head_size)
     positions = torch.arange(num_tokens, device=qkv.device)
-    frequencies = 1e4 ** -(torch.arange(0, head_size, 2, device=qkv.device) / head_size)
+    exponents = torch.arange(0, head_size, 2, device=qkv.device) / head_size
+    frequencies = 1e4**-exponents
     tables = rotary_tables(positions, frequencies, torch.float32)
     rounded = rotary_tables(positions, frequencies, qkv.dtype)
 
@@ -89,36 +103,61 @@ def _rotation(shape: Shape, num_tokens: int, case: str, random: Callable[..., Te
         write_kv(key, value, keys, values, positions)
 
     fused = partial(rotate_and_store, qkv, *tables, positions, keys, values, heads)
-    num_bytes = 2 * qkv.nbytes + sum(each.nbytes for each in (*tables, positions))
-    return "rotate_and_store", case, fused, in_torch, num_bytes
+    num_bytes = 2 * qkv.nbytes + positions.nbytes  # QKV are read, and written
+    num_bytes += sum(table.nbytes for table in tables)
+    return Pair("rotate_and_store", case, fused, in_torch, num_bytes)
 
 
-def _norm(rows: Tensor, kind: NormKind, case: str, random: Callable[..., Tensor]) -> Pair:
-    hidden, update = rows
-    update *= 1e-3  # it is added at every repetition
-    weight, bias = random(2, hidden.shape[-1])
+def _rms_norm(shape: Shape, num_tokens: int, case: str, random: Random) -> Pair:
+    hidden, update = _residuals(shape, num_tokens, random)
+    weight = random(shape.hidden_size)
 
     def in_torch() -> None:
         hidden.add_(update)
-        if kind == "layer":
-            F.layer_norm(hidden, hidden.shape[-1:], weight, bias, 1e-5)
-        else:
-            F.rms_norm(hidden, hidden.shape[-1:], weight, 1e-5)
+        F.rms_norm(hidden, hidden.shape[-1:], weight, EPSILON)
 
-    is_layer = kind == "layer"
-    fused = partial(add_norm, hidden, update, weight, bias if is_layer else None, 1e-5, kind)
-    num_bytes = 4 * hidden.nbytes + (1 + is_layer) * weight.nbytes
-    return "add_norm", f"{kind}, {case}", fused, in_torch, num_bytes
+    fused = partial(add_norm, hidden, update, weight, None, EPSILON, "rms")
+    return Pair("add_norm", f"rms, {case}", fused, in_torch, 4 * hidden.nbytes + weight.nbytes)
 
 
-def _rows(
-    shape: Shape, num_tokens: int, case: str, random: Callable[..., Tensor]
-) -> Iterator[Pair]:
-    """Activations."""
+def _layer_norm(shape: Shape, num_tokens: int, case: str, random: Random) -> Pair:
+    hidden, update = _residuals(shape, num_tokens, random)
+    weight, bias = random(2, shape.hidden_size)
+
+    def in_torch() -> None:
+        hidden.add_(update)
+        F.layer_norm(hidden, hidden.shape[-1:], weight, bias, EPSILON)
+
+    fused = partial(add_norm, hidden, update, weight, bias, EPSILON, "layer")
+    num_bytes = 4 * hidden.nbytes + weight.nbytes + bias.nbytes
+    return Pair("add_norm", f"layer, {case}", fused, in_torch, num_bytes)
+
+
+def _residuals(shape: Shape, num_tokens: int, random: Random) -> tuple[Tensor, Tensor]:
+    """Return the residual stream, and an update of it."""
+    hidden, update = random(2, num_tokens, shape.hidden_size)
+    update *= 1e-3  # it is added at every repetition
+    return hidden, update
+
+
+def _activation(shape: Shape, num_tokens: int, case: str, random: Random) -> Pair:
     x = random(num_tokens, shape.ffn_size)
+    fused = partial(activation_, x, "gelu")
+    in_torch = partial(activate_, x, "gelu")
+    return Pair("activation", f"gelu, {case}", fused, in_torch, 2 * x.nbytes)
+
+
+def _gated_activation(shape: Shape, num_tokens: int, case: str, random: Random) -> Pair:
     gate_up = random(num_tokens, 2 * shape.ffn_size)
     gate, up = gate_up.chunk(2, dim=1)
-    ways: Ways = partial(activation_, x, "gelu"), partial(activate_, x, "gelu")
-    yield "activation", f"gelu, {case}", *ways, 2 * x.nbytes
-    ways = partial(gated_activation, gate_up, "silu"), partial(gated_activate_, gate, up, "silu")
-    yield "gated_activation", f"silu, {case}", *ways, 1.5 * gate_up.nbytes
+    fused = partial(gated_activation, gate_up, "silu")
+    in_torch = partial(gated_activate_, gate, up, "silu")
+    num_bytes = 1.5 * gate_up.nbytes  # half as much is written as read
+    return Pair("gated_activation", f"silu, {case}", fused, in_torch, num_bytes)
+
+
+def _greedy(vocab: int, num_rows: int, random: Random) -> Pair:
+    logits = random(num_rows, vocab)
+    fused = partial(greedy, logits)
+    in_torch = partial(logits.argmax, dim=1)
+    return Pair("greedy", f"{num_rows} rows of {vocab}", fused, in_torch, logits.nbytes)

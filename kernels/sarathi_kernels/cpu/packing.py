@@ -36,15 +36,17 @@ class PackedLinear:
     is_gated: bool = False
 
     def __post_init__(self) -> None:
-        panels = -(-self.out_features // (PANEL // 2 if self.is_gated else PANEL))
+        rows_of_panel = PANEL // 2 if self.is_gated else PANEL
+        panels = -(-self.out_features // rows_of_panel)
         kblock = KBLOCKS.get(self.weight.dtype, 1)
-        in_blocks = (-(-self.in_features // kblock), 2, 16, 16, 2)
-        inner = (self.in_features, PANEL) if kblock == 1 else in_blocks
-        is_weight = self.weight.dtype in KBLOCKS and self.weight.is_contiguous()
-        is_bias = self.bias is None or (
-            self.bias.dtype == torch.float32 and self.bias.shape == (panels * PANEL,)
-        )
-        if not (is_weight and is_bias and self.weight.shape == (panels, *inner)):
+        shape: tuple[int, ...] = (panels, self.in_features, PANEL)
+        if kblock > 1:
+            shape = (panels, -(-self.in_features // kblock), 2, 16, 16, 2)
+        is_sound = self.weight.dtype in KBLOCKS and self.weight.is_contiguous()
+        if self.bias is not None:
+            is_sound &= self.bias.dtype == torch.float32
+            is_sound &= self.bias.shape == (panels * PANEL,)
+        if not is_sound or self.weight.shape != shape:
             raise ValueError(
                 f"{tuple(self.weight.shape)} of {self.weight.dtype} is not the packed weight of "
                 f"{self.in_features} inputs and {self.out_features} results"
@@ -70,10 +72,15 @@ def pack_linear(weight: Tensor, bias: Tensor | None, *, is_gated: bool = False) 
     if weight.dtype not in DTYPES:
         raise ValueError(f"weights of {weight.dtype} can't be packed; use float32 or bfloat16")
     out_features, in_features = weight.shape
-    wide = _pair(weight) if is_gated else F.pad(weight, (0, 0, 0, -out_features % PANEL))
-    kept = out_features // 2 if is_gated else out_features
-    biases = None if bias is None else _columns(bias, is_gated)
-    return PackedLinear(_panels(wide), biases, in_features, kept, is_gated)
+    if is_gated:
+        padded = _pair(weight)
+        out_features //= 2
+    else:
+        padded = F.pad(weight, (0, 0, 0, -out_features % PANEL))
+    columns = None
+    if bias is not None:
+        columns = _columns(bias, is_gated)
+    return PackedLinear(_panels(padded), columns, in_features, out_features, is_gated)
 
 
 def _columns(values: Tensor, is_gated: bool) -> Tensor:
@@ -95,12 +102,14 @@ def pack_together(
     """
     memory = torch.empty(nbytes, dtype=torch.uint8)
     use_huge_pages(memory)  # before it is touched
-    moved, offset = [], 0
+    moved = []
+    offset = 0
     for linear in packed:
         size = linear.weight.nbytes
-        weight = memory[offset : offset + size].view(linear.weight.dtype).view(linear.weight.shape)
-        moved.append(replace(linear, weight=copy(weight, linear.weight)))
-        offset += -(-size // CACHE_LINE) * CACHE_LINE
+        part = memory[offset : offset + size]
+        target = part.view(linear.weight.dtype).view(linear.weight.shape)
+        moved.append(replace(linear, weight=copy(target, linear.weight)))
+        offset += _whole_lines(size)
     return moved
 
 
@@ -108,10 +117,16 @@ def packed_nbytes(weight: Tensor, *, is_gated: bool = False) -> int:
     """What `pack_together` needs for the packed form of `weight`."""
     rows, columns = weight.shape
     if is_gated:
-        rows = 2 * (-(-rows // 2 // 16) * 16)
+        half_blocks = -(-rows // 2 // 16)
+        rows = 2 * half_blocks * 16
+    rows += -rows % PANEL
     columns += -columns % KBLOCKS[weight.dtype]
-    size = -(-rows // PANEL) * PANEL * columns * weight.element_size()
-    return -(-size // CACHE_LINE) * CACHE_LINE
+    return _whole_lines(rows * columns * weight.element_size())
+
+
+def _whole_lines(num_bytes: int) -> int:
+    """Round up to whole cache lines."""
+    return num_bytes + -num_bytes % CACHE_LINE
 
 
 def _pair(weight: Tensor) -> Tensor:
@@ -119,16 +134,20 @@ def _pair(weight: Tensor) -> Tensor:
     [2 ceil(half / 16) 16, in_features].
     """
     rows, columns = weight.shape
-    halves = F.pad(weight.view(2, -1, columns), (0, 0, 0, -(rows // 2) % 16))
-    return halves.view(2, -1, 16, columns).transpose(0, 1).reshape(-1, columns)
+    num_missing = -(rows // 2) % 16
+    halves = F.pad(weight.view(2, -1, columns), (0, 0, 0, num_missing))
+    blocks = halves.view(2, -1, 16, columns)
+    return blocks.transpose(0, 1).reshape(-1, columns)
 
 
 def _panels(weight: Tensor) -> Tensor:
     """Of rows that fill panels."""
     kblock = KBLOCKS[weight.dtype]
     if kblock == 1:
-        return weight.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+        panels = weight.view(-1, PANEL, weight.shape[1])
+        return panels.transpose(1, 2).contiguous()
     padded = F.pad(weight, (0, -weight.shape[1] % kblock))
+    num_blocks = padded.shape[1] // kblock
     # panel, half, column, block, pair, of these
-    blocks = padded.view(-1, 2, 16, padded.shape[1] // kblock, 16, kblock // 16)
+    blocks = padded.view(-1, 2, 16, num_blocks, 16, kblock // 16)
     return blocks.permute(0, 3, 1, 4, 2, 5).contiguous()
