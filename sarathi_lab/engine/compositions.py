@@ -74,12 +74,18 @@ def placed(
     """Return `batch` on sequences with cache `blocks` and random tokens, `spare` ones to decode
     included; None if it does not fit.
     """
-    found = Batch()
+    copy = Batch()
     for order, chunk in enumerate(batch.chunks):
-        end, more = chunk.start + chunk.num_tokens, spare * chunk.is_decode
+        end = chunk.start + chunk.num_tokens
+        more = spare if chunk.is_decode else 0
         if not blocks.can_hold(end + more):
             return None
-        prompt_len = chunk.start if chunk.is_decode else end + (not chunk.emits_token)
+        if chunk.is_decode:
+            prompt_len = chunk.start
+        elif chunk.emits_token:
+            prompt_len = end
+        else:
+            prompt_len = end + 1  # the chunk is not the last of its prompt
         sequence = make_sequence(
             chunk.start,
             chunk.num_tokens,
@@ -90,8 +96,8 @@ def placed(
             blocks=blocks,
             spare=more,
         )
-        found.add(sequence, chunk.num_tokens)
-    return found
+        copy.add(sequence, chunk.num_tokens)
+    return copy
 
 
 def run_once(executor: Executor, batch: Batch) -> StepResult:

@@ -95,8 +95,9 @@ def resolve_device(name: str) -> torch.device:
         )
     if kind == "auto":
         return torch.device("cpu")
-    why = f"torch {torch.__version__} finds no GPU; use device=cpu or device=auto"
-    raise UserError(f"device={name}, but {why}")
+    raise UserError(
+        f"device={name}, but torch {torch.__version__} finds no GPU; use device=cpu or device=auto"
+    )
 
 
 def _find_unusable_driver() -> str | None:
@@ -243,9 +244,11 @@ def native_product_speed(device: torch.device, dtype: torch.dtype) -> float:
 def product_speed(device: torch.device, dtype: torch.dtype) -> float:
     """Return the FLOP/s of a large product by torch."""
     size = PRODUCT_SIZE[device.type]
-    left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
-    out = torch.empty_like(left)
-    return 2.0 * size**3 / _best_time(lambda: torch.matmul(left, right, out=out), device)
+    a = torch.rand(size, size, device=device).to(dtype)
+    b = torch.rand(size, size, device=device).to(dtype)
+    out = torch.empty_like(a)
+    seconds = _best_time(lambda: torch.matmul(a, b, out=out), device)
+    return 2.0 * size**3 / seconds
 
 
 def stream_speed(device: torch.device) -> float:
@@ -285,10 +288,12 @@ def explain_lack_of_memory(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         text = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or any(one in text for one in OUT_OF_MEMORY):
+        says_so = any(message in text for message in OUT_OF_MEMORY)
+        if says_so or isinstance(error, torch.OutOfMemoryError):
             match = re.search(r"ried to allocate ([\d.]+ \w+)", text)
+            missing = "some" if match is None else match[1]
             raise RunError(
-                f"out of memory during {what} ({match[1] if match else 'some'} more were wanted); "
+                f"out of memory during {what} ({missing} more were wanted); "
                 "lower batch, chunk, seq_len or cache.num_blocks"
             ) from None
         raise
@@ -319,11 +324,14 @@ def explain_device_errors(what: str) -> Iterator[None]:
 
 def nan_error(model: Transformer, batch: Batch, token_ids: list[int]) -> RunError:
     """Name the first request whose logits are not numbers."""
-    emitting = [one for one in batch.chunks if one.emits_token for _ in range(one.num_rows)]
-    chunk = emitting[token_ids.index(NAN_TOKEN)]
+    chunk_of_token = []  # in the order of `token_ids`
+    for chunk in batch.chunks:
+        if chunk.emits_token:
+            chunk_of_token += [chunk] * chunk.num_rows
+    chunk = chunk_of_token[token_ids.index(NAN_TOKEN)]
     is_half = model.dtype == torch.float16
-    fix = "use dtype=bfloat16 or float32" if is_half else "check the model's weights"
+    advice = "use dtype=bfloat16 or float32" if is_half else "check the model's weights"
     return RunError(
         f"request {chunk.sequence.request.request_id}: the logits of its token "
-        f"{chunk.output_index} are not numbers; {fix}"
+        f"{chunk.output_index} are not numbers; {advice}"
     )

@@ -21,8 +21,9 @@ def free_memory_bytes(device: torch.device) -> int:
     """Return the bytes that a model and its cache may take now."""
     if device.type == "cuda":
         # torch keeps memory of earlier runs, free for the next though taken for the driver.
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + unused
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable"):

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from sarathi_lab.results.plots.style import colours, use_style
 from sarathi_lab.results.serving_metrics import waits
 
-SIZE, DPI = (11.0, 4.4), 80  # inches, and pixels an inch
+SIZE = (11.0, 4.4)  # inches
+DPI = 80  # pixels an inch
 PLACES = {"left": 0.065, "right": 0.985, "top": 0.93, "bottom": 0.12, "hspace": 0.35}
 BOTTOM = 0.8  # tokens, below which the axis ends
 FEWEST = 1e-3  # share of gaps, below which the axis ends
@@ -28,8 +29,8 @@ FEWEST = 1e-3  # share of gaps, below which the axis ends
 PREFILL: dict[str, Any] = {"facecolor": "#31688e", "edgecolor": "black", "linewidth": 0.15}
 DECODE: dict[str, Any] = {**PREFILL, "facecolor": "#fde725"}
 KINDS = {"prompt tokens": PREFILL, "decodes": DECODE}
-COLUMNS = ["start", "end", "num_decode_tokens", "num_prefill_tokens"]
-NONE = ("", pd.DataFrame([[0, 0, 0, 0]], columns=COLUMNS))
+TOKENS = ["num_prefill_tokens", "num_decode_tokens"]  # as `KINDS` has them
+NONE = ("", pd.DataFrame(0, index=[0], columns=["start", "end", *TOKENS]))  # of no policy
 
 
 class Picture:
@@ -42,7 +43,8 @@ class Picture:
         self.figure = Figure(SIZE, DPI)
         grid = {**PLACES, "width_ratios": (2.2, 1), "wspace": 0.16}
         axes = self.figure.subplots(2, 2, gridspec_kw=grid)
-        self._batches, (self._ttft, self._tbt) = axes[:, 0], axes[:, 1]
+        self._batches = axes[:, 0]
+        self._ttft, self._tbt = axes[:, 1]
         for ax in self._batches:
             ax.set(yscale="log", ylabel="tokens of each kind")
             ax.grid(axis="x", visible=False)
@@ -67,18 +69,23 @@ class Picture:
         self, iterations: Mapping[str, pd.DataFrame], requests: Mapping[str, pd.DataFrame]
     ) -> None:
         """Draw the iterations and requests (the ledger's tables) of one or two policies by name."""
-        tables = iterations.values()
-        longest = max(float(table.end.max()) for table in tables)
-        most = max(int(one[COLUMNS[2:]].to_numpy().max()) for one in tables)
-        for ax in self._batches:
-            ax.set(xlim=(0, longest), ylim=(BOTTOM, 3 * most))
-        for ax, (name, table) in zip(self._batches, [*iterations.items(), NONE], strict=False):
+        all_iterations = pd.concat(iterations.values())
+        longest = float(all_iterations.end.max())
+        most_tokens = int(all_iterations[TOKENS].to_numpy().max())
+        panels = [*iterations.items(), NONE]
+        for ax, (name, table) in zip(self._batches, panels, strict=False):
+            ax.set(xlim=(0, longest), ylim=(BOTTOM, 3 * most_tokens))
             _show_batches(ax, name, table)
-        times = {name: waits(table) for name, table in requests.items()}
-        _show_shares(self._ttft, {name: waited["ttft"] for name, waited in times.items()})
-        self._ttft.legend(self._ttft.get_lines()[: len(times)], list(times), loc="lower right")
-        gaps = {name: 1e3 * waited["tbt"] for name, waited in times.items()}
+        first_tokens = {}
+        gaps = {}
+        for name, table in requests.items():
+            waited = waits(table)
+            first_tokens[name] = waited["ttft"]
+            gaps[name] = 1e3 * waited["tbt"]
+        _show_shares(self._ttft, first_tokens)
         _show_shares(self._tbt, gaps, is_above=True)
+        lines = self._ttft.get_lines()[: len(requests)]
+        self._ttft.legend(lines, list(requests), loc="lower right")
 
     def png(self) -> bytes:
         file = BytesIO()
@@ -93,19 +100,23 @@ def _show_batches(ax: Axes, name: str, table: pd.DataFrame) -> None:
     ax.set_title(name, loc="left")
     edges = table[["start", "end"]].to_numpy().ravel()  # gaps included
     area: Any
-    kinds = table[["num_prefill_tokens", "num_decode_tokens"]].to_numpy(dtype=float).T
-    for area, tokens in zip(ax.patches, kinds, strict=True):
-        heights = np.column_stack((tokens, np.zeros(len(tokens)))).ravel()[:-1]
-        area.set_data(np.maximum(heights, BOTTOM), edges, BOTTOM)
+    for area, kind in zip(ax.patches, TOKENS, strict=True):
+        heights = np.zeros(2 * len(table))  # of iterations and, in between, of gaps
+        heights[::2] = table[kind]
+        area.set_data(np.maximum(heights[:-1], BOTTOM), edges, BOTTOM)
 
 
 def _show_shares(
     ax: Axes, times: Mapping[str, NDArray[np.float64]], *, is_above: bool = False
 ) -> None:
     """Draw the share of times up to each by policy, or above it."""
-    for line, colour in zip(ax.get_lines(), colours(list(times)).values(), strict=False):
+    lines = ax.get_lines()
+    for line, colour in zip(lines, colours(list(times)).values(), strict=False):
         line.set_color(colour)
-    for line, seconds in zip(ax.get_lines(), [*times.values(), np.empty(0)], strict=False):
+    for line, seconds in zip(lines, [*times.values(), np.empty(0)], strict=False):
         shares = np.arange(1, len(seconds) + 1) / max(1, len(seconds))
-        line.set_data(np.sort(seconds), 1 - shares if is_above else shares)
-    ax.set_xlim(0, 1.03 * max(seconds.max(initial=0) for seconds in times.values()) or 1)
+        if is_above:
+            shares = 1 - shares
+        line.set_data(np.sort(seconds), shares)
+    longest = max(seconds.max(initial=0) for seconds in times.values())
+    ax.set_xlim(0, 1.03 * longest or 1)

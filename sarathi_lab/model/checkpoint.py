@@ -137,12 +137,12 @@ def check_checkpoint(directory: Path, spec: ModelSpec) -> None:
     right shape, and none besides.
     """
     tensors = stored_tensors(directory)
-    left = {name for name in tensors if not UNUSED.search(name)}
+    unread = {name for name in tensors if not UNUSED.search(name)}
     for source in chain.from_iterable(
         sources for _, sources in parameter_sources(directory, spec, tensors)
     ):
         stored = tensors.get(source.tensor)
-        left.discard(source.tensor)
+        unread.discard(source.tensor)
         if stored is None and not source.tied:
             raise UserError(f"model.path={directory} lacks {source.tensor}; {AGAIN}")
         if stored is not None and (stored.shape != source.shape or stored.dtype not in DTYPES):
@@ -151,10 +151,10 @@ def check_checkpoint(directory: Path, spec: ModelSpec) -> None:
                 f"to be one of {', '.join(DTYPES)} and, by config.json, {list(source.shape)}; take "
                 f"the unquantized model, or {AGAIN}"
             )
-    if left:
+    if unread:
         raise UserError(
-            f"model.path={directory} has {len(left)} tensors that its config.json has no place "
-            f"for, the first {min(left)}; correct config.json, or {AGAIN}"
+            f"model.path={directory} has {len(unread)} tensors that its config.json has no place "
+            f"for, the first {min(unread)}; correct config.json, or {AGAIN}"
         )
 
 

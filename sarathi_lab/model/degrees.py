@@ -10,8 +10,12 @@ from sarathi_lab.config.errors import UserError
 
 
 def _degree(kind: str) -> Any:
-    fix = "use the number of devices that share a layer, or of stages, such as 2"
-    return whole(1, name=f"executor.{kind}_parallel", minimum=1, fix=fix)
+    return whole(
+        1,
+        name=f"executor.{kind}_parallel",
+        minimum=1,
+        fix="use the number of devices that share a layer, or of stages, such as 2",
+    )
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,10 @@ def refuse_kv_heads(
     )
 
 
-def uneven(kind: str, degree: int, number: int, what: str, most: int = 64) -> UserError:
-    """Make the error of a degree that does not divide `number`; valid ones are named to `most`."""
-    valid = ", ".join(str(n) for n in range(1, min(number, most) + 1) if number % n == 0)
+def uneven(kind: str, degree: int, number: int, what: str, limit: int = 64) -> UserError:
+    """Make the error of a degree that does not divide `number`; valid ones are named to `limit`."""
+    divisors = [n for n in range(1, min(number, limit) + 1) if number % n == 0]
+    valid = ", ".join(map(str, divisors))
     return UserError(
         f"executor.{kind}_parallel={degree} does not divide the {number} {what}; use one of {valid}"
     )

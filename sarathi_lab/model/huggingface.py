@@ -123,10 +123,15 @@ def _rotary(config: Config, theta: str, fraction: str) -> dict[str, Any]:
     """Rotary settings, in an object by new or old names, or by the two names beside it."""
     rope: Config = {}
     for name in ("rope_parameters", "rope_scaling"):  # transformers, too, heeds the old name more
-        given = {} if config.get(name) is None else config[name]
-        if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
-            raise UserError(f"{name}={given!r} is not one set of rotary settings; {AGAIN}")
-        rope = given or rope
+        stated = config.get(name)
+        if stated is None:
+            continue
+        is_one_set = isinstance(stated, dict) and not any(
+            isinstance(value, dict) for value in stated.values()
+        )
+        if not is_one_set:
+            raise UserError(f"{name}={stated!r} is not one set of rotary settings; {AGAIN}")
+        rope = stated or rope
     return {
         "rope_theta": rope.get("rope_theta", config[theta]),
         "rotary_fraction": rope.get("partial_rotary_factor", config[fraction]),

@@ -164,12 +164,12 @@ class SGLang(Policy):
 
     def _outputs_left(self, sequences: Sequence[SequenceState]) -> int:
         """Sum `_output_left`, inlined, as all decodes are asked while a request waits."""
-        most = self.clip_max_new_tokens
+        limit = self.clip_max_new_tokens
         total = 0
         for sequence in sequences:
             num_left = sequence.request.output_len - len(sequence.output_token_ids)
-            if num_left > most:
-                num_left = most
+            if num_left > limit:
+                num_left = limit
             total += num_left
         return total
 

@@ -130,14 +130,15 @@ def most_riding_decodes(cost: CostModel, chunk: int, context: int, start: int = 
 
     Riding gets dearer with every decode, so the number is found by halving.
     """
-    fewest, most = 0, MOST_DECODES
-    while fewest < most:
-        number = (fewest + most + 1) // 2
+    low = 0
+    high = MOST_DECODES
+    while low < high:
+        number = (low + high + 1) // 2
         if _pays(cost, chunk, context, start, number):
-            fewest = number
+            low = number
         else:
-            most = number - 1
-    return fewest
+            high = number - 1
+    return low
 
 
 def _pays(cost: CostModel, chunk: int, context: int, start: int, number: int) -> bool:

@@ -97,14 +97,16 @@ class CostModel:
     @property
     def cautions(self) -> Sequence[str]:
         """Sources of the times that are no formula's, a line each."""
-        parts = (self.operations, self.experts)
-        return [part.caution for part in parts if isinstance(part, SOURCED)]
+        sources = (self.operations, self.experts)
+        return [source.caution for source in sources if isinstance(source, SOURCED)]
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
         """Mean relative error by kind on held-out shapes, NaN if there were none."""
-        known = self.operations.uncertainty
-        return {kind: known[kind] for kind in known if kind != EXPERTS or self.experts}
+        errors = dict(self.operations.uncertainty)
+        if not self.experts:
+            errors.pop(EXPERTS, None)
+        return errors
 
     def iteration_time(self, batch: Batch) -> float:
         """Compute the seconds of one iteration: its stages in sequence, and the sends."""

@@ -65,11 +65,12 @@ class CudaGraphs:
         """Return the tokens that a layer of `batch` computes, padded to a captured size, and the
         seconds of launching it.
         """
-        num_tokens, place = batch.num_tokens, bisect_left(self.captured, batch.num_tokens)
         replay = REPLAYS[self.mode or "none"][bool(batch.num_prefill_tokens)]
-        if place == len(self.captured) or replay == "none":
-            return num_tokens, self.layer_launch
-        return self.captured[place], self.piece_launch if replay == "piecewise" else 0.0
+        i = bisect_left(self.captured, batch.num_tokens)
+        if i == len(self.captured) or replay == "none":
+            return batch.num_tokens, self.layer_launch
+        launch = self.piece_launch if replay == "piecewise" else 0.0
+        return self.captured[i], launch
 
 
 def vllm_sizes(largest: int) -> list[int]:

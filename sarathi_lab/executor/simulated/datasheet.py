@@ -80,8 +80,9 @@ def datasheet(
         ratio = (peak or measured.flops_per_second) / measured.flops_per_second
         num_sms = max(1, round(measured.num_sms * ratio))
     require_int("hardware.num_sms", num_sms, 1, "use the number of multiprocessors")
-    fix = "use a share of the measured time such as 0.36"
-    require_number("hardware.error", error, above=0, fix=fix)
+    require_number(
+        "hardware.error", error, above=0, fix="use a share of the measured time such as 0.36"
+    )
     settings: dict[str, Any] = {
         **figures,
         "name": name,
@@ -111,10 +112,10 @@ def _rate(name: str, value: float | None) -> float | None:
     """Return a stated figure. Raises UserError for one that no card has."""
     if value is None:
         return None
-    fix = "use the datasheet's number in FLOP/s, bytes/s or bytes, such as 2.0e12"
-    number = require_number(f"hardware.{name}", value, above=0, fix=fix)
+    advice = "use the datasheet's number in FLOP/s, bytes/s or bytes, such as 2.0e12"
+    number = require_number(f"hardware.{name}", value, above=0, fix=advice)
     if number < LEAST[name]:
-        raise UserError(f"hardware.{name}={value:g} is less than any card has; {fix}")
+        raise UserError(f"hardware.{name}={value:g} is less than any card has; {advice}")
     return number
 
 

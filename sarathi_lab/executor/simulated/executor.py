@@ -86,8 +86,9 @@ class PipelineExecutor(SimulatedExecutor):
         send_time: Callable[[Batch], float] = lambda batch: 0.0,
         turnarounds: Sequence[float] = (),
     ) -> None:
-        fix = "use the number of pipeline stages, such as 8"
-        self.capacity = require_int("num_stages", num_stages, 1, fix)
+        self.capacity = require_int(
+            "num_stages", num_stages, 1, "use the number of pipeline stages, such as 8"
+        )
         self._stage_times = stage_times
         self._send_time = send_time
         self._turnarounds = turnarounds or [0.0] * num_stages

@@ -186,12 +186,15 @@ class Hardware:
         if name is None:
             return self
         if name not in self.kernels:
-            known = ", ".join([*self.kernels, "null"])
+            kernels = ", ".join([*self.kernels, "null"])
             raise UserError(
                 f"host.attention_kernel={name} has no figures in hardware {self.name}; use one of "
-                f"{known} (the file's), or add it to the hardware file"
+                f"{kernels} (the file's), or add it to the hardware file"
             )
-        return replace(self, kernel=name, **figures) if (figures := self.kernels[name]) else self
+        figures = self.kernels[name]
+        if not figures:
+            return self
+        return replace(self, kernel=name, **figures)
 
     @property
     def held_out_errors(self) -> Mapping[str, float]:
@@ -237,12 +240,13 @@ class Hardware:
 
     def required(self, figure: str, setting: str, alternative: str) -> float:
         """Return a constant that `setting` needs. Raises UserError if it is unknown."""
-        if (value := getattr(self, figure)) is None:
-            fix = "add it to the hardware file"
+        value = getattr(self, figure)
+        if value is None:
+            advice = "add it to the hardware file"
             if self.is_datasheet:
-                fix = f"state hardware.{OF_DATASHEET[figure]}"
+                advice = f"state hardware.{OF_DATASHEET[figure]}"
             raise UserError(
-                f"hardware {self.name} has no {figure}, which {setting} needs; {fix}, or set "
+                f"hardware {self.name} has no {figure}, which {setting} needs; {advice}, or set "
                 f"{alternative}"
             )
         return float(value)
@@ -306,14 +310,15 @@ class FromFiles:
     """
 
     def __new__(cls, name: str, tables: str | None = None) -> Any:
-        for path in sorted(Path(tables or "").glob("*.yaml") if tables else []):
+        paths = [] if tables is None else sorted(Path(tables).glob("*.yaml"))
+        for path in paths:
             settings: Any = OmegaConf.load(path)
             if settings.get("_target_", "").endswith(f".{Hardware.__name__}"):
                 return build(OmegaConf.merge(settings, {"tables": tables}), Hardware)
-        found = "" if tables is None else f" (hardware.tables={tables} has no hardware file)"
+        looked_in = "" if tables is None else f" (hardware.tables={tables} has no hardware file)"
         raise UserError(
             "hardware=auto and host=auto stand for what task=calibrate leaves beside its tables"
-            f"{found}, or task=validate reads from a run; name one, such as hardware=h100 or "
+            f"{looked_in}, or task=validate reads from a run; name one, such as hardware=h100 or "
             "host=none"
         )
 
@@ -361,7 +366,7 @@ class Parallel(Degrees):
             ("tensor", self.tensor, "heads", spec.num_heads),
         ):
             if size % degree:
-                return uneven(kind, degree, size, f"{part} {of_model}", most=size)
+                return uneven(kind, degree, size, f"{part} {of_model}", limit=size)
         return refuse_kv_heads(self.tensor, spec.num_heads, spec.num_kv_heads, of_model)
 
     def check(self, spec: ModelSpec) -> None:

@@ -85,18 +85,23 @@ def check_room(
     """Raise UserError unless `kv_tokens` of stated cache fit beside the weights, all spread evenly,
     with nothing kept for a server's iterations. It names the smallest sufficient number of devices.
     """
-    weights, copies = spec.weight_bytes(dtype_bytes), parallel.cache_copies(spec)
-    token_bytes = copies * spec.cache_bytes_per_token(dtype_bytes)
-    memory, cache = parallel.num_devices * hardware.memory_bytes, kv_tokens * token_bytes
-    if weights + cache > memory:
-        alternative = _sufficient(spec, hardware, weights, cache / copies / parallel.pipeline)
-        fix = "use cache.num_blocks=auto, lower batch, shorten the requests or max_model_len, or "
-        raise UserError(
-            f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB "
-            f"for KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB"
-            f"{alternative}; {fix * (weights < memory)}{_fewer_bits(spec)}take a smaller model or "
-            "another hardware"
+    weights = spec.weight_bytes(dtype_bytes)
+    copies = parallel.cache_copies(spec)
+    cache = kv_tokens * copies * spec.cache_bytes_per_token(dtype_bytes)
+    memory = parallel.num_devices * hardware.memory_bytes
+    if weights + cache <= memory:
+        return
+    alternative = _sufficient(spec, hardware, weights, cache / copies / parallel.pipeline)
+    less_cache = ""
+    if weights < memory:
+        less_cache = (
+            "use cache.num_blocks=auto, lower batch, shorten the requests or max_model_len, or "
         )
+    raise UserError(
+        f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB "
+        f"for KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB"
+        f"{alternative}; {less_cache}{_fewer_bits(spec)}take a smaller model or another hardware"
+    )
 
 
 def _fewer_bits(spec: ModelSpec) -> str:

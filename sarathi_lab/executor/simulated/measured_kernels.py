@@ -91,13 +91,14 @@ class MeasuredKernels:
     @property
     def caution(self) -> str:
         """Source of the times, and what is left out."""
-        parts = [
+        sources = [
             f"values are {self.tables.origin}",
             f"sizes that were not measured take those within {REACH:.1%}, else there is no value",
         ]
-        if absent := self._absent():
-            parts.append(f"left out, as no table has them: {', '.join(absent)}")
-        return "; ".join(parts)
+        absent = self._absent()
+        if absent:
+            sources.append(f"left out, as no table has them: {', '.join(absent)}")
+        return "; ".join(sources)
 
     def times(self, per: Per, number: int) -> Mapping[str, float]:
         """Return the seconds of operations `per` layer or iteration over `number` tokens, or per

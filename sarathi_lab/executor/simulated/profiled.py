@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -176,9 +177,9 @@ class ProductTable:
         self._formula = formula
         # Tokens and seconds by (in_features, out_features).
         self.rows: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
-        for (in_features, out_features), group in rows.sort_values("tokens").groupby(PRODUCT_SHAPE):
-            curve_rows = (group.tokens.to_numpy(float), group.seconds.to_numpy(float))
-            self.rows[in_features, out_features] = curve_rows
+        shape: Any
+        for shape, group in rows.sort_values("tokens").groupby(PRODUCT_SHAPE):
+            self.rows[shape] = (group.tokens.to_numpy(float), group.seconds.to_numpy(float))
         grid = full_grid(rows[PRODUCT_SHAPE].drop_duplicates(), PRODUCT_SHAPE)
         self._axes = [sorted(set(grid[column].astype(int))) for column in PRODUCT_SHAPE]
 

@@ -65,8 +65,8 @@ class Limits:
             num_decodes = lengths.count(1)
             tile_rows = self.tile_rows(batch.num_tokens - num_decodes)
             num_tiles = _num_tiles(lengths, tile_rows)
-            ends = [end for end, n in zip(contexts, lengths, strict=True) if n == 1]
-            num_parts = self.num_parts(num_decodes, max(ends, default=0))
+            decoded = [end for end, length in zip(contexts, lengths, strict=True) if length == 1]
+            num_parts = self.num_parts(num_decodes, max(decoded, default=0))
         return Shape(
             num_tokens=batch.num_tokens,
             num_sequences=len(batch),
@@ -104,17 +104,25 @@ class Parts:
         """Return `parts` and `reductions` (see AttentionPlan) of the sequences `decodes` of those
         with `kv_lens` cached tokens, within the room of `shape`.
         """
-        contexts, room = kv_lens[decodes], (shape.num_parts, shape.num_reductions)
+        contexts = kv_lens[decodes]
+        room = (shape.num_parts, shape.num_reductions)
         if self._left and (decodes.tobytes(), contexts.tobytes(), room) == self._next:
             self._parts[:, 2] += self._are_last
             self._left -= 1
         else:
-            spec, most = self._limits.spec, shape.num_parts if shape.num_reductions else 0
-            sizes = (spec.num_kv_heads, self._limits.num_sms, most, spec.sliding_window)
-            self._parts, self._reductions = plan_parts(decodes, contexts, *sizes)
-            self._are_last = self._parts[:, 2] == kv_lens[self._parts[:, 0]]
+            spec = self._limits.spec
+            self._parts, self._reductions = plan_parts(
+                decodes,
+                contexts,
+                spec.num_kv_heads,
+                self._limits.num_sms,
+                shape.num_parts if shape.num_reductions else 0,
+                spec.sliding_window,
+            )
+            sequences = self._parts[:, 0]
+            self._are_last = self._parts[:, 2] == kv_lens[sequences]
             self._left = ITERATIONS
-        self._next = decodes.tobytes(), (contexts + 1).tobytes(), room
+        self._next = (decodes.tobytes(), (contexts + 1).tobytes(), room)
         return self._parts, self._reductions
 
 
@@ -147,10 +155,13 @@ class PaddedShapes:
         self._hybrids: list[Shape] = []
         self._prompts: list[Shape] = []
         for size in hybrid_sizes(max_tokens):
-            rows, count = limits.tile_rows(size), min(batch_size, size)
-            num_tiles = -(-size // rows) + EXTRA_TILES + (count if num_drafts else 0)
-            for shapes, num_decodes in ((self._hybrids, count), (self._prompts, 0)):
-                shapes.append(self._padded(size, count, num_decodes, num_tiles, rows))
+            rows = limits.tile_rows(size)
+            count = min(batch_size, size)  # of sequences
+            num_tiles = -(-size // rows) + EXTRA_TILES
+            if num_drafts:
+                num_tiles += count
+            self._hybrids.append(self._padded(size, count, count, num_tiles, rows))
+            self._prompts.append(self._padded(size, count, 0, num_tiles, rows))
         kinds = (self._hybrids, self._prompts, self._drafts, self._decodes)
         self.all = [shape for kind in kinds for shape in reversed(kind)]
 
@@ -188,11 +199,13 @@ class PaddedShapes:
             shapes = self._hybrids if has_decodes else self._prompts
         else:
             shapes = self._drafts if batch.num_draft_tokens else self._decodes
-        place = bisect_left(shapes, batch.num_tokens, key=attrgetter("num_tokens"))
-        # Few drafts leave tokens of a shape empty, not sequences.
-        last = len(shapes) if batch.num_draft_tokens else place + 1
-        fitting = (shape for shape in shapes[place:last] if self._fits(batch, shape))
-        return next(fitting, None) or self._limits.exact(batch)
+        first = bisect_left(shapes, batch.num_tokens, key=attrgetter("num_tokens"))
+        # Few drafts leave tokens of a shape empty, not sequences: then a larger one may fit.
+        last = len(shapes) if batch.num_draft_tokens else first + 1
+        for shape in shapes[first:last]:
+            if self._fits(batch, shape):
+                return shape
+        return self._limits.exact(batch)
 
     def _fits(self, batch: Batch, shape: Shape) -> bool:
         """Return whether `shape` fits `batch` beyond its number of tokens."""

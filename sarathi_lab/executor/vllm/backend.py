@@ -103,8 +103,12 @@ class VllmBackend(MeasuredBackend):
         kind = vllm.device_type()
         device = devices.resolve_device(kind if self.device == AUTO else self.device)
         if device.type != kind or device.index:
-            fix = "choose a GPU by CUDA_VISIBLE_DEVICES" if device.index else f"use device={kind}"
-            raise UserError(f"device={self.device}, but the installed vLLM runs on {kind}; {fix}")
+            advice = f"use device={kind}"
+            if device.index:
+                advice = "choose a GPU by CUDA_VISIBLE_DEVICES"
+            raise UserError(
+                f"device={self.device}, but the installed vLLM runs on {kind}; {advice}"
+            )
         return device
 
     @property
@@ -234,9 +238,9 @@ class VllmBackend(MeasuredBackend):
         self._check_block_size(spec, checkpoint, sizes.block_size)
         if sizes.num_drafts:
             raise UserError("executor=vllm verifies no drafts; use speculation=none")
-        longest, most = _limits(sizes)
-        sizes = replace(sizes, max_model_len=longest, max_batch_tokens=most)
-        _engine.expect(self._key(spec, checkpoint, sizes), sizes)
+        max_model_len, max_batch_tokens = _limits(sizes)
+        expected = replace(sizes, max_model_len=max_model_len, max_batch_tokens=max_batch_tokens)
+        _engine.expect(self._key(spec, checkpoint, expected), expected)
 
     def _check_block_size(self, spec: ModelSpec, checkpoint: Path | None, block_size: int) -> None:
         """Raise UserError for blocks that vLLM's attention does not read."""
@@ -263,19 +267,19 @@ class VllmBackend(MeasuredBackend):
             return
         num_bytes = spec.unquantised().weight_bytes(self.dtype_bytes)
         needed = f"the seeded weights of {spec.name} need {num_bytes / 1e9:.1f} GB"
-        fix = "use executor.random_weights=dummy, which needs neither, or a smaller model"
+        advice = "use executor.random_weights=dummy, which needs neither, or a smaller model"
         existing = next(parent for parent in folder.parents if parent.is_dir())
         free_disk = shutil.disk_usage(existing).free
         if num_bytes > USABLE * free_disk:
             raise UserError(
                 f"{needed} of disk in {folder.parent.parent}, which has {free_disk / 1e9:.1f} GB "
-                f"free; free some, name another disk by XDG_CACHE_HOME, {fix}"
+                f"free; free some, name another disk by XDG_CACHE_HOME, {advice}"
             )
         free_memory = free_memory_bytes(torch.device("cpu"))
         if num_bytes > USABLE * free_memory:
             raise UserError(
                 f"{needed} of the host's memory while they are saved, which has "
-                f"{free_memory / 1e9:.1f} GB free; {fix}"
+                f"{free_memory / 1e9:.1f} GB free; {advice}"
             )
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> VllmExecutor:
@@ -301,8 +305,9 @@ class VllmBackend(MeasuredBackend):
             close=_engine.close,
         )
         executor.start()
-        longest, most = _limits(sizes)
-        tokens = min(sizes.chunk or WARM_UP_TOKENS, most, (longest - 1) // 2)
+        max_model_len, max_batch_tokens = _limits(sizes)
+        chunk = sizes.chunk or WARM_UP_TOKENS
+        tokens = min(chunk, max_batch_tokens, (max_model_len - 1) // 2)
         for _ in range(WARM_UPS):
             rehearse(executor, executor.num_blocks, sizes.block_size, sizes.batch_size, tokens)
         return executor
@@ -341,21 +346,21 @@ class VllmBackend(MeasuredBackend):
 
     def _key(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> str:
         """Equal for runs that an engine can serve in turn."""
-        parts = self._folder(spec, checkpoint), spec.kv_dtype, sizes.block_size, sizes.fills_memory
-        return f"{self} {parts}"
+        folder = self._folder(spec, checkpoint)
+        return f"{self} {(folder, spec.kv_dtype, sizes.block_size, sizes.fills_memory)}"
 
     def arguments(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> dict[str, Any]:
         """Return vLLM's engine arguments."""
         max_num_seqs = sizes.batch_size * self.num_stages
-        longest, most = _limits(sizes)
+        max_model_len, max_batch_tokens = _limits(sizes)
         is_async = None if self.async_scheduling == AUTO else self.async_scheduling
         arguments: dict[str, Any] = {
             "model": str(self._folder(spec, checkpoint)),
             "dtype": self.dtype_name,
             "kv_cache_dtype": spec.kv_dtype,
             "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max(most, max_num_seqs),
-            "max_model_len": longest,
+            "max_num_batched_tokens": max(max_batch_tokens, max_num_seqs),
+            "max_model_len": max_model_len,
             "block_size": sizes.block_size,
             "num_gpu_blocks_override": sizes.num_blocks + vllm.FIRST_BLOCK,
             "tensor_parallel_size": self.tensor_parallel,
@@ -366,8 +371,8 @@ class VllmBackend(MeasuredBackend):
         }
         if self._draws_dummies(checkpoint):
             arguments["load_format"] = vllm.DUMMY
-        if checkpoint is None and longest > spec.max_position:  # of random weights
-            arguments["hf_overrides"] = {"max_position_embeddings": longest}
+        if checkpoint is None and max_model_len > spec.max_position:  # of random weights
+            arguments["hf_overrides"] = {"max_position_embeddings": max_model_len}
         if not self.uses_gpus:  # else a share of the whole memory, which others use, too
             block = sizes.block_size * spec.kv_bytes_per_token(self.dtype_bytes)
             arguments["kv_cache_memory_bytes"] = (sizes.num_blocks + 2) * block
@@ -401,6 +406,11 @@ def _announce(phase: str) -> None:
     print_words(f"  vLLM: {phase}")
 
 
+def _larger(number: int | None, other: int | None) -> int:
+    """Return the larger of two numbers; None, of an engine without one, is the smallest."""
+    return max(number or 0, other or 0)
+
+
 def _limits(sizes: Sizes) -> tuple[int, int]:
     """Return the tokens of the longest sequence and of the largest batch: without a number those of
     the cache, and of the warm-up.
@@ -426,10 +436,14 @@ class SharedEngine:
 
     def expect(self, key: str, sizes: Sizes) -> None:
         """Make room for `sizes` in the engine of `key`."""
-        known = self._largest.get(key, sizes)
-        names = ("num_blocks", "batch_size", "max_model_len", "max_batch_tokens")
-        most: dict[str, Any] = {one: max(getattr(known, one), getattr(sizes, one)) for one in names}
-        self._largest[key] = replace(sizes, **most)
+        before = self._largest.get(key, sizes)
+        self._largest[key] = replace(
+            sizes,
+            num_blocks=max(before.num_blocks, sizes.num_blocks),
+            batch_size=max(before.batch_size, sizes.batch_size),
+            max_model_len=_larger(before.max_model_len, sizes.max_model_len),
+            max_batch_tokens=_larger(before.max_batch_tokens, sizes.max_batch_tokens),
+        )
 
     def get(self, key: str, start: Callable[[Sizes], vllm.Workers]) -> vllm.Workers:
         """Return the workers of `key`, which `start` makes for the largest sizes expected."""

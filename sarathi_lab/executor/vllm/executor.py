@@ -149,32 +149,35 @@ class VllmExecutor(WallClock):
 
     def _step(self, batch: Batch) -> tuple[Step, list[str]]:
         """Return what the workers need, and the names of the sequences that emit a token."""
-        step, emitting, held = Step(ended=self._ended), list[str](), self._held
-        self._ended, num_left = set(), len(held)
+        step = Step(ended=self._ended)
+        self._ended = set()
+        emitting: list[str] = []
+        num_absent = len(self._held)  # sequences of the workers without a chunk
         for chunk in batch.chunks:
             sequence, start, num_tokens, _, emits = chunk
-            known = held.get(sequence)
-            num_left -= known is not None
-            if known is not None and (
-                known.num_preemptions != sequence.num_preemptions or known.end != start
-            ):  # evicted and back within one iteration, or a probe's batch again
-                step.ended.add(known.name)
-                known = None
-            if known is None:
-                known = self._enter(step, sequence, start)
+            held = self._held.get(sequence)
+            if held is not None:
+                num_absent -= 1
+                is_evicted = held.num_preemptions != sequence.num_preemptions
+                # Evicted and back within one iteration, or a probe's batch again.
+                if is_evicted or held.end != start:
+                    step.ended.add(held.name)
+                    held = None
+            if held is None:
+                held = self._enter(step, sequence, start)
             else:
-                self._continue(step, sequence, known, start, num_tokens)
-            step.num_tokens[known.name] = num_tokens
+                self._continue(step, sequence, held, start, num_tokens)
+            step.num_tokens[held.name] = num_tokens
             if emits:
-                emitting.append(known.name)
+                emitting.append(held.name)
             if emits and chunk.output_index >= sequence.request.output_len - 1:
-                self._ended.add(known.name)
-                held.pop(sequence, None)
+                self._ended.add(held.name)
+                self._held.pop(sequence, None)
             else:
-                held[sequence] = known._replace(
+                self._held[sequence] = held._replace(
                     num_blocks=len(sequence.block_ids), end=start + num_tokens
                 )
-        if num_left:
+        if num_absent:
             self._drop_preempted(step, batch)
         self._before = step.num_tokens
         return step, emitting
@@ -184,21 +187,22 @@ class VllmExecutor(WallClock):
         if NO_TOKEN in sequence.output_token_ids:
             self._fetch_tokens(sequence)
         self._num_named += 1
-        name, token_ids = str(self._num_named), _token_ids(sequence)
+        name = str(self._num_named)
+        token_ids = _token_ids(sequence)
         step.new.append(NewSequence(name, token_ids, sequence.block_ids, start))
         number = len(sequence.block_ids)
         return Held(name, len(token_ids), number, sequence.num_preemptions, start)
 
     def _continue(
-        self, step: Step, sequence: SequenceState, known: Held, start: int, num_tokens: int
+        self, step: Step, sequence: SequenceState, held: Held, start: int, num_tokens: int
     ) -> None:
         """Send what is new of a sequence that the workers hold."""
-        name, blocks = known.name, sequence.block_ids
+        name = held.name
         step.names.append(name)
-        grown = len(blocks) > known.num_blocks
-        step.new_blocks.append(blocks[known.num_blocks :] if grown else None)
+        new_blocks = sequence.block_ids[held.num_blocks :]
+        step.new_blocks.append(new_blocks or None)
         step.num_computed.append(start)
-        step.num_generated.append(sequence.num_known - known.num_given)
+        step.num_generated.append(sequence.num_known - held.num_given)
         if self.workers.wants_newest_tokens:
             first = start - sequence.request.prompt_len
             last = max(0, first + num_tokens)
@@ -210,9 +214,10 @@ class VllmExecutor(WallClock):
         """Let the workers forget sequences that have left the engine without their last token:
         preempted ones, and those of probes.
         """
-        kept = {chunk.sequence for chunk in batch.chunks}
-        for sequence in [one for one in self._held if not (one.is_running or one in kept)]:
-            step.ended.add(self._held.pop(sequence).name)
+        in_batch = {chunk.sequence for chunk in batch.chunks}
+        for sequence in list(self._held):
+            if not sequence.is_running and sequence not in in_batch:
+                step.ended.add(self._held.pop(sequence).name)
 
     def _fetch_tokens(self, sequence: SequenceState) -> None:
         """Wait for the token of a sequence that was preempted while the token was on its way."""
@@ -259,5 +264,5 @@ def _token_ids(sequence: SequenceState) -> list[int]:
     """Return the prompt and what was generated."""
     prompt: Any = sequence.request.prompt_token_ids
     prompt = prompt.tolist() if isinstance(prompt, np.ndarray) else list(map(int, prompt))
-    known: Sequence[int] = sequence.output_token_ids
-    return [*prompt, *known]
+    generated: Sequence[int] = sequence.output_token_ids
+    return [*prompt, *generated]

@@ -115,8 +115,8 @@ class WorkerExtension:
         A stage begins when its input is there and ends with its forward pass, the last stage with
         its sampling. Of workers that share a stage's layers the first one reports.
         """
-        stage, place = divmod(self.rank, self.parallel_config.tensor_parallel_size)
-        if place > 0:
+        stage, rank_in_stage = divmod(self.rank, self.parallel_config.tensor_parallel_size)
+        if rank_in_stage > 0:
             return
         if hasattr(self, "stage_reporter"):
             self.stage_reporter.restart()

@@ -142,10 +142,11 @@ def version() -> str:
 
 def release_of(version: str) -> tuple[int, int] | None:
     """Return the first two numbers of a version; None of a build from sources, which has others."""
-    parts = version.split(".")[:2]
-    if len(parts) < 2 or not all(part.isdecimal() for part in parts):
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    if not major.isdecimal() or not minor.isdecimal():
         return None
-    return int(parts[0]), int(parts[1])
+    return int(major), int(minor)
 
 
 def device_type() -> str:
@@ -207,9 +208,9 @@ def make_config(arguments: Mapping[str, Any], runner: str, cores: str | None = N
     envs.disable_envs_cache()  # of an engine that this process had before
     _set(RUNNER, RUNNERS[runner])
     _set(CORES, _first.get(CORES, os.environ.get(CORES)) or cores)
-    known = engine_arguments()
-    given = {name: value for name, value in arguments.items() if name in known}
-    return EngineArgs(**given).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    names = engine_arguments()  # of this version
+    taken_over = {name: value for name, value in arguments.items() if name in names}
+    return EngineArgs(**taken_over).create_engine_config(UsageContext.ENGINE_CONTEXT)
 
 
 def model_shape(arguments: Mapping[str, Any], runner: str) -> ModelShape:
@@ -397,8 +398,10 @@ class Workers:
     def _output(self, step: Step) -> Any:
         new_type, cached_type, output_type = self._types
         output = output_type.make_empty()  # which has the fields of every version
-        output.scheduled_new_reqs = [self._new(new_type, one) for one in step.new]
-        blocks = [None if one is None else (_shifted(one),) for one in step.new_blocks]
+        output.scheduled_new_reqs = [self._new(new_type, sequence) for sequence in step.new]
+        blocks: list[tuple[list[int]] | None] = []
+        for block_ids in step.new_blocks:
+            blocks.append(None if block_ids is None else (_shifted(block_ids),))
         output.scheduled_cached_reqs = cached_type(
             req_ids=step.names,
             resumed_req_ids=set(),

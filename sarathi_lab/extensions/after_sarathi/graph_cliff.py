@@ -58,17 +58,18 @@ def graph_cliff(
         captured = settings["captured"]
         executors = {size: make[server](size) for size in captured}
         for number, budget in product(settings["users"], settings["budgets"]):
-            requests, found = bench.requests(dataset, turns * number, seed), {}
+            requests = bench.requests(dataset, turns * number, seed)
+            values: dict[str, dict[str, float]] = {}
             policy = VllmV1(max_num_batched_tokens=budget)
             for size, executor in executors.items():
                 ledger = replace(bench, executor=executor).run(ClosedLoop(requests, number), policy)
                 table = ledger.requests()
-                found[f"{size} tokens"] = waited(table, P99, "mean TTFT", "mean TPOT")
-                rate = table.output_len.sum() / table.finish_time.max()
-                found[f"{size} tokens"][RATE] = float(rate)
-            first = {f"captured to {captured[0]}": found[f"{captured[0]} tokens"]}
-            where, units = f"{server}, {number} users", {RATE: "tokens/s"}
-            yield from compared(where, found, first, units, x=budget)
+                rate = float(table.output_len.sum() / table.finish_time.max())
+                waits = waited(table, P99, "mean TTFT", "mean TPOT")
+                values[f"{size} tokens"] = {**waits, RATE: rate}
+            first = {f"captured to {captured[0]}": values[f"{captured[0]} tokens"]}
+            panel = f"{server}, {number} users"
+            yield from compared(panel, values, first, {RATE: "tokens/s"}, x=budget)
 
 
 def of_steps(steps: Steps, largest: int) -> Executor:
@@ -76,13 +77,18 @@ def of_steps(steps: Steps, largest: int) -> Executor:
     a step on the device, the line of all others; `eager` and `piecewise` are the seconds in which
     the host launches one.
     """
-    (few, least), (many, most) = steps["device"]
-    eager, piecewise = steps["eager"], steps["piecewise"]
-    graphs = CudaGraphs(mode=MODE, largest=largest, layer_launch=eager, piece_launch=piecewise)
+    (few, seconds_of_few), (many, seconds_of_many) = steps["device"]
+    per_token = (seconds_of_many - seconds_of_few) / (many - few)
+    graphs = CudaGraphs(
+        mode=MODE,
+        largest=largest,
+        layer_launch=steps["eager"],
+        piece_launch=steps["piecewise"],
+    )
 
     def seconds(batch: Batch) -> float:
         num_tokens, host = graphs.launched(batch)
-        device = least + (most - least) * (num_tokens - few) / (many - few)
+        device = seconds_of_few + per_token * (num_tokens - few)
         return float(max(device, host))
 
     return SimulatedExecutor(seconds)

@@ -85,14 +85,14 @@ def _log_uniform(largest: int, random: np.random.Generator) -> int:
 
 def _name_of(batch: Batch) -> str:
     """Return a composition in words, such as "239 at 512 + 17 decodes of 900", their mean."""
-    parts = []
+    work = []
     for chunk in batch.chunks:
         if not chunk.is_decode:
-            parts.append(f"{chunk.num_tokens} at {chunk.start}")
+            work.append(f"{chunk.num_tokens} at {chunk.start}")
     number = batch.num_decodes
     if number:
-        parts.append(f"{number} decodes of {batch.decode_kv_tokens // number}")
-    return " + ".join(parts)
+        work.append(f"{number} decodes of {batch.decode_kv_tokens // number}")
+    return " + ".join(work)
 
 
 def predictions(

@@ -123,16 +123,16 @@ class Calibrate(Task):
         backend = subject.backend
         model = subject.spec.name
         dtype = backend.dtype_name
-        where = f"{backend.device_name} with model {model} in {dtype}"
-        print_words(f"\ncalibrating {where}", style="bold")
+        subject_line = f"{backend.device_name} with model {model} in {dtype}"
+        print_words(f"\ncalibrating {subject_line}", style="bold")
         print_cautions(backend.cautions(subject.spec), context)
         folder = make_folder(context.run_dir, "the run's folder")
         calibration = self._calibrate(subject, folder, int(cfg.seed))
         self._refuse_busy(calibration)
         hardware = calibration.hardware
         title = (
-            f"# {where}, by task=calibrate.\n# Peaks: the best that was measured. Efficiencies and "
-            "fixed costs: fitted to iterations.csv.\n"
+            f"# {subject_line}, by task=calibrate.\n# Peaks: the best that was measured. "
+            "Efficiencies and fixed costs: fitted to iterations.csv.\n"
         )
         errors = calibration.errors
         uncertainty = {kind: errors[kind] for kind in errors if kind != "analytic"}

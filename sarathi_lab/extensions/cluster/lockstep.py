@@ -16,7 +16,7 @@ import pandas as pd
 from sarathi_lab.config.checked import whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Backend, Executor, Sizes, StepResult
-from sarathi_lab.engine.request import Batch, Queues, Request, SequenceState
+from sarathi_lab.engine.request import Batch, Chunk, Queues, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import CostModel
@@ -40,11 +40,17 @@ class LockstepBatch(Batch):
 
     @classmethod
     def of(cls, parts: tuple[Batch, ...]) -> LockstepBatch:
-        batch = cls([chunk for part in parts for chunk in part.chunks], parts=parts)
-        sums = [field.name for field in fields(Batch) if field.type == "int"]
-        for name in sums:
-            setattr(batch, name, sum(getattr(part, name) for part in parts))
-        batch.window = next((part.window for part in parts if part.window), None)
+        chunks: list[Chunk] = []
+        for part in parts:
+            chunks += part.chunks
+        batch = cls(chunks, parts=parts)
+        # The sums that `Batch.add` keeps, of all replicas.
+        for column in fields(Batch):
+            if column.type == "int":
+                total = sum(getattr(part, column.name) for part in parts)
+                setattr(batch, column.name, total)
+        windows = [part.window for part in parts if part.window]
+        batch.window = windows[0] if windows else None
         return batch
 
 

@@ -39,8 +39,10 @@ class Decider(LabScheduler):
 
     def _room(self, batch: Batch) -> int:
         """Tokens that `batch` has left beside one for each running sequence that may join it."""
-        taken = 0 if self.policy.is_capped else batch.num_tokens + len(self.running) - len(batch)
-        return self.most_tokens - taken
+        if self.policy.is_capped:
+            return self.most_tokens
+        num_waiting = len(self.running) - len(batch)
+        return self.most_tokens - batch.num_tokens - num_waiting
 
     def preempt(self, sequence: SequenceState) -> None:
         self.evicted.add(sequence)

@@ -69,9 +69,15 @@ class _ByPolicy(Base):
             if not self._handle_blocked_waiting_request(request):
                 self._unqueued.append(request)
                 continue
-            most = self.max_model_len - request.num_prompt_tokens
-            sizes = request.num_prompt_tokens, min(request.max_tokens, most)
-            wish = Request(next(self._numbers), time.monotonic(), *sizes, None, request.priority)
+            longest_output = self.max_model_len - request.num_prompt_tokens
+            wish = Request(
+                next(self._numbers),
+                time.monotonic(),
+                request.num_prompt_tokens,
+                min(request.max_tokens, longest_output),
+                None,
+                request.priority,
+            )
             sequence = self._decider.add(wish)
             self._sequences[request.request_id] = sequence
             self._requests[sequence] = request
@@ -99,8 +105,9 @@ class _ByPolicy(Base):
             self.running.remove(request)
             self._preempt_request(request, time.monotonic())
         decider.evicted.clear()
-        admitted = [one for one, _ in pairs if one.status != RequestStatus.RUNNING]
-        hidden, self.waiting = self.waiting, create_request_queue(self.policy)
+        admitted = [request for request, _ in pairs if request.status != RequestStatus.RUNNING]
+        hidden = self.waiting
+        self.waiting = create_request_queue(self.policy)
         if admitted:
             hidden.remove_requests(admitted)
         for request in admitted:
@@ -108,8 +115,9 @@ class _ByPolicy(Base):
         output = super().schedule(*args, **kwargs)
         self.waiting = hidden
         if output.num_scheduled_tokens != self._limits:
-            found = output.num_scheduled_tokens
-            raise RuntimeError(f"vLLM scheduled {found}, not the policy's {self._limits}")
+            raise RuntimeError(
+                f"vLLM scheduled {output.num_scheduled_tokens}, not the policy's {self._limits}"
+            )
         if batch is not None:
             decider.advance(batch)
             self._batches.append((batch, time.monotonic()))
