@@ -73,10 +73,12 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
     """Raise PolicyFault unless `batch` keeps its limits and sums up its chunks."""
     chunks = batch.chunks
     sequences = {chunk.sequence for chunk in chunks}
-    hold(len(sequences) == len(chunks), "batch", "a sequence is in it twice")
-    how = f"it has {len(chunks)} sequences, where batch={scheduler.batch_size}"
-    hold(len(chunks) <= scheduler.batch_size, "batch", how)
-    hold(all(chunk.num_tokens > 0 for chunk in chunks), "batch", "a chunk has no tokens")
+    num_sequences = len(sequences)
+    hold(num_sequences == len(chunks), "batch", "a sequence is in it twice")
+    how = f"it has {num_sequences} sequences, where batch={scheduler.batch_size}"
+    hold(num_sequences <= scheduler.batch_size, "batch", how)
+    for chunk in chunks:
+        hold(chunk.num_tokens > 0, "batch", "a chunk has no tokens")
     _check_sums(batch)
     _check_budget(batch, scheduler)
 
@@ -130,6 +132,7 @@ def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> No
         has_room = len(sequence.block_ids) * blocks.block_size >= sequence.num_computed
         how = f"{sequence} has computed tokens for which it holds no block"
         hold(has_room, "blocks", how)
-    hold(len(set(held)) == len(held), "blocks", "two sequences hold a block")
-    how = f"{len(held)} held + {blocks.num_free} free blocks are not the {blocks.num_blocks} blocks"
-    hold(len(held) + blocks.num_free == blocks.num_blocks, "blocks", how)
+    num_held = len(held)
+    hold(len(set(held)) == num_held, "blocks", "two sequences hold a block")
+    how = f"{num_held} held + {blocks.num_free} free blocks are not the {blocks.num_blocks} blocks"
+    hold(num_held + blocks.num_free == blocks.num_blocks, "blocks", how)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -73,35 +73,43 @@ def agentic(
     sessions a second for each. `session` are settings of the workload. Ratios are to no cache,
     whole prompts and round robin, of the same sessions.
     """
-    whole = longest(bench.sizes) + sizes["batch"]
-    policies = {f"{n}": bench.chunking(n) for n in budgets} | {"whole": bench.chunking(whole)}
-    runs: dict[str, dict[str, Any]]
-    runs = {name: {"policy": one, "shares_prefixes": True} for name, one in policies.items()}
-    runs |= {f"{name}, no cache": {"policy": one} for name, one in policies.items()}
-    each = {"policy": bench.chunking(budget), "shares_prefixes": True}
-    clusters = {n: each | {"cluster": Replicas(num=replicas, router=n)} for n in routers}
+    policies = {str(tokens): bench.chunking(tokens) for tokens in budgets}
+    policies["whole"] = bench.chunking(longest(bench.sizes) + sizes["batch"])
+    runs: dict[str, dict[str, Any]] = {}
+    for name, policy in policies.items():
+        runs[name] = {"policy": policy, "shares_prefixes": True}
+        runs[f"{name}, no cache"] = {"policy": policy}
+    clusters: dict[str, dict[str, Any]] = {}
+    for router in routers:
+        clusters[router] = {
+            "policy": bench.chunking(budget),
+            "shares_prefixes": True,
+            "cluster": Replicas(num=replicas, router=router),
+        }
     for dataset, workload in datasets(bench.sizes).items():
         assert isinstance(workload, Agentic), "the sizes name a workload of sessions"
         work = replace(workload, **session, seed=bench.seed + seed)
-        served = partial(_served, bench, work)
-        values = yield from served(f"{dataset}, one engine", sessions, rate, runs)
+        panel = f"{dataset}, one engine"
+        values = yield from _served(bench, work, panel, sessions, rate, runs)
         for name in policies:
-            others = {"no cache": values[f"{name}, no cache"]}
+            without_cache = values[f"{name}, no cache"]
+            yield from ratios(dataset, "no cache", name, values[name], without_cache, kind="share")
             if name != "whole":
-                others["whole prompts"] = values["whole"]
-            for called, other in others.items():
-                yield from ratios(dataset, called, name, values[name], other, kind="share")
-        where, at = f"{dataset}, {replicas} engines", replicas * replica_rate
-        values = yield from served(where, replica_sessions, at, clusters)
+                whole = values["whole"]
+                yield from ratios(dataset, "whole prompts", name, values[name], whole, kind="share")
+        panel = f"{dataset}, {replicas} engines"
+        rate_of_all = replicas * replica_rate
+        values = yield from _served(bench, work, panel, replica_sessions, rate_of_all, clusters)
+        first_router = routers[0]
         for name in routers[1:]:
-            other = values[routers[0]]
-            yield from ratios(dataset, routers[0], name, values[name], other, kind="share")
+            first = values[first_router]
+            yield from ratios(dataset, first_router, name, values[name], first, kind="share")
 
 
 def _served(
     bench: ServingBench,
     workload: Agentic,
-    where: str,
+    panel: str,
     num_sessions: int,
     rate: float,
     settings: Mapping[str, Mapping[str, Any]],
@@ -109,38 +117,44 @@ def _served(
     """The points of the same sessions under the settings of every run; returns the values."""
     number = num_sessions * workload.turns
     work = replace(workload, num_requests=number, arrivals="poisson", rate=rate)
-    found = {}
+    values = {}
     for name, engine in settings.items():
         turns = _turns(bench, work, engine)
-        found[name] = _values(turns)
+        values[name] = _values(turns)
         for turn, median in turns.groupby("turn").ttft.median().items():
-            yield point(
-                where, "TTFT P50 by turn", "s", name, median, float(str(turn)), kind="share"
-            )
-    yield from compared(where, found, {}, {HITS: "share"}, kind="share")
-    return found
+            x = float(str(turn))
+            yield point(panel, "TTFT P50 by turn", "s", name, median, x, kind="share")
+    yield from compared(panel, values, {}, {HITS: "share"}, kind="share")
+    return values
 
 
 def _turns(bench: ServingBench, workload: Agentic, engine: Mapping[str, Any]) -> pd.DataFrame:
     """The turns' waits, gaps and hits, and the number of each from 1."""
     load = workload.generate(bench.vocab_size)
     table = bench.run(load.arrivals(), **engine).requests()
-    turns = {t.request.request_id: k for each in load.sessions for k, t in enumerate(each, start=1)}
+    numbers = {}
+    for session in load.sessions:
+        for number, turn in enumerate(session, start=1):
+            numbers[turn.request.request_id] = number
     ttft = table.first_token_time - table.arrival_time
-    return table.assign(turn=table.request_id.map(turns), ttft=ttft)
+    return table.assign(turn=table.request_id.map(numbers), ttft=ttft)
 
 
 def _values(table: pd.DataFrame) -> Values:
     """Of first turns and later ones; of these the share of hits, too, if there are any: a first
     turn has the system prompt at most.
     """
-    found = {}
+    values = {}
+    first = table[table.turn == 1]
     later = table[table.turn > 1]
-    for which, rows in (("first turns", table[table.turn == 1]), ("later turns", later)):
-        found[f"TTFT P50, {which}"], found[f"TTFT P90, {which}"] = rows.ttft.quantile([0.5, 0.9])
-        found[f"TBT P99, {which}"] = float(np.quantile(gaps(rows), 0.99))
+    for turns, rows in (("first turns", first), ("later turns", later)):
+        values[f"TTFT P50, {turns}"] = rows.ttft.quantile(0.5)
+        values[f"TTFT P90, {turns}"] = rows.ttft.quantile(0.9)
+        values[f"TBT P99, {turns}"] = float(np.quantile(gaps(rows), 0.99))
     share = later.prefix_hit_tokens.sum() / later.prompt_len.sum()
-    return found | ({HITS: float(share)} if share else {})
+    if share:
+        values[HITS] = float(share)
+    return values
 
 
 @only_simulated(
@@ -165,24 +179,24 @@ def disaggregation(
 
     An arrangement names its `kind`, the policy's `chunk`, and settings of the cluster.
     """
-    kinds = {name: settings["kind"] for name, settings in arrangements.items()}
     for dataset, bounds in objectives.items():
         requests = bench.requests(dataset, num_requests[dataset], seed)
         run = cache(partial(_run, bench, requests))  # the same for all objectives
         for objective, stated in bounds.items():
-            slo, found = Slo(name=objective, **stated), {}
+            slo = Slo(name=objective, **stated)
+            best: dict[str, float] = {}  # by kind
             for name, settings in arrangements.items():
                 cluster = _cluster(**settings)
                 served = partial(run, cluster, settings["chunk"])
                 rate = _goodput(served, slo, rates[dataset], attainment)
-                found[name] = rate / cluster.num_instances
-                yield point(dataset, GOODPUT, "1/s", name, found[name], slo=objective, kind="share")
-            best = pd.Series(found).groupby(pd.Series(kinds), sort=False).max()
-            for i, kind in enumerate(best.index):
-                for other, value in best[:i].items():
-                    gain = best[kind] / value if value else math.inf
-                    quantity = f"{GOODPUT} / best {other}"
-                    yield point(dataset, quantity, "ratio", kind, gain, slo=objective, kind="share")
+                value = rate / cluster.num_instances
+                yield point(dataset, GOODPUT, "1/s", name, value, slo=objective, kind="share")
+                kind = settings["kind"]
+                best[kind] = max(value, best.get(kind, value))
+            for (earlier, value), (kind, gained) in combinations(best.items(), 2):
+                gain = gained / value if value else math.inf
+                quantity = f"{GOODPUT} / best {earlier}"
+                yield point(dataset, quantity, "ratio", kind, gain, slo=objective, kind="share")
 
 
 def _cluster(*, kind: str, chunk: int, **settings: Any) -> Several:
@@ -194,7 +208,8 @@ def _run(
     bench: ServingBench, requests: Sequence[Request], cluster: Several, chunk: int, rate: float
 ) -> pd.DataFrame:
     """The table of `requests` served at a rate."""
-    return bench.run(at_rate(requests, rate), bench.chunking(chunk), cluster=cluster).requests()
+    arriving = at_rate(requests, rate)
+    return bench.run(arriving, bench.chunking(chunk), cluster=cluster).requests()
 
 
 def _goodput(
@@ -203,21 +218,26 @@ def _goodput(
     """The rate at which the share of requests within `slo` falls below `attainment`, between two of
     `rates` by the line between them; 0 if it is below at the first, the last if it never falls.
     """
-    before, share_before = 0.0, 0.0
+    rate_before = 0.0
+    share_before = 0.0
     for rate in rates:
         share = float(is_good(run(rate), slo)["all"].mean())
         if share < attainment:
-            if not before:
+            if not rate_before:
                 return 0.0
-            return before + (rate - before) * (share_before - attainment) / (share_before - share)
-        before, share_before = rate, share
-    return before
+            crossing = (share_before - attainment) / (share_before - share)
+            return rate_before + (rate - rate_before) * crossing
+        rate_before = rate
+        share_before = share
+    return rate_before
 
 
 @only_simulated(
     "What do replicas that step together lose by waiting for each other's prompts?",
     Platform("qwen3-30b-a3b", "h100"),
-    look=by_device("line", *(f"{one} / {EVERY}" for one in CADENCES), x="interval", columns=3),
+    look=by_device(
+        "line", *(f"{quantity} / {EVERY}" for quantity in CADENCES), x="interval", columns=3
+    ),
 )
 def prefill_cadence(
     bench: ServingBench,
@@ -236,15 +256,16 @@ def prefill_cadence(
     """
     for (dataset, rate), number in product(rank_rates.items(), ranks):
         cluster = Lockstep(num=number) if number > 1 else SINGLE
-        requests = at_rate(bench.requests(dataset, number * num_requests, seed), number * rate)
-        found = {}
+        name = "1 rank" if number == 1 else f"{number} ranks"
+        requests = bench.requests(dataset, number * num_requests, seed)
+        arriving = at_rate(requests, number * rate)
+        waits = {}  # by interval, 1 first
         for interval in intervals:
             policy = VllmV1(
                 max_num_batched_tokens=budget,
                 prefill_schedule_interval=interval,
                 version="0.32",  # the pull request's rule, on one rank as on several
             )
-            served = bench.run(requests, policy, cluster=cluster).requests()
-            found[interval] = waited(served, *CADENCES)
-            series = {f"{number} rank{'s' if number > 1 else ''}": found[interval]}
-            yield from compared(dataset, series, {EVERY: found[1]}, x=interval)
+            served = bench.run(arriving, policy, cluster=cluster).requests()
+            waits[interval] = waited(served, *CADENCES)
+            yield from compared(dataset, {name: waits[interval]}, {EVERY: waits[1]}, x=interval)

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from sarathi_lab.results.plots.plot import Look
 
-LARGE, SMALL = 6.0, 3.0  # points: a marker of group 1, and of the others
+# Points of a marker.
+LARGE = 6.0  # of group 1
+SMALL = 3.0  # of other groups
 
 
 def draw(board: pd.DataFrame) -> Figure:
@@ -24,20 +26,23 @@ def draw(board: pd.DataFrame) -> Figure:
     from sarathi_lab.results.plots import style  # matplotlib takes a second
     from sarathi_lab.results.plots.plot import Grid, plot
 
-    contests = {}
-    for number, (_, rows) in enumerate(board.groupby([*CONTEST, "objective"], sort=False)):
-        contests[number] = rows
+    contests = [rows for _, rows in board.groupby([*CONTEST, "objective"], sort=False)]
+    numbers = range(len(contests))
     num_columns = min(2, len(contests))
     num_rows = math.ceil(len(contests) / num_columns)
-    height = 1.2 + num_rows * (0.8 + 0.16 * board.policy.nunique())
-    grid = Grid(list(contests), num_columns, (style.WIDTH, height))
+    panel_height = 0.8 + 0.16 * board.policy.nunique()  # inches
+    size = (style.WIDTH, 1.2 + num_rows * panel_height)
     looks = _looks()
-    marks = [_marks(rows, looks).assign(panel=number) for number, rows in contests.items()]
+    marks = []
+    for number in numbers:
+        marks.append(_marks(contests[number], looks).assign(panel=number))
+    grid = Grid(list(numbers), num_columns, size)
     figure, axes = plot(pd.concat(marks), x="value", y="at", grid=grid)
-    for number, rows in contests.items():
-        _label(axes[number], rows)
+    for number in numbers:
+        _label(axes[number], contests[number])
     style.legend_below(figure, [look.key() for look in looks.values()])
-    return style.finished(figure, f"{board.workload.iloc[0]}: requests within the objective")
+    workload = board.workload.iloc[0]
+    return style.finished(figure, f"{workload}: requests within the objective")
 
 
 def _looks() -> dict[tuple[str, bool], Look]:
@@ -45,10 +50,13 @@ def _looks() -> dict[tuple[str, bool], Look]:
     from sarathi_lab.results.plots.plot import Look
 
     looks = {}
-    for is_large, group, size in ((True, "group 1", LARGE), (False, "other groups", SMALL)):
+    for is_first_group in (True, False):
+        group = "group 1" if is_first_group else "other groups"
+        size = LARGE if is_first_group else SMALL
         default = Look(f"default budget, {group}", "C0", "", "o", size, is_hollow=True)
-        looks[DEFAULT, is_large] = default
-        looks[BEST, is_large] = Look(f"best budget of the grid, {group}", "C1", "", "D", size)
+        best = Look(f"best budget of the grid, {group}", "C1", "", "D", size)
+        looks[DEFAULT, is_first_group] = default
+        looks[BEST, is_first_group] = best
     return looks
 
 
@@ -61,24 +69,27 @@ def _heights(rows: pd.DataFrame) -> dict[str, int]:
 
 def _marks(rows: pd.DataFrame, looks: dict[tuple[str, bool], Look]) -> pd.DataFrame:
     """Return a marker for each policy and kind of budget."""
+    heights = _heights(rows)
     marks = []
     for budget in (DEFAULT, BEST):
         table = rows[rows["at"] == budget]
-        marks_of_budget = [looks[budget, bool(is_large)] for is_large in is_first(table)]
-        heights = table.policy.map(_heights(rows))
-        marks.append(pd.DataFrame({"value": table.goodput, "at": heights, "look": marks_of_budget}))
+        look_of_row = [looks[budget, bool(first)] for first in is_first(table)]
+        at = table.policy.map(heights)
+        marks.append(pd.DataFrame({"value": table.goodput, "at": at, "look": look_of_row}))
     return pd.concat(marks)
 
 
 def _label(ax: Axes, rows: pd.DataFrame) -> None:
     """Name the panel and its policies, and join the markers of each by a line."""
     policies = list(_heights(rows))
+    heights = range(len(policies))
     goodputs = rows.pivot(index="policy", columns="at", values="goodput").reindex(policies)
-    ax.hlines(range(len(policies)), goodputs[DEFAULT], goodputs[BEST], color="0.7", lw=1)
-    ax.set_yticks(range(len(policies)), policies)
+    ax.hlines(heights, goodputs[DEFAULT], goodputs[BEST], color="0.7", lw=1)
+    ax.set_yticks(heights, policies)
     ax.tick_params(axis="y", labelsize=7)
     first = rows.iloc[0]
     ax.set_title(f"{first.model}, {gpu(first)}, {first.objective}", fontsize=9)
     largest = rows.goodput.max() or 1.0
-    limits = {"xlim": (0, 1.05 * largest), "ylim": (-1, len(policies))}
-    ax.set(**limits, xlabel="goodput [requests/s]")
+    ax.set_xlim(0, 1.05 * largest)
+    ax.set_ylim(-1, len(policies))
+    ax.set_xlabel("goodput [requests/s]")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,15 +34,16 @@ def read_iterations(text: str) -> pd.DataFrame:
     """Read the iterations of a log's text: `COUNTS`, `seconds`, and `cached` tokens, NaN if the log
     has no size of the cache or no use of it. Other texts have none.
     """
-    table = pd.DataFrame(ITERATION.findall(text), columns=list(NO_LOG))
-    table = table.apply(pd.to_numeric, errors="coerce").astype(float)
-    table = table[table.num_prefill_tokens + table.num_decode_tokens > 0].reset_index(drop=True)
+    matches = pd.DataFrame(ITERATION.findall(text), columns=list(NO_LOG))
+    lines = matches.apply(pd.to_numeric, errors="coerce").astype(float)
+    num_tokens = lines.num_prefill_tokens + lines.num_decode_tokens
+    iterations = lines[num_tokens > 0].reset_index(drop=True)
+    cache_tokens = np.nan
     size = CACHE.search(text)
-    num_tokens = np.nan
     if size is not None:
-        num_tokens = int(size[1].replace(",", ""))
-    cached = num_tokens * table.cached / 100
-    return table.assign(seconds=1e-3 * table.seconds, cached=cached)
+        cache_tokens = int(size[1].replace(",", ""))
+    cached = cache_tokens * iterations.cached / 100  # logged in percent
+    return iterations.assign(seconds=1e-3 * iterations.seconds, cached=cached)
 
 
 def cautions_of_log(logged: pd.DataFrame) -> list[str]:
@@ -61,23 +63,31 @@ def predicted(logged: pd.DataFrame, executor: Executor) -> pd.DataFrame:
     there, and decodes share what else is cached.
     """
     rows = []
-    counts = logged[["num_prefills", "num_prefill_tokens", "num_decodes"]].astype(int)
-    cached_tokens = logged.cached.fillna(0.0).tolist()
-    for row, cached in zip(counts.to_numpy().tolist(), cached_tokens, strict=True):
-        num_prefills, num_prompt_tokens, num_decodes = row
-        others = max(0.0, cached - num_prompt_tokens)
-        context = max(1, int(others / max(num_decodes, 1)))
-        batch = Batch()
-        for order in range(num_decodes):
-            batch.add(make_sequence(context, is_decode=True, order=order), 1)
-        chunks = np.array_split(np.arange(num_prompt_tokens), max(num_prefills, 1))
-        for order, chunk in enumerate(chunks, num_decodes):
-            if len(chunk):
-                batch.add(make_sequence(0, len(chunk), emits=True, order=order), len(chunk))
+    for logged_row in logged.itertuples(index=False):
+        batch = _batch_of(logged_row)
         result = run_once(executor, batch)
         seconds = result.end - result.start
         rows.append([batch.num_prefill_tokens, batch.num_decode_tokens, seconds])
     return pd.DataFrame(rows, columns=["num_prefill_tokens", "num_decode_tokens", "seconds"])
+
+
+def _batch_of(row: Any) -> Batch:
+    """Make the batch of a logged iteration."""
+    num_decodes = int(row.num_decodes)
+    num_prompt_tokens = int(row.num_prefill_tokens)
+    cached = 0.0 if np.isnan(row.cached) else row.cached
+    others = max(0.0, cached - num_prompt_tokens)  # tokens of the decodes
+    context = max(1, int(others / max(num_decodes, 1)))
+    batch = Batch()
+    for order in range(num_decodes):
+        batch.add(make_sequence(context, is_decode=True, order=order), 1)
+    num_chunks = max(int(row.num_prefills), 1)
+    chunks = np.array_split(np.arange(num_prompt_tokens), num_chunks)  # as equal as can be
+    for order, chunk in enumerate(chunks, num_decodes):
+        num_tokens = len(chunk)
+        if num_tokens:
+            batch.add(make_sequence(0, num_tokens, emits=True, order=order), num_tokens)
+    return batch
 
 
 def schedule_table(logged: pd.DataFrame, simulated: pd.DataFrame) -> pd.DataFrame:

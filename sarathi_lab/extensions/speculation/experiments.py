@@ -67,19 +67,22 @@ def speculation(
     """
     speculations = _speculations(bench, seed, drafts, acceptances)
     for dataset in sizes["datasets"]:
-        requests = bench.requests(dataset, sizes["num_requests"], seed)
-        requests = [repeated(one, pattern) for one in requests]
+        requests = [
+            repeated(request, pattern)
+            for request in bench.requests(dataset, sizes["num_requests"], seed)
+        ]
         arriving = at_rate(requests, load * bench.saturation_rate(dataset))
-        at_once = [replace(one, arrival_time=0.0) for one in requests]
-        without: dict[int, Values] = {}
+        at_once = [replace(request, arrival_time=0.0) for request in requests]
+        without_drafts: dict[int, Values] = {}
         for name, drafting in speculations.items():
             waits = {}
             for budget in budgets:
-                both = (_served(bench, some, drafting, budget) for some in (arriving, at_once))
-                found = _values(drafting, *both)
-                none = without.setdefault(budget, found)  # the first has no drafts
-                waits[budget] = found[WAITS["latency_p50"]]
-                yield from compared(dataset, {name: found}, {NONE: none}, UNITS, budget)
+                under_load = _served(bench, arriving, drafting, budget)
+                saturated = _served(bench, at_once, drafting, budget)
+                values = _values(under_load, saturated)
+                none = without_drafts.setdefault(budget, values)  # the first has no drafts
+                waits[budget] = values[WAITS["latency_p50"]]
+                yield from compared(dataset, {name: values}, {NONE: none}, UNITS, budget)
             yield point(dataset, BEST, "tokens", name, min(waits, key=waits.__getitem__))
     if reserved is not None:
         yield from _reserved(bench, seed, **reserved)
@@ -96,14 +99,15 @@ def repeated(request: Request, pattern: int) -> Request:
 def _speculations(
     bench: ServingBench, seed: int, drafts: Ints, acceptances: Sequence[float]
 ) -> dict[str, Speculation]:
-    none: dict[str, Speculation] = {NONE: NO_SPECULATION}
+    speculations: dict[str, Speculation] = {NONE: NO_SPECULATION}
     if bench.vocab_size is not None:
-        return none | {f"{n} looked up": PromptLookup(tokens=n) for n in drafts}
-    return none | {
-        f"{n} drafts, {rate:g} right": Assumed(tokens=n, acceptance=rate, seed=bench.seed + seed)
-        for n in drafts
-        for rate in acceptances
-    }
+        for number in drafts:
+            speculations[f"{number} looked up"] = PromptLookup(tokens=number)
+        return speculations
+    for number, rate in product(drafts, acceptances):
+        assumed = Assumed(tokens=number, acceptance=rate, seed=bench.seed + seed)
+        speculations[f"{number} drafts, {rate:g} right"] = assumed
+    return speculations
 
 
 def _served(
@@ -113,14 +117,17 @@ def _served(
     return bench.run(requests, policy, speculation=drafting)
 
 
-def _values(drafting: Speculation, arriving: Ledger, at_once: Ledger) -> Values:
+def _values(under_load: Ledger, saturated: Ledger) -> Values:
     """By quantity: seconds, tokens a second, and what was accepted if there were drafts."""
-    table = at_once.requests()
+    waits = latency(under_load.requests())
+    values = {heading: waits[key] for key, heading in WAITS.items()}
+    table = saturated.requests()
     tokens = table.prompt_len.sum() + table.output_len.sum()
-    found = {words: latency(arriving.requests())[key] for key, words in WAITS.items()}
-    found[RATE] = float(tokens / table.finish_time.max())
-    accepted = drafts(arriving.iterations())
-    return found | {name: value for name, value in accepted.items() if name in UNITS}
+    values[RATE] = float(tokens / table.finish_time.max())
+    for name, value in drafts(under_load.iterations()).items():
+        if name in UNITS:
+            values[name] = value
+    return values
 
 
 def _reserved(
@@ -140,8 +147,9 @@ def _reserved(
     """
     requests = at_rate(bench.requests(dataset, num_requests, seed), rate)
     drafting = Assumed(tokens=drafts, acceptance=acceptance, seed=bench.seed + seed)
-    found = {}
-    for name, tokens in {FOR_ALL: budget - most * (drafts - 1), FOR_THESE: budget}.items():
+    values = {}
+    budgets = {FOR_ALL: budget - most * (drafts - 1), FOR_THESE: budget}
+    for name, tokens in budgets.items():
         table = _served(bench, requests, drafting, tokens).requests()
-        found[name] = {FEW: latency(table)["ttft_p50"]}
-    yield from compared(dataset, found, {FOR_ALL: found[FOR_ALL]})
+        values[name] = {FEW: latency(table)["ttft_p50"]}
+    yield from compared(dataset, values, {FOR_ALL: values[FOR_ALL]})
