@@ -50,8 +50,14 @@ RESERVED_BYTES = 1024  # of shared memory for each block, beside what a block ma
 TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor from sm_100 on
 WGMMA_ROWS = 64  # of the smallest product that the four warps of a warp group do together
 MATRIX_INSTRUCTIONS = {"wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "mma": "mma.sync"}
+USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")  # of cuobjdump
+THREADS = re.compile(r"\.(?:reqntid|maxntid) (\d+)")  # of a block, in PTX
+DOT = re.compile(r"tt\.dot .*: tensor<[\dx]+x(\w+)>.* -> tensor<(\d+)x\d+x\w+>")  # type, rows
 # Heads, KV heads, tokens of the context: LLaMA-13B as the paper has it, and one with groups.
 MODELS = ((40, 40, 1024), (32, 8, 4096))
+HEAD_SIZE = 128
+BLOCK_SIZE = 16
+NUM_DECODES = 17  # beside a chunk: a batch of 18, as in the paper
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,8 @@ class Code:
 
 def unit_of(launch: Launch, chip: Chip) -> Unit:
     """What `launch` would compile on `chip`."""
-    kernel, target = launch.kernel, GPUTarget("cuda", chip.capability, WARP_SIZE)
+    kernel = launch.kernel
+    target = GPUTarget("cuda", chip.capability, WARP_SIZE)
     backend = make_backend(target)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     named = {  # JITFunction.run adds the two, and they are part of the cache's key
@@ -99,26 +106,29 @@ def compile_unit(unit: Unit) -> Code:
     cubin = kernel.metadata_group[f"{kernel.name}.cubin"]
     command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin]
     usage = subprocess.check_output(command, text=True)
-    registers, stack, local = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)[0]
+    registers, stack, local = USAGE.findall(usage)[0]
     ptx = kernel.asm["ptx"].replace("wgmma.mma_async.sync", "wgmma.mma_async")  # no mma.sync
-    dot = r"tt\.dot .*: tensor<[\dx]+x(\w+)>.* -> tensor<(\d+)x\d+x\w+>"
+    instructions = {name for name, op in MATRIX_INSTRUCTIONS.items() if op in ptx}
+    dots = {(dtype, int(rows)) for dtype, rows in DOT.findall(kernel.asm["ttir"])}
     return Code(
         registers=int(registers),
         spill_bytes=int(stack) + int(local),
         shared_memory=kernel.metadata.shared,
         tensor_memory=kernel.metadata.tmem_size or 0,
-        threads=int(re.findall(r"\.(?:reqntid|maxntid) (\d+)", ptx)[0]),
-        instructions=frozenset(name for name, op in MATRIX_INSTRUCTIONS.items() if op in ptx),
-        dots=frozenset((dtype, int(rows)) for dtype, rows in re.findall(dot, kernel.asm["ttir"])),
+        threads=int(THREADS.findall(ptx)[0]),
+        instructions=frozenset(instructions),
+        dots=frozenset(dots),
     )
 
 
 def programs_per_sm(code: Code, chip: Chip) -> int:
     """How many programs a multiprocessor of `chip` holds at a time, by registers and memory."""
-    registers = -(-code.registers // 8) * 8 * code.threads
-    shared_memory = (chip.shared_memory + RESERVED_BYTES) // (code.shared_memory + RESERVED_BYTES)
-    tensor_memory = TENSOR_MEMORY_COLUMNS // max(1, code.tensor_memory)
-    return min(REGISTERS // registers, shared_memory, tensor_memory)
+    registers_of_thread = -(-code.registers // 8) * 8  # they are given out in eights
+    by_registers = REGISTERS // (registers_of_thread * code.threads)
+    shared_memory = code.shared_memory + RESERVED_BYTES
+    by_shared_memory = (chip.shared_memory + RESERVED_BYTES) // shared_memory
+    by_tensor_memory = TENSOR_MEMORY_COLUMNS // max(1, code.tensor_memory)
+    return min(by_registers, by_shared_memory, by_tensor_memory)
 
 
 def complaints_of(code: Code, launch: Launch, chip: Chip) -> Iterator[str]:
@@ -144,17 +154,29 @@ def complaints_of(code: Code, launch: Launch, chip: Chip) -> Iterator[str]:
 
 def launches_of_models(chip: Chip, chunk: int = 512) -> Iterator[Launch]:
     """What a chunk and 17 decodes launch in a layer, on tensors without data."""
-    lengths, num_tokens, device = [chunk, *[1] * 17], chunk + 17, torch.device("meta")
+    lengths = [chunk, *[1] * NUM_DECODES]
+    num_sequences = len(lengths)
+    num_tokens = sum(lengths)
+    device = torch.device("meta")
     meta = partial(torch.empty, dtype=torch.bfloat16, device=device)
     for (num_heads, num_kv_heads, context), tile_rows in product(MODELS, TILE_ROWS):
-        heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "num_sms": chip.num_sms}
-        blocks = [[0] * (context // 16)] * len(lengths)
-        plan = make_plan(lengths, [context] * len(lengths), blocks, **heads, device=device)
+        blocks = [0] * (context // BLOCK_SIZE)
+        plan = make_plan(
+            lengths,
+            [context] * num_sequences,
+            [blocks] * num_sequences,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            num_sms=chip.num_sms,
+            device=device,
+        )
         plan = replace(plan, tile_rows=tile_rows)
-        qkv = meta(num_tokens, num_heads + 2 * num_kv_heads, 128)
-        cache, slots = meta(9, 16, num_kv_heads, 128), meta(num_tokens, dtype=torch.int32)
-        angles = meta(num_tokens, 1, 64, dtype=torch.float32)
-        hidden, wide = meta(num_tokens, num_heads * 128), meta(num_tokens, num_heads * 1024)
+        qkv = meta(num_tokens, num_heads + 2 * num_kv_heads, HEAD_SIZE)
+        cache = meta(9, BLOCK_SIZE, num_kv_heads, HEAD_SIZE)
+        slots = meta(num_tokens, dtype=torch.int32)
+        angles = meta(num_tokens, 1, HEAD_SIZE // 2, dtype=torch.float32)
+        hidden = meta(num_tokens, num_heads * HEAD_SIZE)
+        wide = meta(num_tokens, 8 * num_heads * HEAD_SIZE)  # gates and values, 4 times as wide
         with recorded(chip) as recording:
             query = rotate_and_store(qkv, angles, angles, slots, cache, cache, num_heads)
             attend = partial(hybrid_attention, query, cache, cache, plan, 0.1)
@@ -164,7 +186,7 @@ def launches_of_models(chip: Chip, chunk: int = 512) -> Iterator[Launch]:
                 add_norm(hidden, hidden, hidden[0], None, 1e-5, kind)
             gated_activation(wide, "silu")
             activation_(wide, "gelu")
-            greedy(meta(18, 32_000))
+            greedy(meta(num_sequences, 32_000))
         yield from recording.launches
 
 
@@ -173,32 +195,49 @@ def recording_to(path: Path, capability: int) -> Iterator[None]:
     """Do launches as on a chip of that capability, and in the end write each once for `read`."""
     with recorded(CHIPS[capability], runs=True) as recording:
         yield
-    lines = []  # with what Triton specialises pointers by: whether they are aligned to 16 bytes
+    lines: dict[str, None] = {}
     for launch in recording.launches:
-        arguments = [
-            [str(x.dtype), x.data_ptr() % 16 > 0] if isinstance(x, Tensor) else x
-            for x in launch.arguments
-        ]
-        name = [launch.kernel.fn.__module__, launch.kernel.fn.__name__]
-        lines.append(json.dumps([*name, arguments, launch.options, launch.uses_tensor_cores]))
-    path.write_text("".join(f"{line}\n" for line in dict.fromkeys(lines)))
+        function = launch.kernel.fn
+        arguments = [_recorded(argument) for argument in launch.arguments]
+        fields = [function.__module__, function.__name__, arguments]
+        lines[json.dumps([*fields, launch.options, launch.uses_tensor_cores])] = None
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _recorded(argument: Any) -> Any:
+    """Return a tensor as its type, and what Triton specialises pointers by: whether it is off a
+    multiple of 16 bytes.
+    """
+    if isinstance(argument, Tensor):
+        return [str(argument.dtype), argument.data_ptr() % 16 > 0]
+    return argument
 
 
 def read(path: Path) -> Iterator[Launch]:
     """Yield each launch; those on float16, which the interpreter knows, on bfloat16, too. Registers
     of the tests' awkward sizes may spill, and their grids don't matter.
     """
-
-    def made(dtype: str, is_unaligned: bool) -> Tensor:
-        name = dtype.removeprefix("torch.")
-        return torch.empty(2, dtype=getattr(torch, name), device="meta")[int(is_unaligned) :]
-
     for line in path.read_text().splitlines():
-        for text in dict.fromkeys((line, line.replace(".float16", ".bfloat16"))):
-            module, name, arguments, options, uses_tensor_cores = json.loads(text)
-            kernel = getattr(import_module(module), name)
-            values = tuple(made(*x) if isinstance(x, list) else x for x in arguments)
-            yield Launch(kernel, (1,), values, options, False, uses_tensor_cores)
+        yield _launch_of(line)
+        in_bfloat16 = line.replace(".float16", ".bfloat16")
+        if in_bfloat16 != line:
+            yield _launch_of(in_bfloat16)
+
+
+def _launch_of(line: str) -> Launch:
+    module, name, arguments, options, uses_tensor_cores = json.loads(line)
+    kernel = getattr(import_module(module), name)
+    values = tuple(_argument_of(argument) for argument in arguments)
+    return Launch(kernel, (1,), values, options, False, uses_tensor_cores)
+
+
+def _argument_of(recorded: Any) -> Any:
+    """Return a tensor without data for what `_recorded` made of one."""
+    if not isinstance(recorded, list):
+        return recorded
+    name, is_unaligned = recorded
+    dtype = getattr(torch, name.removeprefix("torch."))
+    return torch.empty(2, dtype=dtype, device="meta")[int(is_unaligned) :]
 
 
 _units: list[Unit] = []  # of forked workers, to which kernels can't be sent
@@ -213,8 +252,10 @@ def judged(index: int) -> tuple[str, bool]:
     except Exception as error:  # of Triton's many kinds none may lose the other lines
         return f"{head}does not compile: {type(error).__name__}: {error}", False
     complaints = "; ".join(complaints_of(code, unit.launch, unit.chip))
-    usage = f"{code.registers:>4}{code.shared_memory:>8}  {'+'.join(sorted(code.instructions)):<14}"
-    return f"{head}{usage}{programs_per_sm(code, unit.chip):>3}  {complaints}", not complaints
+    instructions = "+".join(sorted(code.instructions))
+    usage = f"{code.registers:>4}{code.shared_memory:>8}  {instructions:<14}"
+    num_programs = programs_per_sm(code, unit.chip)
+    return f"{head}{usage}{num_programs:>3}  {complaints}", not complaints
 
 
 def compile_all(units: Sequence[Unit]) -> bool:
@@ -239,8 +280,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("TRITON_INTERPRET=1 replaces the compiler; unset it")
     units = []
     for capability in options.capability or CHIPS:
-        chip, launches = CHIPS[capability], launches_of_models(CHIPS[capability])
-        if options.launches is not None:
+        chip = CHIPS[capability]
+        if options.launches is None:
+            launches = launches_of_models(chip)
+        else:
             launches = read(options.launches / f"{capability}.jsonl")
         units += [unit_of(launch, chip) for launch in launches]
     return 0 if compile_all(units) else 1

@@ -34,10 +34,11 @@ class BlockManager:
         # Blocks held beside those of the tokens, by their number, as long as a window fills.
         self._extra_blocks = [self.state_blocks]
         if self.window is not None:
-            numbers = range(self.window.num_blocks(self.block_size) + 1)
             share = self.window.share_of_blocks
-            extra = [math.ceil(share * number) for number in numbers]
-            self._extra_blocks = [self.state_blocks + number for number in extra]
+            self._extra_blocks = []
+            for number in range(self.window.num_blocks(self.block_size) + 1):
+                in_window = math.ceil(share * number)
+                self._extra_blocks.append(self.state_blocks + in_window)
         steps = [after - before for before, after in pairwise(self._extra_blocks)]
         self._most_a_token = 1 + max(steps, default=0)
         # Of a pool for windows: the blocks that one fills, and those that are free.
@@ -83,7 +84,8 @@ class BlockManager:
     def extra_tokens(self, num_tokens: float) -> int:
         """Tokens that the blocks of a sequence of `num_tokens` could hold, beside its own."""
         num_own = math.ceil(num_tokens / self.block_size)
-        return (self.blocks_for(num_own * self.block_size) - num_own) * self.block_size
+        num_extra = self.blocks_for(num_own * self.block_size) - num_own
+        return num_extra * self.block_size
 
     def tokens_of(self, num_blocks: int) -> int:
         """Return the most tokens of a sequence that holds `num_blocks`; below 0 if its states lack
@@ -93,8 +95,8 @@ class BlockManager:
         if self.window is None or beyond_window >= len(self._extra_blocks):
             return beyond_window * self.block_size
         # The inverse of `blocks_for` within the window.
-        share = self.window.share_of_blocks
-        within = math.floor((num_blocks - self.state_blocks) / (1 + share))
+        blocks_of_own = 1 + self.window.share_of_blocks  # held for each block of tokens
+        within = math.floor((num_blocks - self.state_blocks) / blocks_of_own)
         return within * self.block_size
 
     def room_for(self, num_tokens: int) -> int:

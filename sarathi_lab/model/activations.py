@@ -49,7 +49,8 @@ def _layer_row_bytes(spec: ModelSpec, dtype_bytes: int, tensor: int) -> float:
     """Return the bytes of a token in a layer with an FFN: before and after its activation."""
     widest = max((width for width, _ in spec.activations), default=0)
     num_rows = 3 if spec.gated_ffn else 2
-    return dtype_bytes * (HIDDEN_ROWS * spec.hidden_size + num_rows * widest / tensor)
+    activation = num_rows * widest / tensor
+    return dtype_bytes * (HIDDEN_ROWS * spec.hidden_size + activation)
 
 
 def _expert_row_bytes(spec: ModelSpec, dtype_bytes: int, tensor: int) -> float:
@@ -59,5 +60,6 @@ def _expert_row_bytes(spec: ModelSpec, dtype_bytes: int, tensor: int) -> float:
     if not spec.num_experts:
         return 0.0
     width = spec.ffn_size / tensor
-    before = max((1 + spec.gated_ffn) * width, spec.hidden_size)
-    return dtype_bytes * spec.experts_per_token * (before + width)
+    num_rows = 2 if spec.gated_ffn else 1
+    first = max(num_rows * width, spec.hidden_size)
+    return dtype_bytes * spec.experts_per_token * (first + width)

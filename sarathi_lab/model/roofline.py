@@ -74,21 +74,24 @@ def operation_rooflines(
     def product(
         linear: Linear, rows: float, used: float = 1.0, weight: float = dtype_bytes
     ) -> float:
+        flops = 2 * rows * linear.num_params
         moved = rows * (linear.in_features + linear.out_features) * linear.count * dtype_bytes
-        read = used * linear.num_params * weight
-        return seconds(2 * rows * linear.num_params, read + moved, peaks.rate(spec))
+        weights = used * linear.num_params * weight
+        return seconds(flops, weights + moved, peaks.rate(spec))
 
     def attention(rows: float, pairs: float, kv_tokens: float) -> float:
+        flops = 4 * spec.num_layers * spec.q_size * pairs  # QK and PV, a product and a sum each
         moved = 2 * rows * spec.num_layers * spec.q_size * dtype_bytes
         kv_bytes = kv_tokens * spec.kv_bytes_per_token(dtype_bytes)
-        return seconds(4 * spec.num_layers * spec.q_size * pairs, kv_bytes + moved)
+        return seconds(flops, kv_bytes + moved)
 
     rooflines: dict[str, float] = {}
     for linear in spec.layer_linears:
         weight = spec.product_bytes(linear.name, dtype_bytes)
         rooflines[linear.name] = product(linear, num_tokens, weight=weight)
     expert_weight = spec.expert_bytes(dtype_bytes)
-    num_rows = num_tokens * (spec.experts_per_token / max(1, spec.num_experts))
+    expert_share = spec.experts_per_token / max(1, spec.num_experts)
+    num_rows = num_tokens * expert_share  # of the mean expert
     for linear in spec.expert_linears:
         used = spec.share_of_experts(num_tokens)
         rooflines[linear.name] = product(linear, num_rows, used, expert_weight)
@@ -101,7 +104,8 @@ def operation_rooflines(
     norms = 2 * 4 * spec.hidden_size  # two norms, each with three reads and a write
     rotary = 2 * (spec.q_size + 2 * spec.kv_size)
     ffn_width = spec.ffn_size * max(1, spec.experts_per_token) + spec.shared_expert_size
-    activation = ffn_width * (3 if spec.gated_ffn else 2)
+    ffn_rows = 3 if spec.gated_ffn else 2  # one is read, or two with a gate, and one written
+    activation = ffn_rows * ffn_width
     rooflines["elementwise"] = seconds(0, token_bytes * (norms + rotary + activation))
     if work.num_emits:
         head_bytes = spec.table_bytes(dtype_bytes)
@@ -118,10 +122,12 @@ def request_roofline(
     Decodes are taken at their mean context, P + D/2: exact where memory bounds them, as it does
     single ones.
     """
-    prefill = roofline_time(spec, _whole_prompts(spec, requests), dtype_bytes, peaks)
-    decode = roofline_time(spec, _decodes(spec, requests, batch_size=1), dtype_bytes, peaks)
-    decodes = requests.output_len.astype(float) - 1
-    return np.asarray(prefill + decodes * decode, dtype=float)
+    prompts = _whole_prompts(spec, requests)
+    decodes = _decodes(spec, requests, batch_size=1)
+    prefill_seconds = roofline_time(spec, prompts, dtype_bytes, peaks)
+    decode_seconds = roofline_time(spec, decodes, dtype_bytes, peaks)
+    num_decodes = requests.output_len.astype(float) - 1  # the prefill gives the first token
+    return np.asarray(prefill_seconds + num_decodes * decode_seconds, dtype=float)
 
 
 def ridge_tokens(spec: ModelSpec, dtype_bytes: int, peaks: Peaks) -> float:

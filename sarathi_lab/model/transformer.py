@@ -28,12 +28,11 @@ class KVCache:
         dtype: torch.dtype,
     ) -> None:
         shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_size)
-        self.keys, self.values = (torch.empty(shape, device=device, dtype=dtype) for _ in range(2))
+        # Zeroed: fresh pages would otherwise be mapped during the first iterations, and be timed
+        # with them. (`torch.zeros` may leave the pages to the system until they are written.)
+        self.keys = torch.empty(shape, device=device, dtype=dtype).zero_()
+        self.values = torch.empty(shape, device=device, dtype=dtype).zero_()
         self.tensors = (self.keys, self.values)
-        # Zeroed by hand: fresh pages would otherwise be mapped during the first iterations, and be
-        # timed with them.
-        for tensor in self.tensors:
-            tensor.zero_()
 
     def layers(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values of one layer after another."""
@@ -103,8 +102,10 @@ class Transformer(nn.Module):
     def logits(self, hidden: Tensor, update: Tensor, rows: Tensor) -> Tensor:
         """Return the logits of some rows behind the last layer, [len(rows), vocab_size]."""
         with self.operations.range("logits"):
-            emitting, last = hidden.index_select(0, rows), update.index_select(0, rows)
-            return self.lm_head(self.operations.add_norm(emitting, last, self.final_norm))
+            emitting = hidden.index_select(0, rows)
+            last_update = update.index_select(0, rows)
+            normed = self.operations.add_norm(emitting, last_update, self.final_norm)
+            return self.lm_head(normed)
 
     def greedy(self, logits: Tensor) -> Tensor:
         """Return the likeliest token of each row of [num_emits, vocab_size], NAN_TOKEN for NaN."""
@@ -127,12 +128,16 @@ class Layer(nn.Module):
         self.spec = spec
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
         for linear in spec.layer_linears:
-            sizes = linear.in_features, linear.out_features
-            self.add_module(linear.name, EmptyLinear(*sizes, bias=linear.has_bias, **placed))
+            module = EmptyLinear(
+                linear.in_features, linear.out_features, bias=linear.has_bias, **placed
+            )
+            self.add_module(linear.name, module)
         if spec.num_experts:
-            experts, hidden, size = spec.num_experts, spec.hidden_size, spec.ffn_size
-            self.gate_up = nn.Parameter(torch.empty(experts, 2 * size, hidden, **placed))
-            self.down = nn.Parameter(torch.empty(experts, hidden, size, **placed))
+            hidden = spec.hidden_size
+            gate_up = torch.empty(spec.num_experts, 2 * spec.ffn_size, hidden, **placed)
+            down = torch.empty(spec.num_experts, hidden, spec.ffn_size, **placed)
+            self.gate_up = nn.Parameter(gate_up)
+            self.down = nn.Parameter(down)
         self.attention_norm = _norm(spec, device, dtype)
         self.ffn_norm = _norm(spec, device, dtype)
         if spec.qk_norm:
@@ -162,8 +167,10 @@ class Layer(nn.Module):
             heads = self.qkv_proj(x).view(len(x), -1, spec.head_size)
         with operations.range("rotary"):
             if spec.qk_norm:
-                operations.norm_heads(heads[:, : spec.num_heads], self.q_norm)
-                operations.norm_heads(heads[:, spec.num_heads : -spec.num_kv_heads], self.k_norm)
+                queries = heads[:, : spec.num_heads]
+                new_keys = heads[:, spec.num_heads : -spec.num_kv_heads]
+                operations.norm_heads(queries, self.q_norm)
+                operations.norm_heads(new_keys, self.k_norm)
             query = operations.rotate_and_store(heads, inputs, rotary, keys, values)
         with operations.range("attention"):
             attended = operations.attend(query, inputs, keys, values)
@@ -195,6 +202,6 @@ def inverse_frequencies(spec: ModelSpec) -> Tensor:
         return frequencies / scaling.factor
     # Llama 3.1's: wavelengths beyond the original context stretched, short ones kept.
     turns = scaling.original_max_position * frequencies / (2 * math.pi)  # in the original context
-    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    blend = blend.clamp(0.0, 1.0)
-    return (1 - blend) * frequencies / scaling.factor + blend * frequencies
+    transition = scaling.high_freq_factor - scaling.low_freq_factor
+    short_share = ((turns - scaling.low_freq_factor) / transition).clamp(0.0, 1.0)  # share of each
+    return (1 - short_share) * frequencies / scaling.factor + short_share * frequencies

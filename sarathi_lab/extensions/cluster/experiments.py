@@ -78,6 +78,7 @@ def agentic(
     runs: dict[str, dict[str, Any]] = {}
     for name, policy in policies.items():
         runs[name] = {"policy": policy, "shares_prefixes": True}
+    for name, policy in policies.items():
         runs[f"{name}, no cache"] = {"policy": policy}
     clusters: dict[str, dict[str, Any]] = {}
     for router in routers:
