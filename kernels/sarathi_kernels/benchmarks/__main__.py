@@ -102,11 +102,11 @@ def _tune(
     from sarathi_kernels.benchmarks.tuning import HEAD_SIZE, tune  # here: they import Triton
 
     for head_size in head_sizes or [HEAD_SIZE]:
-        found = tune(device, dtype, partial(print, flush=True), head_size, quick=quick)
+        fastest = tune(device, dtype, partial(print, flush=True), head_size, quick=quick)
         if device.type != "cuda":
             continue  # times of the interpreter mean nothing
         try:
-            write(found)
+            write(fastest)
         except OSError as error:
             print(f"error: {FILE} can't be written ({error.strerror})", file=sys.stderr)
             return 2

@@ -64,8 +64,8 @@ def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterato
             num_bytes = case.num_bytes(dtype.itemsize)
             yield Benchmark(operation, f"{heads} {label}", way, work, case.flops, num_bytes)
     for prompt in (48,) if quick else PROMPTS:
-        whole = make(_case("mha", ((prompt, prompt),), quick))
-        yield from _reread(prompt, whole, (16,) if quick else CHUNKS, quick)
+        inputs = make(_case("mha", ((prompt, prompt),), quick))
+        yield from _reread(prompt, inputs, (16,) if quick else CHUNKS, quick)
 
 
 def _cases(quick: bool) -> Iterator[tuple[str, str, str, Sequences]]:
@@ -83,8 +83,10 @@ def _cases(quick: bool) -> Iterator[tuple[str, str, str, Sequences]]:
 
 
 def _case(name: str, sequences: Sequences, quick: bool) -> AttentionCase:
-    num_heads, num_kv_heads = (4, 2) if quick else HEADS[name]
-    return AttentionCase(sequences, num_heads, num_kv_heads, 64 if quick else HEAD_SIZE)
+    if quick:
+        return AttentionCase(sequences, num_heads=4, num_kv_heads=2, head_size=64)
+    num_heads, num_kv_heads = HEADS[name]
+    return AttentionCase(sequences, num_heads, num_kv_heads, HEAD_SIZE)
 
 
 def _prefill(case: AttentionCase, inputs: AttentionInputs, out: Tensor) -> Ways:
@@ -97,17 +99,16 @@ def _prefill(case: AttentionCase, inputs: AttentionInputs, out: Tensor) -> Ways:
 
 
 def _decode(case: AttentionCase, inputs: AttentionInputs, out: Tensor) -> Ways:
-    context = case.sequences[0][1]
+    _, context = case.sequences[0]
     plans = {"paged": inputs.plan}
     for num_parts in (1, 2, 4, 8, 16):
         if num_parts * PART_TOKENS <= context or num_parts == 1:
             part_tokens = -(-context // (num_parts * PART_TOKENS)) * PART_TOKENS
             plans[f"paged, {num_parts} parts"] = with_parts_of(inputs.plan, part_tokens)
     query, keys, values, _, scale = inputs.arguments
-    ways: Ways = {
-        name: partial(decode_attention, query, keys, values, plan, scale, out=out)
-        for name, plan in plans.items()
-    }
+    ways: Ways = {}
+    for name, plan in plans.items():
+        ways[name] = partial(decode_attention, query, keys, values, plan, scale, out=out)
     return {**ways, **flash_attention(case, inputs), **flashinfer_decode(case, inputs)}
 
 
@@ -146,9 +147,11 @@ def unified_attention(
     out: Tensor,
 ) -> None:
     """`prefill_attention` of all rows of a plan: each decode is a tile of one query."""
-    of_decodes = torch.nn.functional.pad(plan.decodes[:, None], (0, 1))
-    whole = replace(plan, tiles=torch.cat([of_decodes, plan.tiles]))
-    prefill_attention(query, keys, values, whole, scale, sliding_window=sliding_window, out=out)
+    first_query = torch.zeros_like(plan.decodes)
+    of_decodes = torch.stack([plan.decodes, first_query], dim=1)
+    all_tiles = torch.cat([of_decodes, plan.tiles])
+    unified = replace(plan, tiles=all_tiles)
+    prefill_attention(query, keys, values, unified, scale, sliding_window=sliding_window, out=out)
 
 
 def _reread(
@@ -159,15 +162,18 @@ def _reread(
     """
     _, keys, values, _, scale = inputs.arguments
     for chunk in (prompt, *chunks):
-        parts = [_case("mha", ((chunk, end),), quick) for end in range(chunk, prompt + 1, chunk)]
-        query, out = inputs.query[:chunk], torch.empty_like(inputs.query[:chunk])
-        works = [
-            partial(prefill_attention, query, keys, values, _plan_of(part, inputs), scale, out=out)
-            for part in parts
-        ]
-        flops = sum(part.flops for part in parts)
-        num_bytes = sum(part.num_bytes(query.itemsize) for part in parts)
-        label, attend = f"prompt {prompt} by {chunk}", partial(_call_all, works)
+        query = inputs.query[:chunk]
+        out = torch.empty_like(query)
+        works = []
+        flops = num_bytes = 0.0
+        for end in range(chunk, prompt + 1, chunk):
+            case = _case("mha", ((chunk, end),), quick)
+            plan = _plan_of(case, inputs)
+            works.append(partial(prefill_attention, query, keys, values, plan, scale, out=out))
+            flops += case.flops
+            num_bytes += case.num_bytes(query.itemsize)
+        attend = partial(_call_all, works)
+        label = f"prompt {prompt} by {chunk}"
         yield Benchmark("kv_reread", label, "paged", attend, flops, num_bytes)
 
 
@@ -181,6 +187,11 @@ def _plan_of(case: AttentionCase, inputs: AttentionInputs) -> AttentionPlan:
     device = inputs.query.device
     query_lens, kv_lens = zip(*case.sequences, strict=True)
     return make_plan(
-        query_lens, kv_lens, inputs.blocks, num_heads=case.num_heads,
-        num_kv_heads=case.num_kv_heads, num_sms=chip_of(device).num_sms, device=device,
-    )  # fmt: skip
+        query_lens,
+        kv_lens,
+        inputs.blocks,
+        num_heads=case.num_heads,
+        num_kv_heads=case.num_kv_heads,
+        num_sms=chip_of(device).num_sms,
+        device=device,
+    )

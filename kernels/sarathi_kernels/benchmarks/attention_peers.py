@@ -47,10 +47,8 @@ def torch_attention(case: AttentionCase, inputs: AttentionInputs) -> Ways:
 
     ((num_queries, kv_len),) = case.sequences
     query = inputs.query.transpose(0, 1).contiguous()[None]
-    key, value = (
-        _contiguous(cache, inputs.blocks[0], kv_len)
-        for cache in (inputs.key_cache, inputs.value_cache)
-    )
+    key = _contiguous(inputs.key_cache, inputs.blocks[0], kv_len)
+    value = _contiguous(inputs.value_cache, inputs.blocks[0], kv_len)
     is_grouped = case.num_heads != case.num_kv_heads
     mask: Any = causal_lower_right(num_queries, kv_len)
 
@@ -177,10 +175,13 @@ def _flashinfer_pod(
     """Its POD-Attention of a chunk, which must come first and unpaged, beside decodes on pages."""
     chunk, kv_len = case.sequences[0]
     caches = (inputs.key_cache, inputs.value_cache)
-    key, value = (cache[inputs.blocks[0]].flatten(0, 1)[:kv_len].contiguous() for cache in caches)
+    blocks = inputs.blocks[0]
+    key = inputs.key_cache[blocks].flatten(0, 1)[:kv_len].contiguous()
+    value = inputs.value_cache[blocks].flatten(0, 1)[:kv_len].contiguous()
     wrapper = library.PODWithPagedKVCacheWrapper(_workspace(inputs), "NHD")
     wrapper.plan(*_pages(case, inputs, first=1), *_shape(case), q_data_type=inputs.query.dtype)
-    prefill, decodes = inputs.query[:chunk], inputs.query[chunk:]
+    prefill = inputs.query[:chunk]
+    decodes = inputs.query[chunk:]
     return partial(wrapper.run, prefill, key, value, decodes, caches, causal_p=True)
 
 
@@ -198,11 +199,15 @@ def _pages(
     """FlashInfer's page table of the sequences from `first` on: starts, pages, tokens on the last
     page.
     """
-    device = inputs.query.device
-    blocks, sequences = inputs.blocks[first:], case.sequences[first:]
-    counts = torch.tensor([0, *(len(ids) for ids in blocks)])
-    last = [(kv_len - 1) % case.block_size + 1 for _, kv_len in sequences]
-    pages = [block for ids in blocks for block in ids]
-    starts = counts.cumsum(0).to(device, torch.int32)
-    pages_table = torch.tensor(pages, dtype=torch.int32, device=device)
-    return starts, pages_table, torch.tensor(last, dtype=torch.int32, device=device)
+    starts = [0]
+    pages: list[int] = []
+    tokens_on_last: list[int] = []
+    for block_ids, (_, kv_len) in zip(inputs.blocks[first:], case.sequences[first:], strict=True):
+        pages += block_ids
+        starts.append(len(pages))
+        tokens_on_last.append((kv_len - 1) % case.block_size + 1)
+
+    def on_device(numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=inputs.query.device)
+
+    return on_device(starts), on_device(pages), on_device(tokens_on_last)

@@ -112,18 +112,18 @@ def run(
     if device.type != "cuda":
         _require_interpreter(quick)
     rows: list[Row] = []
-    known: set[str] = set()
+    names: set[str] = set()
     for benchmark in _benchmarks(device, dtype, quick):
-        known.add(benchmark.operation)
+        names.add(benchmark.operation)
         # A module that fails is no operation to choose: its row says why others are missing.
         if operations and benchmark.operation not in operations and benchmark.implementation:
             continue
         rows.append(measure(benchmark, device, dtype, quick=quick))
         if on_row is not None:
             on_row(rows[-1])
-    if operations and (unknown := sorted(set(operations) - known)):
+    if operations and (unknown := sorted(set(operations) - names)):
         raise ValueError(
-            f"no benchmark of {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+            f"no benchmark of {', '.join(unknown)}; there are {', '.join(sorted(names))}"
         )
     return rows
 

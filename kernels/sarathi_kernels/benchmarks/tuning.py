@@ -22,7 +22,9 @@ MAX_ERROR = 1e-2  # of a configuration's output beside that of the rules' choice
 HEAD_SIZE = 128  # of most models
 HEADS = {1: (40, 40), 4: (32, 8), 8: (64, 8)}  # by those that share a cache: 13B, 8B, 70B
 CHUNKS = (512, 2048)  # tokens, which a plan for 40 heads cuts into tiles of 64 and of 128 rows
-WIDTHS, WARPS, STAGES = (32, 64, 128), (4, 8), (2, 3, 5)
+WIDTHS = (32, 64, 128)  # keys that a step of a kernel's loop reads
+WARPS = (4, 8)
+STAGES = (2, 3, 5)  # steps whose loads are under way at a time
 
 
 @dataclass(frozen=True)
@@ -39,27 +41,41 @@ def searches(
     device: torch.device, dtype: torch.dtype, head_size: int, *, quick: bool
 ) -> Iterator[Search]:
     """Yield a search for each entry; `quick` ones have tiny batches and few configurations."""
-    chip, most = chip_of(device), 2 if quick else None
+    chip = chip_of(device)
     make = partial(make_inputs, device=device, dtype=dtype, num_sms=chip.num_sms)
-    heads = {group: (group, 1) for group in HEADS} if quick else HEADS
-    for chunk in (20,) if quick else CHUNKS:
+    heads = HEADS
+    chunks: tuple[int, ...] = CHUNKS
+    decodes: tuple[tuple[int, int], ...] = ((1, 2048),) * 32  # new tokens, and contexts
+    max_configs = None
+    if quick:
+        heads = {group: (group, 1) for group in HEADS}
+        chunks = (20,)
+        decodes = ((1, 40),)
+        max_configs = 2
+    for chunk in chunks:
         inputs = make(AttentionCase(((chunk, 2 * chunk),), *heads[1], head_size))
         rows = inputs.plan.tile_rows
         name = name_of("prefill", chip, head_size, dtype, rows)
-        yield Search(name, prefill_attention, inputs, prefill_configs(chip, rows)[:most])
-    sequences = ((1, 40),) if quick else ((1, 2048),) * 32
+        configs = prefill_configs(chip, rows)[:max_configs]
+        yield Search(name, prefill_attention, inputs, configs)
     for group in HEADS:
-        inputs = make(AttentionCase(sequences, *heads[group], head_size))
-        configs = [DecodeConfig(*sizes) for sizes in product(WIDTHS, WARPS, STAGES)]
+        inputs = make(AttentionCase(decodes, *heads[group], head_size))
         name = name_of("decode", chip, head_size, dtype, group)
-        yield Search(name, decode_attention, inputs, configs[:most])
+        yield Search(name, decode_attention, inputs, decode_configs()[:max_configs])
 
 
 def prefill_configs(chip: Chip, tile_rows: int) -> list[PrefillConfig]:
     """List the configurations whose block divides tiles of `tile_rows`."""
-    ahead = (False, True) if CAN_COMPUTE_AHEAD and chip.is_hopper else (False,)
-    sizes = product(sorted({64, tile_rows}), WIDTHS, WARPS, STAGES[1:], ahead)
-    return [PrefillConfig(*one) for one in sizes]
+    ahead = [False]
+    if CAN_COMPUTE_AHEAD and chip.is_hopper:
+        ahead.append(True)
+    rows = sorted({64, tile_rows})
+    return [PrefillConfig(*sizes) for sizes in product(rows, WIDTHS, WARPS, STAGES[1:], ahead)]
+
+
+def decode_configs() -> list[DecodeConfig]:
+    """List the configurations of decodes."""
+    return [DecodeConfig(*sizes) for sizes in product(WIDTHS, WARPS, STAGES)]
 
 
 def tune(
@@ -73,7 +89,7 @@ def tune(
     """Return the fastest configuration of each search, by entry. What does not compile, does not
     fit or computes something else is none.
     """
-    found = {}
+    fastest = {}
     for search in searches(device, dtype, head_size, quick=quick):
         work = partial(search.attend, *search.inputs.arguments)
         expected = torch.empty_like(search.inputs.query)
@@ -81,14 +97,16 @@ def tune(
         seconds = _seconds(work, None, expected, device, dtype, quick)
         best = None
         for config in search.configs:
-            taken = _seconds(work, config, expected, device, dtype, quick)
-            if taken is not None and (seconds is None or taken < seconds):
-                best, seconds = config, taken
+            by_config = _seconds(work, config, expected, device, dtype, quick)
+            if by_config is not None and (seconds is None or by_config < seconds):
+                best = config
+                seconds = by_config
+        chosen = "as the rules choose"
         if best is not None:
-            found[search.name] = list(map(int, astuple(best)))
-        chosen = "as the rules choose" if best is None else str(best)
+            fastest[search.name] = list(map(int, astuple(best)))
+            chosen = str(best)
         report(f"{search.name}: {chosen}, {(seconds or 0) * 1e6:.1f} µs")
-    return found
+    return fastest
 
 
 def _seconds(

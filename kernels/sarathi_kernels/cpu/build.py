@@ -34,14 +34,17 @@ class NotBuilt(RuntimeError):
 def instruction_set(isa: str = "auto") -> str:
     """`isa`, a key of NEEDED, or the best that this CPU has. Raises NotBuilt if it has it not."""
     flags = cpu_flags()
-    there = [name for name, needed in NEEDED.items() if needed <= flags]
-    if isa in there or (isa == "auto" and there):
-        return isa if isa in there else there[0]
+    available = [name for name, needed in NEEDED.items() if needed <= flags]
+    none = f"none of {', '.join(NEEDED)}"
     if isa == "auto":
-        raise NotBuilt(f"this CPU has none of {', '.join(NEEDED)}")
-    has = f"it has {', '.join(there) or 'none of ' + ', '.join(NEEDED)}"
-    missing = sorted(NEEDED[isa] - flags)[0]
-    raise NotBuilt(f"this CPU has no {isa} ({missing} is missing); {has}")
+        if not available:
+            raise NotBuilt(f"this CPU has {none}")
+        return available[0]
+    if isa not in available:
+        missing = min(NEEDED[isa] - flags)
+        has = ", ".join(available) or none
+        raise NotBuilt(f"this CPU has no {isa} ({missing} is missing); it has {has}")
+    return isa
 
 
 def build(isa: str = "auto") -> Path:
@@ -62,13 +65,20 @@ def build(isa: str = "auto") -> Path:
 def targets(isa: str) -> list[str]:
     """What tells a compiler of this CPU's instructions in the set `isa`."""
     flags = cpu_flags()
-    return [TARGETS[isa], *(option for name, option in MORE.get(isa, {}).items() if name in flags)]
+    options = [TARGETS[isa]]
+    for name, option in MORE.get(isa, {}).items():
+        if name in flags:
+            options.append(option)
+    return options
 
 
 def cpu_flags() -> set[str]:
     """What instructions this CPU has, as torch calls them; NEON is part of 64-bit ARM."""
-    flags = {name for name, is_there in torch.cpu.get_capabilities().items() if is_there is True}
-    return flags | ({"neon"} if platform.machine().lower() in ("aarch64", "arm64") else set())
+    capabilities = torch.cpu.get_capabilities()
+    flags = {name for name, value in capabilities.items() if value is True}
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        flags.add("neon")
+    return flags
 
 
 def cache_folder() -> Path:
@@ -81,14 +91,9 @@ def _key(command: list[str]) -> str:
     """Of all that the result depends on."""
     sources = [*sorted(SOURCE.parent.glob("*.h")), SOURCE]
     version = run_compiler([command[0], "--version"])
-    parts = [
-        *(path.read_text() for path in sources),
-        version,
-        *command[1:],
-        *sorted(cpu_flags()),
-        platform.libc_ver()[1],
-    ]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    texts = [path.read_text() for path in sources]
+    texts += [version, *command[1:], *sorted(cpu_flags()), platform.libc_ver()[1]]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def _is_whole(library: Path) -> bool:
@@ -130,8 +135,7 @@ def run_compiler(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotBuilt(f"{command[0]} does not run: {error}") from None
     if done.returncode:
-        reasons = [line for line in done.stderr.splitlines() if "error" in line] or [
-            "it gave no reason"
-        ]
-        raise NotBuilt(f"{command[0]} does not compile the kernels: {reasons[0]}")
+        errors = [line for line in done.stderr.splitlines() if "error" in line]
+        reason = errors[0] if errors else "it gave no reason"
+        raise NotBuilt(f"{command[0]} does not compile the kernels: {reason}")
     return done.stdout

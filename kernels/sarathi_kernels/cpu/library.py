@@ -130,14 +130,16 @@ def norm_struct(weight: Tensor, bias: Tensor | None, epsilon: float) -> NormStru
 
 
 class Decoder:
-    """A whole model in C++, of `struct` and what that points at, which is `kept`.
+    """A whole model in C++, of `struct` and the `memory` that it points at, kept as long.
 
     Raises ValueError where sizes do not match.
     """
 
-    def __init__(self, struct: ModelStruct, kept: Sequence[object]) -> None:
+    def __init__(self, struct: ModelStruct, memory: Sequence[object]) -> None:
         check_model(struct)
-        self.struct, self._kept, self._library = struct, kept, load()
+        self.struct = struct
+        self._memory = memory
+        self._library = load()
         self._made = self._library.sarathi_make_decoder(byref(struct))
         weakref.finalize(self, self._library.sarathi_free_decoder, self._made)
 
@@ -206,16 +208,15 @@ def segment_structs(segments: Sequence[Segment]) -> ctypes.Array[SegmentStruct]:
     """Valid as long as `segments`. Raises ValueError for blocks that are not int64."""
     structs = (SegmentStruct * len(segments))()
     for struct, segment in zip(structs, segments, strict=True):
-        struct.start, struct.num_queries, struct.kv_len = (
-            segment.start,
-            segment.num_queries,
-            segment.kv_len,
-        )
+        struct.start = segment.start
+        struct.num_queries = segment.num_queries
+        struct.kv_len = segment.kv_len
         if isinstance(segment.blocks, slice):
             struct.first_block = segment.blocks.start
             struct.num_blocks = segment.blocks.stop - segment.blocks.start
         elif _is_index(segment.blocks):
-            struct.blocks, struct.num_blocks = segment.blocks.data_ptr(), len(segment.blocks)
+            struct.blocks = segment.blocks.data_ptr()
+            struct.num_blocks = len(segment.blocks)
         else:
             raise ValueError(f"blocks of {segment.blocks.dtype} are not int64 in one piece")
     return structs
@@ -230,12 +231,12 @@ def linear(x: Tensor, weight: PackedLinear) -> Tensor:
     """
     if x.shape[1] != weight.in_features:
         raise ValueError(f"x {tuple(x.shape)} does not match {weight.in_features} inputs")
-    taken = x.float().contiguous()
+    rows = x.float().contiguous()
     struct = linear_struct(weight)
     if weight.is_gated:
         struct.out_features = weight.num_columns
     out = torch.empty(len(x), struct.out_features)
-    load().sarathi_linear(byref(struct), weight.is_bf16, taken.data_ptr(), len(x), out.data_ptr())
+    load().sarathi_linear(byref(struct), weight.is_bf16, rows.data_ptr(), len(x), out.data_ptr())
     return out.to(x.dtype)
 
 
@@ -255,18 +256,21 @@ def attention(
     num_heads, head_size = query.shape[1:]
     num_blocks, block_size, num_kv_heads = keys.shape[:-1]
     _check_cache(keys, values, DTYPES, num_kv_heads, head_size)
-    taken = query.float().contiguous()
-    out = torch.empty_like(taken)
+    queries = query.float().contiguous()
+    out = torch.empty_like(queries)
     model = ModelStruct(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
-    model.window, model.scale = sliding_window or 0, scale
+    model.window = sliding_window or 0
+    model.scale = scale
     model.is_bf16 = keys.dtype == torch.bfloat16
     check_heads(model)
     structs = segment_structs(segments)
     batch = BatchStruct(None, None, None, None, structs, len(query), len(structs), 0)
-    batch.keys, batch.values = keys.data_ptr(), values.data_ptr()
-    batch.num_blocks, batch.block_size = num_blocks, block_size
+    batch.keys = keys.data_ptr()
+    batch.values = values.data_ptr()
+    batch.num_blocks = num_blocks
+    batch.block_size = block_size
     batch.kv_type = KV_TYPES.index(keys.dtype)
-    load().sarathi_attention(byref(model), byref(batch), taken.data_ptr(), out.data_ptr())
+    load().sarathi_attention(byref(model), byref(batch), queries.data_ptr(), out.data_ptr())
     return out.to(query.dtype)
 
 

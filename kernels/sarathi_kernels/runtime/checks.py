@@ -14,7 +14,7 @@ def require_dtype(name: str, *tensors: Tensor) -> None:
     """
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1 or not dtypes <= set(SUPPORTED_DTYPES):
-        found = ", ".join(sorted(str(dtype) for dtype in dtypes))
+        names = ", ".join(sorted(map(str, dtypes)))
         raise ValueError(
-            f"{name} takes tensors of one dtype, float16, bfloat16 or float32; got {found}"
+            f"{name} takes tensors of one dtype, float16, bfloat16 or float32; got {names}"
         )

@@ -167,11 +167,18 @@ class TorchBackend(MeasuredBackend):
         if self.uses_kernels:
             with explain_device_errors("the run of a first kernel"):
                 require_supported(spec, self.torch_device, self.torch_dtype)
-        for name, fix in (("isa", "auto"), ("kernels", "torch")):
-            is_forced = getattr(self, name) not in ("auto", "torch")
-            if is_forced and (reason := self._why_not_native(spec)):
-                setting = f"executor.{name}={getattr(self, name)}"
-                raise UserError(f"{setting} does not run here: {reason}; use executor.{name}={fix}")
+        for name, value, alternative in (
+            ("isa", self.isa, "auto"),
+            ("kernels", self.kernels, "torch"),
+        ):
+            if value in ("auto", "torch"):
+                continue
+            reason = self._why_not_native(spec)
+            if reason is not None:
+                raise UserError(
+                    f"executor.{name}={value} does not run here: {reason}; "
+                    f"use executor.{name}={alternative}"
+                )
         self.check_memory(spec, kv_tokens)
 
     def _why_not_native(self, spec: ModelSpec) -> str | None:

@@ -42,21 +42,21 @@ class KvBudget:
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(device).total_memory
         # Graphs keep those of the largest of them, beside what fits none.
-        kept = int(activations * min(1.0, LARGEST_HYBRID / num_tokens))
+        of_graphs = int(activations * min(1.0, LARGEST_HYBRID / num_tokens))
         spare = max(SPARE_BYTES, int(SPARE * total))
-        free = free_memory_bytes(device) - activations - kept - spare
+        free = free_memory_bytes(device) - activations - of_graphs - spare
         block = model.spec.kv_bytes_per_token(model.dtype.itemsize) * block_size
         return cls(max(0, free), block, activations, num_tokens)
 
     def fit(self, num_blocks: int | None) -> int:
         """Return `num_blocks` (None: all that fit). Raises RunError if they do not fit."""
-        most = self.free // self.block
-        if most < 1 or (num_blocks or 0) > most:
+        max_blocks = self.free // self.block
+        if max_blocks < 1 or (num_blocks or 0) > max_blocks:
             wanted = f"{num_blocks} blocks" if num_blocks else "one block"
             raise RunError(
                 f"the KV cache of {wanted} needs {(num_blocks or 1) * self.block / 1e9:.1f} GB; "
                 f"beside the weights and {self.activations / 1e9:.1f} GB for an iteration of "
-                f"{self.num_tokens} tokens, {self.free / 1e9:.1f} GB are free, room for {most} "
-                "blocks; lower batch or chunk, or shorten the requests"
+                f"{self.num_tokens} tokens, {self.free / 1e9:.1f} GB are free, room for "
+                f"{max_blocks} blocks; lower batch or chunk, or shorten the requests"
             )
-        return num_blocks or most
+        return num_blocks or max_blocks

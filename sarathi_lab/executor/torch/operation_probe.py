@@ -162,10 +162,10 @@ class OperationProbe:
         before = operations.recorder
         operations.recorder = record
         try:
-            whole = run_once(self.executor, batch).busy
+            iteration = run_once(self.executor, batch).busy
         finally:
             operations.recorder = before
-        return {**seconds, "others": whole - sum(seconds.values())}
+        return {**seconds, "others": iteration - sum(seconds.values())}
 
     def _random(self, *sizes: int) -> Tensor:
         """Return normal values: on a GPU, whose graphs need fixed inputs, always the same ones; on

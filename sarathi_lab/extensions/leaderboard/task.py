@@ -160,8 +160,8 @@ class Leaderboard(Task):
         """Read the runs of an earlier leaderboard. Raises UserError."""
         if self.beside is None:
             return pd.DataFrame(columns=LABELS)
-        fix = "name the runs.csv.gz of a leaderboard, or use null for none"
-        with readable(f"task.beside={self.beside}", fix):
+        advice = "name the runs.csv.gz of a leaderboard, or use null for none"
+        with readable(f"task.beside={self.beside}", advice):
             return _read(of_lab(Path(self.beside)))
 
 

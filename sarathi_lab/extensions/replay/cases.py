@@ -84,8 +84,11 @@ class Replay:
         return isinstance(self.config["cache"]["num_blocks"], int)
 
     def does_the_same_as(self, other: Replay) -> bool:
-        return (self.engine, self.backend, self.spec, self.loop) == (
-            *(other.engine, other.backend, other.spec, other.loop),
+        return (
+            self.engine == other.engine
+            and self.backend == other.backend
+            and self.spec == other.spec
+            and self.loop == other.loop
         )
 
     def executor(self) -> Executor:

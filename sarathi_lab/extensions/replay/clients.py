@@ -226,13 +226,13 @@ def asked_client(
 
 def describe(loop: Loop, client: Client) -> str:
     """Describe a closed loop, such as "a closed loop of 16 users"."""
-    users = f"{loop.users} user{'s' * (loop.users != 1)}"
-    words = f"a closed loop of {users}"
+    users = "1 user" if loop.users == 1 else f"{loop.users} users"
+    description = f"a closed loop of {users}"
     if loop.think_time >= 5e-4:
-        words += f", {loop.think_time:.3g} s between an answer and the next request"
+        description += f", {loop.think_time:.3g} s between an answer and the next request"
     if client.rate < math.inf:
-        words += f", whose requests are due at {client.rate:g}/s"
-    return words
+        description += f", whose requests are due at {client.rate:g}/s"
+    return description
 
 
 def cautions(requests: pd.DataFrame, client: Client) -> list[str]:
@@ -240,20 +240,22 @@ def cautions(requests: pd.DataFrame, client: Client) -> list[str]:
     if client.users is None:
         return []
     observed = concurrency(requests)
-    found = []
+    warnings = []
     if client.source == "inferred":
-        found.append(
+        warnings.append(
             f"a closed loop by its times: never more than {observed} requests are unanswered, and "
             "each follows an answer; workload.arrivals=null replays the recorded times"
         )
     if observed > client.users:
-        found.append(
+        warnings.append(
             f"up to {observed} requests were unanswered at once, so that {client.users} users did "
             "not send them; state workload.users"
         )
     if client.rate < math.inf and not client.due:
-        found.append("requests that were held for a user are taken as due a mean gap after others")
-    return found
+        warnings.append(
+            "requests that were held for a user are taken as due a mean gap after others"
+        )
+    return warnings
 
 
 def is_number(rate: Any) -> bool:
@@ -280,11 +282,11 @@ def _due(requests: pd.DataFrame, users: int, rate: float) -> NDArray[np.float64]
     """
     due = requests.arrival_time.to_numpy(dtype=float).copy()
     answers = np.sort(requests.finish_time.to_numpy(dtype=float))
-    for place in range(1, len(due)):
-        sent = due[place]
+    for i in range(1, len(due)):
+        sent = due[i]
         num_answered = int(np.searchsorted(answers, sent, side="right"))
-        is_full = place + 1 - num_answered >= users
+        is_full = i + 1 - num_answered >= users
         is_soon = num_answered > 0 and sent - answers[num_answered - 1] <= SOON
         if is_full and is_soon:
-            due[place] = min(sent, due[place - 1] + 1 / rate)
+            due[i] = min(sent, due[i - 1] + 1 / rate)
     return due

@@ -177,8 +177,8 @@ def differences(first: DictConfig, second: DictConfig) -> list[str]:
     before, after = (_compared(cfg) for cfg in (first, second))
     changed = []
     if before["policy._target_"] != after["policy._target_"]:
-        name, other = (flat["policy._target_"].rpartition(".")[2] for flat in (after, before))
-        changed.append(f"policy {name} ({other})")
+        policies = [flat["policy._target_"].rpartition(".")[2] for flat in (after, before)]
+        changed.append(f"policy {policies[0]} ({policies[1]})")
         after = {name: value for name, value in after.items() if not name.startswith("policy.")}
     for name, value in after.items():
         is_chunk = name.startswith("policy.") and value == after["chunk"]  # its other name
