@@ -192,8 +192,12 @@ class BlockManager:
                 self.prefix.publish(sequence)
 
     def fits(self, sequence: SequenceState, num_tokens: int, watermark: float = 0.0) -> bool:
-        """Whether there is room for `num_tokens` tokens of `sequence` in all, beside those that it
-        holds or, while it waits, shares, with the `watermark` free.
+        """Whether there is room for a sequence.
+
+        Args:
+            sequence: It holds blocks or, while it waits, shares those of its cached prefix.
+            num_tokens: Of the sequence in all.
+            watermark: Share of all blocks that stays free.
         """
         num_taken = self.num_missing(sequence, num_tokens)
         if self._blocks_of_window:
@@ -208,8 +212,15 @@ class BlockManager:
         return num_taken + self.watermark_blocks(watermark) <= self.num_free
 
     def admit(self, sequence: SequenceState, num_tokens: int, watermark: float = 0.0) -> bool:
-        """Give a new sequence its cached prefix and room for `num_tokens` tokens in all, with the
-        `watermark` free; False, with nothing changed, if blocks are short.
+        """Give a new sequence its cached prefix and room for more.
+
+        Args:
+            sequence: It holds no blocks.
+            num_tokens: Of the sequence in all.
+            watermark: Share of all blocks that stays free.
+
+        Returns:
+            False, with nothing changed, if blocks are short.
         """
         if not self.fits(sequence, num_tokens, watermark):
             return False

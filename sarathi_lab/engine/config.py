@@ -73,13 +73,22 @@ SINGLE = Topology()
 class EngineConfig:
     """Settings of an engine, from which its scheduler and its executor are built.
 
-    A batch has at most `batch_size` sequences; sequences have at most `max_model_len` tokens (None:
-    the longest request served). The cache has `num_blocks` blocks of `block_size` tokens. With
-    `fills_memory` it takes what the device holds, and `num_blocks` is an estimate. A sequence's
-    states are as large as the cache of `state_tokens` tokens (`ModelSpec.state_tokens`), and some
-    layers see a `window` (`ModelSpec.cached_window`). With
-    `aligns_chunks` chunks end where blocks do (`Scheduler.aligned`). A `cluster` has instances of
-    these sizes.
+    Attributes:
+        policy: Fills the batches.
+        batch_size: The most sequences of a batch.
+        num_blocks: Blocks of the cache; an estimate with `fills_memory`.
+        block_size: Tokens of a block.
+        max_model_len: The most tokens of a sequence; None: those of the longest request served.
+        num_micro_batches: Batches in flight, one for each stage of a pipeline.
+        fills_memory: The cache takes what the device holds.
+        shares_prefixes: Sequences share the blocks of equal prefixes.
+        queue_order: The order in which waiting sequences are admitted.
+        cluster: Several instances of these sizes, or one.
+        speculation: How decodes get drafts.
+        state_tokens: Tokens whose cache is as large as a sequence's states
+            (`ModelSpec.state_tokens`).
+        aligns_chunks: Chunks end where blocks do (`Scheduler.aligned`).
+        window: What some layers see of a context (`ModelSpec.cached_window`); None: all of it.
     """
 
     policy: Policy
@@ -116,14 +125,16 @@ class EngineConfig:
         )
 
     def _max_batch_tokens(self, requests: Sequence[Request]) -> int:
-        policy, batch_size = self.policy, self.batch_size
-        most_decoded = batch_size * (1 + self.speculation.tokens)
+        policy = self.policy
+        most_decoded = self.batch_size * (1 + self.speculation.tokens)
         if policy.is_capped:
-            on_top = most_decoded * policy.decodes_on_top
-            return max(policy.budget or 0, batch_size) + on_top
-        # The longest prompts whole, beside as many decodes as there may be.
+            budget = max(policy.budget or 0, self.batch_size)
+            return budget + most_decoded if policy.decodes_on_top else budget
+        # The longest prompts whole, beside as many decodes as there may be. A preempted sequence
+        # computes its output again, too.
         longest = sorted((request.total_len for request in requests), reverse=True)
-        return sum(longest[: policy.most_prefills or batch_size]) + most_decoded
+        num_prompts = policy.most_prefills or self.batch_size
+        return sum(longest[:num_prompts]) + most_decoded
 
     def with_cache_of(self, executor: Executor) -> EngineConfig:
         """Take over the size of the cache that `executor` has filled the device's memory with."""
@@ -134,8 +145,14 @@ class EngineConfig:
     def build(
         self, make_executor: Callable[[], Executor], link: Any = None
     ) -> tuple[Scheduler, Executor]:
-        """Build an engine with an empty cache: `make_executor` makes an instance's executor, `link`
-        moves the cache between the instances of a cluster.
+        """Build an engine with an empty cache.
+
+        Args:
+            make_executor: Makes the executor of an instance.
+            link: Moves the cache between the instances of a cluster; None: nothing moves.
+
+        Returns:
+            The scheduler and the executor, which belong together.
         """
         executor = self.cluster.executor(make_executor, link)
         return self.with_cache_of(executor).make_scheduler(executor), executor
@@ -169,10 +186,12 @@ class EngineConfig:
         """Raise UserError for a policy that these sizes do not suit, or a request that can never be
         served.
         """
+        # Several instances may have one policy, and not every policy can be a dictionary's key.
         checked: list[Policy] = []
         for policy in self.cluster.policies(self.policy):
-            if policy not in checked:
-                checked.append(policy)
-                scheduler = self.make_engine(policy)
-                for request in requests:
-                    scheduler.check_fits(request)
+            if policy in checked:
+                continue
+            checked.append(policy)
+            scheduler = self.make_engine(policy)
+            for request in requests:
+                scheduler.check_fits(request)

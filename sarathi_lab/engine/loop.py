@@ -28,10 +28,19 @@ def serve(
     executor: Executor,
     recorder: Recorder | None = None,
 ) -> Ledger:
-    """Serve `requests` with an empty cache on `executor`, which `engine` or the caller has built.
+    """Serve requests with an empty cache.
 
-    `recorder` records the iterations in place of the ledger, which is then returned empty unless it
-    is that. Raises UserError for what can never be served.
+    Args:
+        requests: All of a run, or what lets them arrive (a closed loop, sessions).
+        engine: Builds the scheduler.
+        executor: Runs the batches; built by `engine` or by the caller.
+        recorder: Records the iterations in place of the ledger.
+
+    Returns:
+        The ledger of the run; an empty one if another `recorder` records it.
+
+    Raises:
+        UserError: A request can never be served, or drafts meet an executor that overlaps batches.
     """
     arrivals = as_arrivals(requests)
     if engine.speculation.tokens and executor.feeds_tokens:
@@ -52,7 +61,17 @@ def run_engine(
     executor: Executor,
     recorder: Recorder,
 ) -> None:
-    """Serve `requests` to the end. The clock starts at zero with this call."""
+    """Serve requests to the end. The clock starts at zero with this call.
+
+    Args:
+        requests: As of `serve`.
+        scheduler: Empty, made for `executor`.
+        executor: Owns the time: a clock on the wall, or a virtual one.
+        recorder: Is told of every iteration and of the sequences that it finished.
+
+    Raises:
+        RuntimeError: The policy takes nothing although requests wait and nothing is on its way.
+    """
     arrivals = as_arrivals(requests)
     for request in arrivals.requests:
         scheduler.check_fits(request)  # before anything runs: a late refusal would lose the run

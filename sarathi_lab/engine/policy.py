@@ -28,18 +28,23 @@ Reserve = Literal["max_model_len", "total", "prompt", "chunk"]
 class Policy(ABC):
     """Base of all policies; what users can choose is a field of a subclass's dataclass.
 
-    Admission reserves cache for `reserve`: "max_model_len" tokens, the request's "total" (prompt
-    and output), its whole "prompt", or the first "chunk". It leaves the share `watermark` of the
-    cache free. `budget_field` is the field with the tokens of one iteration, which the setting
-    `chunk` stands for; None for policies that never cut a prompt. With `decodes_on_top` the budget
-    is for prompts alone. With `follows_up` the next chunk of a prompt is scheduled while the one
-    before is in flight, for a pipeline whose stages keep the order. With `keeps_order` running
-    sequences stay in the order of admission where requests have priorities. With `shares_at_once`
-    equal prefixes of a batch are computed once: blocks can be shared as soon as they are scheduled,
-    since a layer's keys and values are written before its attention. Where batches are made ahead,
-    a sequence leaves as soon as its last token is scheduled, or with `leaves_with_output` when that
-    token is back: until then it keeps its place and its blocks.
-    `system` is the served system whose rule it is, with that one's defaults; None for a paper's.
+    Attributes:
+        name: The option in `conf/policy/`.
+        budget_field: The field with the tokens of one iteration, which the setting `chunk` stands
+            for; None for policies that never cut a prompt.
+        decodes_on_top: The budget is for prompts alone.
+        follows_up: The next chunk of a prompt is scheduled while the one before is in flight, for
+            a pipeline whose stages keep the order.
+        keeps_order: Running sequences stay in the order of admission where requests have
+            priorities.
+        leaves_with_output: Where batches are made ahead, a sequence keeps its place and its blocks
+            until its last token is back. Else it leaves as soon as that token is scheduled.
+        shares_at_once: Equal prefixes of a batch are computed once: blocks can be shared as soon as
+            they are scheduled, since a layer's keys and values are written before its attention.
+        system: The served system whose rule it is, with its defaults; None for a paper's.
+        reserve: The cache that admission reserves: "max_model_len" tokens, the request's "total"
+            (prompt and output), its whole "prompt", or the first "chunk".
+        watermark: Share of the cache that admission leaves free, from 0 to below 1.
     """
 
     name: ClassVar[str]
@@ -55,7 +60,13 @@ class Policy(ABC):
 
     @abstractmethod
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        """Put this iteration's work into the empty `batch`, by the moves of a `Scheduler`."""
+        """Put this iteration's work into the empty `batch`, by the moves of a `Scheduler`.
+
+        Args:
+            batch: Empty, at most `scheduler.batch_size` sequences.
+            scheduler: It knows which sequences run and wait, and has the moves that admit, continue
+                and evict them.
+        """
 
     @property
     def budget(self) -> int | None:
@@ -131,16 +142,34 @@ class Policy(ABC):
             raise UserError(f"{name}={limit} is below max_model_len={max_model_len}: {reason}")
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
-        """Tokens of cache that admission with `num_known` known tokens reserves."""
+        """Return the cache that admission of a request reserves.
+
+        Args:
+            request: The request to admit.
+            num_known: Its prompt, and output that was generated before a preemption, in tokens.
+            max_model_len: The most tokens of any sequence.
+
+        Returns:
+            Tokens; of a "chunk" none, as the chunk itself takes what it needs.
+        """
         reserved = {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}
         return reserved.get(self.reserve, num_known)
 
     def on_device(
         self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int
     ) -> Policy:
-        """Fit this policy to a device; `predictor` gives its cost model, if it has one.
+        """Fit this policy to a device.
 
-        Raises UserError for a policy that needs one.
+        Args:
+            predictor: Gives the device's cost model, None if it has none.
+            batch_size: The most sequences of a batch.
+            max_model_len: The most tokens of a sequence.
+
+        Returns:
+            A policy without open parameters: this one, or a copy with fitted ones.
+
+        Raises:
+            UserError: A policy needs a cost model, and the device has none.
         """
         return self
 

@@ -159,9 +159,9 @@ class Batch:
         """Sum what attention in the `window` computes and reads. Raises ValueError for a batch that
         was made without one.
         """
-        if (window := self.window) is None:
+        if self.window is None:
             raise ValueError("the batch was made without the window of the model's layers")
-        return window.sums(self.chunks)
+        return self.window.sums(self.chunks)
 
     @property
     def window_pairs(self) -> int:
@@ -176,8 +176,15 @@ class Batch:
         return self.window_sums().window_decode_kv_tokens
 
     def add(self, sequence: SequenceState, num_tokens: int) -> None:
-        """Add the next `num_tokens` pending tokens of `sequence`, which is in flight from now on,
-        so that later sequences can't evict it.
+        """Add the next tokens of a sequence, which is in flight from now on, so that later
+        sequences can't evict it.
+
+        Args:
+            sequence: One that is not in flight.
+            num_tokens: From 1 to its pending tokens.
+
+        Raises:
+            ValueError: The sequence is in flight, or has not so many pending tokens.
         """
         start = sequence.num_computed
         pending = sequence.num_pending

@@ -201,7 +201,12 @@ class Scheduler:
         return batch
 
     def add_decodes(self, batch: Batch, token_budget: int | None = None) -> None:
-        """Give idle decodes their next token, oldest first, evicting the newest if need be."""
+        """Give idle decodes their next token, oldest first, evicting the newest if need be.
+
+        Args:
+            batch: What the iteration has so far.
+            token_budget: The most tokens of the batch; None: a token for each decode.
+        """
         block_size = self.blocks.block_size
         limit = self.batch_size - len(batch)
         if token_budget is not None:
@@ -271,7 +276,14 @@ class Scheduler:
         max_prefills: int | None = None,
         size: Size | None = None,
     ) -> None:
-        """Continue running prompts, oldest first, until `batch` has `token_budget` tokens."""
+        """Continue running prompts, oldest first.
+
+        Args:
+            batch: What the iteration has so far.
+            token_budget: The most tokens of the batch; None: each prompt whole.
+            max_prefills: The most prompts of the batch; None: as many as it has sequences.
+            size: Chooses fewer tokens of a sequence than the budget would give it.
+        """
         for sequence in self.idle_prefills:
             if not sequence.is_running:
                 continue  # evicted by an earlier one
@@ -291,8 +303,14 @@ class Scheduler:
         token_budget: int,
         size: Size | None = None,
     ) -> None:
-        """Let `sequences`, idle or waiting, share `token_budget` tokens in this order. Admission
-        stops at a sequence that does not fit the cache and at an eviction.
+        """Let sequences share a budget in their order. Admission stops at a sequence that does not
+        fit the cache and at an eviction.
+
+        Args:
+            batch: What the iteration has so far.
+            sequences: Idle or waiting ones.
+            token_budget: The most tokens of the batch.
+            size: Chooses fewer tokens of a sequence than the budget would give it.
         """
         admits = True
         for sequence in sequences:
@@ -315,8 +333,17 @@ class Scheduler:
         num_tokens: int,
         make_room: Callable[[SequenceState, int], bool] | None = None,
     ) -> bool:
-        """Add `num_tokens` of a running sequence, evicting newer ones, or with the room that
-        `make_room` makes; False: it doesn't fit.
+        """Add tokens of a running sequence, evicting newer ones if need be.
+
+        Args:
+            batch: What the iteration has so far.
+            sequence: An idle running sequence.
+            num_tokens: Its next tokens, fewer where chunks end with blocks.
+            make_room: Makes room in the cache so that a sequence can hold so many tokens; None:
+                `Scheduler.make_room`.
+
+        Returns:
+            False, with nothing added, if it does not fit.
         """
         if make_room is None:
             make_room = self.make_room
@@ -343,8 +370,14 @@ class Scheduler:
     ) -> None:
         """Move waiting sequences to running, in the order of their queue, until one does not fit.
 
-        `uncut=True` admits a prompt only if all of it fits the budget; `may_enter` can end
-        admission at a sequence, `pass_over` lets later ones go first, of the next `LOOKAHEAD`.
+        Args:
+            batch: What the iteration has so far.
+            token_budget: The most tokens of the batch; None: each prompt whole.
+            max_prefills: The most prompts of the batch; None: as many as it has sequences.
+            uncut: A prompt enters only if all of it fits the budget.
+            size: Chooses fewer tokens of a sequence than the budget would give it.
+            may_enter: Ends admission at a sequence by False.
+            pass_over: Lets later sequences go first by True, of the next `LOOKAHEAD`.
         """
         for sequence in candidates(self.waiting, pass_over):
             if self._is_full(batch, max_prefills):
@@ -363,7 +396,16 @@ class Scheduler:
                 return
 
     def enter(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> bool:
-        """Admit a waiting sequence with `num_tokens`; False if cache or batch is full."""
+        """Admit a waiting sequence.
+
+        Args:
+            batch: What the iteration has so far.
+            sequence: The first of the queue, or one that the policy chose.
+            num_tokens: Its first tokens to compute, at most its pending ones.
+
+        Returns:
+            False, with nothing changed, if cache or batch is full.
+        """
         if not self._has_place(batch):
             return False
         self.blocks.look_up(sequence)

@@ -241,10 +241,18 @@ def write_tables(
 
 
 def read_tables(folder: str, *, model: str = "", tensor: int = 1) -> OperationTables:
-    """Read the tables in `folder` (relative to the current folder or the repository, or absolute).
+    """Read the tables of a folder.
 
-    Subfolders named after `model` and `tpN` take precedence. Raises UserError for a folder without
-    tables, and for a file that can't be interpolated.
+    Args:
+        folder: Relative to the current folder or the repository, or absolute.
+        model: A subfolder of this name takes precedence.
+        tensor: Tensor-parallel degree; a subfolder `tpN` takes precedence.
+
+    Returns:
+        The tables, all of one folder.
+
+    Raises:
+        UserError: There is no such folder, it has no tables, or a file can't be interpolated.
     """
     root = _folder_of(folder)
     if root is None:

@@ -150,7 +150,8 @@ class CostModel:
         """
         if self.parallel.pipeline == 1:
             return 0.0
-        num_bytes, latency = batch.num_tokens * self._token_bytes, self.hardware.link_latency
+        num_bytes = batch.num_tokens * self._token_bytes
+        latency = self.hardware.link_latency
         share = 1 / self.parallel.tensor
         seconds = latency + share * num_bytes / self._network_rate
         if self.parallel.tensor > 1:
@@ -245,11 +246,19 @@ def make_cost_model(
     graphs: CudaGraphs | None = None,
     fused: Collection[str] = (),
 ) -> CostModel:
-    """Make the cost model of one device, or of those that `parallel` spreads the model over;
-    `graphs` and `fused` are a host's.
+    """Make the cost model of a device, or of several.
 
-    Raises UserError for an unknown level, or one without a table for the model, its cache or
-    `parallel`.
+    Args:
+        level: Where the times come from, one of `Level`.
+        spec: The model's shapes.
+        hardware: One device.
+        dtype_bytes: Bytes of an element of weights and activations.
+        parallel: How devices share the model.
+        graphs: CUDA graphs of a host; None: every layer is launched.
+        fused: Kernels that a host's server fuses others into (`Host.fused`).
+
+    Raises:
+        UserError: The level is unknown, or has no table for the model, its cache or `parallel`.
     """
     require_one_of("executor.cost_model", level, get_args(Level))
     parallel.check(spec)

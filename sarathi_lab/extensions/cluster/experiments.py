@@ -145,7 +145,7 @@ def _values(table: pd.DataFrame) -> Values:
     """Of first turns and later ones; of these the share of hits, too, if there are any: a first
     turn has the system prompt at most.
     """
-    values = {}
+    values: dict[str, float] = {}
     first = table[table.turn == 1]
     later = table[table.turn > 1]
     for turns, rows in (("first turns", first), ("later turns", later)):
