@@ -168,8 +168,10 @@ def device_description(
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     number = num_threads or torch.get_num_threads()
-    threads = f"{number} thread{'s' * (number > 1)}"
-    return f"cpu ({_cpu_name()}, {threads}{f', {isa}' if isa else ''})"
+    facts = [_cpu_name(), "1 thread" if number == 1 else f"{number} threads"]
+    if isa:
+        facts.append(isa)
+    return f"cpu ({', '.join(facts)})"
 
 
 def _cpu_name() -> str:

@@ -199,8 +199,14 @@ class AutoModel:
 
 
 def resolve_model(cfg: DictConfig, backend: Any) -> tuple[ModelSpec, Path | None]:
-    """The model that `cfg` names, with the types of its cache and weights, and the folder of these
-    if it has one. Raises UserError.
+    """Make the model that `cfg` names.
+
+    Returns:
+        Its shapes, with the types of its cache and its weights; and the folder of its weights, None
+        for random ones.
+
+    Raises:
+        UserError: The model can't be read, or `backend` does not compute it.
     """
     require_one_of("cache.dtype", cfg.cache.dtype, get_args(KvDtype))
     model = build(cfg.model)

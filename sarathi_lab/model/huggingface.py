@@ -120,9 +120,15 @@ def _shared(config: Config) -> dict[str, Any]:
 
 
 def _rotary(config: Config, theta: str, fraction: str) -> dict[str, Any]:
-    """Rotary settings, in an object by new or old names, or by the two names beside it."""
+    """Read the rotary settings.
+
+    Args:
+        config: It has them in one object, by a new name or an old one, or on its own level.
+        theta: The setting of the base on that level.
+        fraction: The setting of the share of a head that is rotated, on that level.
+    """
     rope: Config = {}
-    for name in ("rope_parameters", "rope_scaling"):  # transformers, too, heeds the old name more
+    for name in ("rope_parameters", "rope_scaling"):  # the old one counts, as in transformers
         stated = config.get(name)
         if stated is None:
             continue

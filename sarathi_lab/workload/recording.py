@@ -116,22 +116,30 @@ class RowCheck:
 
 
 def recorded(table: pd.DataFrame, check: RowCheck, damaged: Sequence[str] = ()) -> Recording:
-    """Make a recording of the finished requests of `table` that `check` finds usable, by their
-    arrival; `damaged` are parts of the file that are no request, in words.
+    """Make a recording of the requests that finished and can be used, by their arrival.
+
+    Args:
+        table: A row for each request of a file.
+        check: Which rows can be used.
+        damaged: Parts of the file that are no request, described.
+
+    Returns:
+        The requests, the first of which arrives at 0, and how many others there were.
     """
-    table = completed(table)
-    is_finished = table.status == FINISHED
-    counts = Counter(table.status[~is_finished])
-    num_damaged = int((is_finished & ~check.is_usable).sum()) + len(damaged)
+    requests = completed(table)
+    is_finished = requests.status == FINISHED
+    left_out = Counter(requests.status[~is_finished])
+    is_damaged = is_finished & ~check.is_usable
+    num_damaged = int(is_damaged.sum()) + len(damaged)
     if num_damaged:
-        counts[DAMAGED] = num_damaged
-    usable = table[is_finished & check.is_usable]
+        left_out[DAMAGED] = num_damaged
+    usable = requests[is_finished & check.is_usable]
     lengths = {name: usable[name].astype("int64") for name in LENGTHS}
     usable = usable.assign(**lengths)
     if usable.arrival.notna().all():
         usable = usable.sort_values("arrival", kind="stable")
         usable = usable.assign(arrival=usable.arrival - usable.arrival.min())
-    example = next(iter(damaged), "")
-    if check.example:
-        example = check.example
-    return Recording(usable.reset_index(drop=True), dict(counts), example)
+    example = check.example
+    if damaged and not example:
+        example = damaged[0]
+    return Recording(usable.reset_index(drop=True), dict(left_out), example)

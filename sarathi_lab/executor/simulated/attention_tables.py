@@ -62,7 +62,7 @@ class AttentionTable:
         prefill = self.prefill(batch) if batch.num_prefill_tokens else 0.0
         decode = self.decode(batch) if batch.num_decodes else 0.0
         has_both = in_one_call and batch.num_prefill_tokens and batch.num_decodes
-        if has_both and self.both is not None:  # rows with both have no other shapes
+        if has_both and self.both is not None:  # seconds, as no table of ratios has `both`
             both = self.both(batch)
             return min(prefill, both), max(0.0, both - prefill)
         if self.shapes is None and not has_both:

@@ -259,6 +259,7 @@ class SimulatedBackend:
         return cautions
 
     def predictor(self, spec: ModelSpec) -> Predictor:
+        """Return the cost model with the host: what it leaves the device waiting is overhead."""
         cost = self.cost_of(spec)
 
         def operation_times(batch: Batch) -> dict[str, float]:

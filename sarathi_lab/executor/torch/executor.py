@@ -203,10 +203,15 @@ class TorchExecutor(WallClock):
         max_tokens: int | None = None,
         num_drafts: int = 0,
     ) -> None:
-        """Run throw-away iterations (`rehearse`), so that the first measured one is like the rest.
+        """Record all padded shapes, then run throw-away iterations (`rehearse`), so that the first
+        measured one is like the rest.
 
-        Record all padded shapes for sequences of up to `longest` tokens, batches of up to
-        `max_tokens`, decodes included (None: `chunk_tokens`), and `num_drafts` a decode.
+        Args:
+            batch_size: The most sequences of a batch.
+            chunk_tokens: Tokens of a chunk in the throw-away iterations.
+            longest: The most tokens of a sequence.
+            max_tokens: The most tokens of a batch, decodes included; None: `chunk_tokens`.
+            num_drafts: The most drafts of a decode.
         """
         self.prepare(batch_size, longest, max_tokens or chunk_tokens, num_drafts)
         rehearse(self, self.num_blocks, self.block_size, batch_size, chunk_tokens)

@@ -72,8 +72,8 @@ class StagedExecutor(VllmExecutor):
 
     @property
     def next_end(self) -> float:
-        """`now` once the oldest micro-batch is done; infinite until then, as requests that come
-        may enter the first stage.
+        """When the oldest micro-batch ends: `now` once it is done, infinite until then, so that
+        the loop lets requests that come meanwhile enter the first stage.
         """
         return self.now if self._pipes.has_report(timeout=0.0) else math.inf
 

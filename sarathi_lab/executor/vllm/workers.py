@@ -250,8 +250,13 @@ def _rotation_of(text_config: Any) -> str:
 
 
 def weight_bytes(arguments: Mapping[str, Any], runner: str) -> WeightBytes | None:
-    """Return the bytes of weights that vLLM quantises by engine arguments; None for a way of which
-    its configuration states none. Raises what vLLM does.
+    """Return the bytes of a weight where engine arguments let vLLM quantise a model.
+
+    Returns:
+        None where vLLM's configuration states no types, or quantises some modules only.
+
+    Raises:
+        Exception: What vLLM raises.
     """
     config = make_config(arguments, runner)
     formats = getattr(config.quant_config, "args", None)

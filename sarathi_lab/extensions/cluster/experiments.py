@@ -68,10 +68,24 @@ def agentic(
     routers: Sequence[str],
     **sizes: Any,
 ) -> Iterator[Point]:
-    """First tokens by turn, gaps and hit shares: on one engine by token budget with and without a
-    prefix cache, at `rate` sessions a second; and on `replicas` engines by router, `replica_rate`
-    sessions a second for each. `session` are settings of the workload. Ratios are to no cache,
-    whole prompts and round robin, of the same sessions.
+    """Yield first tokens by turn, gaps and hit shares, and their ratios on the same sessions.
+
+    One engine is served by token budget, with and without a prefix cache; ratios are to no cache
+    and to whole prompts. Several engines are served by router; ratios are to the first router.
+
+    Args:
+        bench: Serves and measures.
+        seed: Of the sessions.
+        session: Settings of the workload.
+        sessions: Number of them on one engine.
+        rate: Sessions a second on one engine.
+        budget: Tokens of an iteration on several engines.
+        budgets: Tokens of an iteration on one engine, one run each.
+        replicas: Number of engines behind a router.
+        replica_rate: Sessions a second for each of them.
+        replica_sessions: Number of sessions on all of them.
+        routers: Names, the one that others are compared with first.
+        sizes: Those of every experiment under load.
     """
     policies = {str(tokens): bench.chunking(tokens) for tokens in budgets}
     policies["whole"] = bench.chunking(longest(bench.sizes) + sizes["batch"])

@@ -49,17 +49,20 @@ class Comparisons:
 
 
 def compare(goodputs: Floats) -> Comparisons:
-    """Compare all policies with all others by their goodputs [seeds, P]."""
+    """Compare all policies with all others.
+
+    Args:
+        goodputs: Requests a second, [seeds, P].
+    """
     num_seeds, num_policies = goodputs.shape
-    differences = relative_differences(
-        goodputs[:, :, None],
-        goodputs[:, None, :],
-    )
-    differences = differences.reshape(num_seeds, -1)  # [seeds, P * P]
+    by_pair = relative_differences(goodputs[:, :, None], goodputs[:, None, :])
+    differences = by_pair.reshape(num_seeds, -1)  # [seeds, P * P]
     beyond = differences - MARGIN / 2
-    # The root mean square of a pair is the same for all exchanges.
+    # A pair's score is the sum of its column here: its mean over its root mean square. To exchange
+    # a seed's results turns a sign, which leaves the root mean square as it is.
     mean_square = (beyond**2).mean(axis=0)
     scores = beyond / num_seeds / np.sqrt(mean_square)
+    # What the best of all pairs scores where which policy is which is a matter of chance.
     maxima = []
     for signs in _exchanges(num_seeds):
         exchanged = signs @ scores

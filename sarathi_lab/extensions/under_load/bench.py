@@ -294,7 +294,7 @@ class ServingBench:
         return self.named([CHUNKING], budget)[CHUNKING]
 
     def named(self, names: Sequence[str], budget: int) -> dict[str, Policy]:
-        """Make the policies that there are."""
+        """Make policies by name; those that this bench does not have are left out."""
         policies = {}
         for name in names:
             policy = self.policy(name, budget)
