@@ -160,11 +160,12 @@ def _rope_scaling(rope: Config, config: Config) -> RopeScaling | None:
 
 
 def _llama(config: Config) -> dict[str, Any]:
-    """Of Llama and what descends from it. Raises UserError for what transformers ignores or does
-    otherwise.
+    """Read the settings of Llama and of families that descend from it. Raises UserError for
+    settings that transformers ignores or reads otherwise.
     """
     family = config["model_type"]
-    rotary, bias = _rotary(config, "rope_theta", "partial_rotary_factor"), config["attention_bias"]
+    bias = config["attention_bias"]
+    rotary = _rotary(config, "rope_theta", "partial_rotary_factor")
     for name, value, valid in (
         ("partial_rotary_factor", rotary["rotary_fraction"], (1,)),
         ("use_sliding_window", config["use_sliding_window"], (False,)),  # of Qwen's
@@ -176,16 +177,20 @@ def _llama(config: Config) -> dict[str, Any]:
                 f"{name}={value!r} is not supported for a {family}; take a model whose layers are "
                 "alike, with full attention and whole heads rotated"
             )
-    return {
+    settings = {
         **rotary,
         "norm_eps": config["rms_norm_eps"],
         "qkv_bias": config.get("qkv_bias", bias),
         "out_bias": bias,
         "ffn_bias": config["mlp_bias"],
         "qk_norm": family.startswith("qwen3"),
-        "sliding_window": config["sliding_window"] if family in ("mistral", "mixtral") else None,
-        **(_mixture(config) if family in MIXTURES else {}),
+        "sliding_window": None,
     }
+    if family in ("mistral", "mixtral"):
+        settings["sliding_window"] = config["sliding_window"]
+    if family in MIXTURES:
+        settings |= _mixture(config)
+    return settings
 
 
 def _mixture(config: Config) -> dict[str, Any]:

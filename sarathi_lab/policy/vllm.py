@@ -201,14 +201,18 @@ class VllmV1(Policy):
         return str(self.version) != VERSIONS[-1]
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        size, interval = self.size(batch, scheduler), self.prefill_schedule_interval
+        size = self.size(batch, scheduler)
+        interval = self.prefill_schedule_interval
         if interval == 1:
             self._fill(batch, scheduler, size)
             return
+        # One iteration in `interval` takes prompts; replicas that step together agree on which.
         is_shared = self.is_older or scheduler.shared_step is not None
         cadence: Cadence = scheduler.state(SharedCadence if is_shared else Cadence)
         is_open = cadence.takes_prompts(interval, scheduler)
-        self._fill(batch, scheduler, size if is_open else cadence.without_prompts(size), is_open)
+        if not is_open:
+            size = cadence.without_prompts(size)
+        self._fill(batch, scheduler, size, is_open)
         cadence.record(batch, scheduler, is_open)
 
     def size(self, batch: Batch, scheduler: Scheduler) -> Size:

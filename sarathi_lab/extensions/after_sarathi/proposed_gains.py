@@ -26,6 +26,7 @@ QUANTITIES = (
     "mean TPOT",
     "P50 between tokens",
 )
+STREAM_OF_SHAPES = 6  # of random numbers, so that lengths do not follow the arrivals
 Phases = Mapping[str, Sequence[Sequence[float]]]
 Grids = Mapping[str, Mapping[str, Sequence[int]]]
 
@@ -65,7 +66,9 @@ def proposed_gains(
 def arriving(
     bench: ServingBench, dataset: str, seed: int, phases: Phases, grids: Grids
 ) -> list[Request]:
-    """The requests of a round."""
+    """Make the requests of a round: at the rates of the data set's `phases` or else at the bench's,
+    and of the data set's own lengths or else of random ones of its `grids`.
+    """
     if dataset in phases:
         times = phased(phases[dataset], bench.seed + seed)
         requests = []
@@ -76,12 +79,12 @@ def arriving(
         requests = list(at_rate(bench.requests(dataset, number, seed), bench.rate(dataset)))
     if dataset not in grids:
         return requests
-    shapes = list(product(grids[dataset]["prompts"], grids[dataset]["outputs"]))
-    generator = np.random.default_rng([bench.seed, seed, 6])
+    grid = grids[dataset]
+    shapes = list(product(grid["prompts"], grid["outputs"]))
+    generator = np.random.default_rng([bench.seed, seed, STREAM_OF_SHAPES])
+    indices = generator.integers(0, len(shapes), len(requests)).tolist()
     shaped = []
-    for request, index in zip(
-        requests, generator.integers(0, len(shapes), len(requests)).tolist(), strict=True
-    ):
+    for request, index in zip(requests, indices, strict=True):
         prompt_len, output_len = shapes[index]
         shaped.append(replace(request, prompt_len=prompt_len, output_len=output_len))
     return shaped
