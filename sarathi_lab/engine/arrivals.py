@@ -68,7 +68,8 @@ class ClosedLoop(Arrivals):
     ) -> None:
         super().__init__(())
         self.requests = list(requests)
-        self._think_time, self._keeps_times = think_time, keeps_times
+        self._think_time = think_time
+        self._keeps_times = keeps_times
         self._left = iter(self.requests)
         for request in islice(self._left, num_users):
             self._send_at(request, 0.0)

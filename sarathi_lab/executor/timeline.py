@@ -80,7 +80,8 @@ class CudaTimeline(HostTimeline):
 
     def reset(self) -> None:
         torch.cuda.synchronize(self._device)
-        self._last, self._last_time = self.mark(), 0.0
+        self._last = self.mark()
+        self._last_time = 0.0
         torch.cuda.synchronize(self._device)
         super().reset()
 
@@ -152,7 +153,9 @@ class OperationProfiler:
 
     def start(self) -> None:
         """Begin a run: drop what was recorded before."""
-        self._marks, self._seconds, self._num_iterations = [], [], 0
+        self._marks = []
+        self._seconds = []
+        self._num_iterations = 0
         self._is_started = True
 
     @contextmanager
@@ -171,7 +174,8 @@ class OperationProfiler:
 
     def launched(self) -> Marks:
         """Return the marks of the iteration whose operations have all been launched."""
-        marks, self._marks = self._marks, []
+        marks = self._marks
+        self._marks = []
         return marks
 
     def collected(self, marks: Marks) -> None:

@@ -210,7 +210,8 @@ def resolve_model(cfg: DictConfig, backend: Any) -> tuple[ModelSpec, Path | None
     """
     require_one_of("cache.dtype", cfg.cache.dtype, get_args(KvDtype))
     model = build(cfg.model)
-    spec, checkpoint = model, None
+    spec = model
+    checkpoint = None
     if isinstance(model, AutoModel):
         if backend.computes_tokens:
             spec, checkpoint = model.resolve(backend.default_model, backend.read_model)

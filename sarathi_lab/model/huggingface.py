@@ -92,8 +92,10 @@ def _supported(name: str, value: Any, valid: Iterable[str]) -> str:
 
 def _shared(config: Config) -> dict[str, Any]:
     """Return the fields that all families share."""
-    hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
-    num_kv_heads, head_size = config.get("num_key_value_heads"), config.get("head_dim")
+    hidden_size = config["hidden_size"]
+    num_heads = config["num_attention_heads"]
+    num_kv_heads = config.get("num_key_value_heads")
+    head_size = config.get("head_dim")
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise UserError(f"layer_types={kinds!r} is not supported; take a model with full attention")
@@ -278,7 +280,8 @@ def parameter_sources(
     )
     yield from _norm_sources("final_norm", names["final_norm"], spec)
     for i in range(spec.num_layers):
-        ours, theirs = f"layers.{i}", names["layer"].format(i)
+        ours = f"layers.{i}"
+        theirs = names["layer"].format(i)
         yield from _norm_sources(f"{ours}.attention_norm", f"{theirs}.input_layernorm", spec)
         yield from _norm_sources(f"{ours}.ffn_norm", f"{theirs}.post_attention_layernorm", spec)
         for kind in ("q_norm", "k_norm") if spec.qk_norm else ():
@@ -315,7 +318,9 @@ def _linears(
 def _experts(
     ours: str, theirs: str, names: Mapping[str, Any], spec: ModelSpec, *, is_fused: bool
 ) -> Iterator[tuple[str, list[Source]]]:
-    count, hidden, size = spec.num_experts, spec.hidden_size, spec.ffn_size
+    count = spec.num_experts
+    hidden = spec.hidden_size
+    size = spec.ffn_size
     for name, rows, columns in (("gate_up", size, hidden), ("down", hidden, size)):
         modules = names[name]
         if is_fused:

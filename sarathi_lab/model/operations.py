@@ -86,7 +86,8 @@ class Operations:
         `heads` holds queries, keys and values side by side, [num_tokens, num_heads + 2
         num_kv_heads, head_size].
         """
-        num_heads, num_kv_heads = self.spec.num_heads, self.spec.num_kv_heads
+        num_heads = self.spec.num_heads
+        num_kv_heads = self.spec.num_kv_heads
         query_key, value = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
         query, key = apply_rotary(query_key, *rotary).split((num_heads, num_kv_heads), dim=1)
         write_kv(key, value, keys, values, inputs.slots)

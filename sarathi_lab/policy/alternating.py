@@ -55,11 +55,13 @@ class TGI(Policy):
             scheduler.continue_prefills(batch, budget)
             scheduler.admit(batch, budget)
             return
-        state, pauses = scheduler.state(_Pauses), bool(scheduler.running)
+        state = scheduler.state(_Pauses)
+        pauses = bool(scheduler.running)
         if not (pauses and state.decodes_next) and self._may_pause(scheduler):
             scheduler.admit(batch, budget, uncut=True)
         if batch.chunks:
-            state.waiting_tokens, state.decodes_next = 1, pauses
+            state.waiting_tokens = 1
+            state.decodes_next = pauses
             return
         scheduler.add_decodes(batch)
         if batch.chunks:
@@ -130,7 +132,8 @@ class LightLLM(Policy):
 
     def _run_prompts(self, batch: Batch, scheduler: Scheduler) -> None:
         """Continue prompts, and begin new ones in the turns that may."""
-        state, piece = scheduler.state(_Turns), self._piece
+        state = scheduler.state(_Turns)
+        piece = self._piece
         may_begin = state.turn % self.router_max_wait_tokens == 0 or not scheduler.running
         needed = sum(min(sequence.num_pending, piece) for sequence in scheduler.running)
         scheduler.continue_prefills(batch, self.batch_max_tokens, size=at_most(piece))
@@ -155,7 +158,8 @@ class LightLLM(Policy):
 
     def _load(self, sequence: SequenceState) -> tuple[int, int]:
         """How many turns a request will live, and how many tokens it holds."""
-        request, num_known = sequence.request, sequence.num_known
+        request = sequence.request
+        num_known = sequence.num_known
         turns_of_prompt = -(-(num_known - sequence.num_computed) // self._piece)
         num_left = turns_of_prompt + request.output_len - len(sequence.output_token_ids) - 1
         return max(0, num_left) + _SPARE_TOKENS, max(num_known, sequence.num_computed) + 1
@@ -236,10 +240,12 @@ class LMDeployPytorch(Policy):
                 return
             self._add_prompts(batch, scheduler)
         if batch.chunks:
-            state.num_decodes, state.was_piece = 0, not batch.num_emits
+            state.num_decodes = 0
+            state.was_piece = not batch.num_emits
 
     def _is_turn_of_prompts(self, scheduler: Scheduler) -> bool:
-        budget, state = self.max_prefill_token_num, scheduler.state(_Steps)
+        budget = self.max_prefill_token_num
+        state = scheduler.state(_Steps)
         if under_way := scheduler.idle_prefills:
             return under_way[0].num_pending <= budget or not state.was_piece
         if not scheduler.waiting:

@@ -231,7 +231,8 @@ class ProfileTable:
         `context` tokens, both rounded up to rows within `slo`; None without such a row.
         """
         chunk_sizes, contexts, counts = _within(self, slo)
-        at, by = bisect_left(contexts, context), bisect_left(counts, num_decodes)
+        at = bisect_left(contexts, context)
+        by = bisect_left(counts, num_decodes)
         if at == len(contexts) or by == len(counts):
             return None
         return chunk_sizes.get((contexts[at], counts[by]))

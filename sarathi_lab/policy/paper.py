@@ -151,7 +151,8 @@ class SarathiServeDynamic(Policy):
     @cached_property
     def chunk_sizes(self) -> list[int]:
         """Tokens of an iteration up to a prompt of each stage, the first stage's first."""
-        low, stages = self.low_chunk_size, self.chunk_schedule_stages
+        low = self.low_chunk_size
+        stages = self.chunk_schedule_stages
         step = (self.high_chunk_size - low) / max(1, stages - 1)
         sizes = [int(low + step * i) for i in reversed(range(stages))]
         return [round(size / CHUNK_MULTIPLE) * CHUNK_MULTIPLE for size in sizes]

@@ -46,7 +46,8 @@ class SplitFuse(Policy):
             self._schedule(batch, scheduler)
 
     def _schedule(self, batch: Batch, scheduler: Scheduler) -> None:
-        budget, fits = self.max_ragged_batch_size, fits_whole(scheduler)
+        budget = self.max_ragged_batch_size
+        fits = fits_whole(scheduler)
         grow = scheduler.blocks.grow  # evicting none
         for sequence in scheduler.idle_decodes[: scheduler.batch_size]:
             scheduler.take(batch, sequence, 1, grow)
@@ -237,7 +238,8 @@ class TensorRTLLM(Policy):
         require_order(self, "chunk_unit_size", "max_num_tokens", reason)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        batch_size, budget = scheduler.batch_size, self.max_num_tokens
+        batch_size = scheduler.batch_size
+        budget = self.max_num_tokens
         is_static = self.capacity_scheduler_policy == "STATIC_BATCH"
         may_begin = not (is_static and scheduler.running.idle)
         scheduler.add_decodes(batch, min(batch_size, budget))

@@ -46,7 +46,8 @@ class _Transformers(Policy):
     def _try_all(self, batch: Batch, scheduler: Scheduler) -> list[_Starved]:
         """Add what has room; returns the running sequences that had none."""
         is_scarce = scheduler.blocks.num_free < self.safety_margin * scheduler.blocks.num_blocks
-        decodes, prompts = scheduler.idle_decodes, scheduler.idle_prefills
+        decodes = scheduler.idle_decodes
+        prompts = scheduler.idle_prefills
         running = prompts + decodes if self.has_prompts_first else decodes + prompts
         starved = self._try(running, batch, scheduler, is_scarce)
         if _may_admit(scheduler):

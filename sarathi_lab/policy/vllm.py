@@ -217,7 +217,8 @@ class VllmV1(Policy):
 
     def size(self, batch: Batch, scheduler: Scheduler) -> Size:
         """Make the limit of a sequence's tokens."""
-        limit, budget = self.long_prefill_token_threshold, self.max_num_batched_tokens
+        limit = self.long_prefill_token_threshold
+        budget = self.max_num_batched_tokens
         number = len(scheduler.running) + len(scheduler.waiting)
         if limit == 0 or number <= 1:
             return at_most(budget)
@@ -413,7 +414,8 @@ def _none_of(sequences: Sequence[SequenceState]) -> Test:
 
 def fits_whole(scheduler: Scheduler) -> Test:
     """Make a test whether the cache has room for all known tokens of a sequence."""
-    blocks, watermark = scheduler.blocks, scheduler.policy.watermark
+    blocks = scheduler.blocks
+    watermark = scheduler.policy.watermark
     return lambda sequence: blocks.fits(sequence, sequence.num_known, watermark)
 
 

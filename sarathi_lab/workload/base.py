@@ -186,7 +186,8 @@ class Arriving:
         of_rates = [name for name in READS["gamma"] if name in stated]
         of_users = [name for name in READS["users"] if name in stated]
         if of_rates and of_users:
-            rate, users = of_rates[0], of_users[0]
+            rate = of_rates[0]
+            users = of_users[0]
             raise UserError(
                 f"workload.{rate}={stated[rate]} and workload.{users}={stated[users]} are for "
                 "different arrivals; drop one"
@@ -270,5 +271,6 @@ def random_prompt(
 
 
 def _range(lengths: Sequence[int]) -> str:
-    low, high = min(lengths), max(lengths)
+    low = min(lengths)
+    high = max(lengths)
     return str(low) if low == high else f"{low}..{high}"

@@ -93,7 +93,8 @@ def reduce_kernel(
     """Grid: heads, then split decodes. Joins the parts of one head's context, weighted by their
     sums.
     """
-    head, reduction = tl.program_id(0), tl.program_id(1)
+    head = tl.program_id(0)
+    reduction = tl.program_id(1)
     sequence = tl.load(reductions + reduction * 3)
     if sequence >= 0:
         count = tl.load(reductions + reduction * 3 + 2)

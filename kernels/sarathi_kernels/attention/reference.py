@@ -87,7 +87,8 @@ def paged_attention(
     The segments' rows must cover `query` in order and without gaps; their tokens' keys and
     values must be in the cache.
     """
-    num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
+    num_heads = query.shape[1]
+    num_kv_heads = key_cache.shape[2]
     if (
         num_heads % num_kv_heads
         or key_cache.shape != value_cache.shape

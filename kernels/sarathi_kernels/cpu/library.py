@@ -68,7 +68,8 @@ def opened(isa: str) -> ctypes.CDLL:
         raise NotBuilt(f"the compiled library can't be loaded: {error}") from None
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype = result
+        function.argtypes = arguments
         if result is FAULT:
             function.errcheck = _raise_fault
     return library

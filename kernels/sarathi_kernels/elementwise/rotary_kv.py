@@ -39,7 +39,8 @@ def rotate_and_store(
     Raises ValueError for shapes or dtypes that do not match.
     """
     num_tokens, all_heads, head_size = qkv.shape
-    num_kv_heads, half = key_cache.shape[2], cos.shape[-1]
+    num_kv_heads = key_cache.shape[2]
+    half = cos.shape[-1]
     _check(qkv, cos, sin, slots, key_cache, value_cache, num_heads)
     if num_tokens == 0:
         return qkv[:, :num_heads]

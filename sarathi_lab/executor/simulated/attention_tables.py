@@ -28,7 +28,9 @@ DECODE = ("n_decode", "kv_decode")
 PROMPTS = ("num_prefills", "prefill_chunk")  # of tables with several shapes
 # Weights of a distance between shapes, in doublings of KV heads: of query heads per KV head, of the
 # head size, of having a single KV head, for which kernels are different.
-GROUP_WEIGHT, HEAD_WEIGHT, SINGLE_WEIGHT = 10.0, 100.0, 4.0
+GROUP_WEIGHT = 10.0
+HEAD_WEIGHT = 100.0
+SINGLE_WEIGHT = 4.0
 
 Seconds = Callable[[Batch], float]
 Point = Callable[[Batch], list[float]]  # values of the columns PREFILL, of DECODE, or of both

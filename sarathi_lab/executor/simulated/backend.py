@@ -167,7 +167,8 @@ class SimulatedBackend:
 
     def peaks(self) -> Peaks:
         """Return the hardware file's peaks, of all devices together."""
-        hardware, num_devices = self.hardware, self.parallel.num_devices
+        hardware = self.hardware
+        num_devices = self.parallel.num_devices
         source = f"of hardware {hardware.name}" + (f" x {num_devices}" if num_devices > 1 else "")
         flops = hardware.fp8_peak if self.weights == "fp8" else hardware.flops_per_second
         fp8 = hardware.fp8_flops_per_second
@@ -199,7 +200,8 @@ class SimulatedBackend:
                 f"card; none was measured on it, and their mean error is assumed: {stated}"
             ]
         hardware = self.attending
-        within, before = hardware.causal_efficiency, hardware.attention_efficiency
+        within = hardware.causal_efficiency
+        before = hardware.attention_efficiency
         if self.cost_model == "analytic" and within < before:
             cautions.append(
                 f"hardware {self.hardware.name} attends within a chunk at {within:.0%} of the "
@@ -315,7 +317,8 @@ class SimulatedBackend:
 
     def cost_of(self, spec: ModelSpec) -> CostModel:
         """Return the cost model of a replica, with this backend's weights, kernels and graphs."""
-        hardware, spec = self.attending, SimulatedBackend._held(self, spec)
+        hardware = self.attending
+        spec = SimulatedBackend._held(self, spec)
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
         device = (hardware, self.dtype_bytes, self.parallel)

@@ -75,7 +75,9 @@ class CostModel:
         experts: Experts | MeasuredExperts | None = None,
         graphs: CudaGraphs | None = None,
     ) -> None:
-        self.spec, self.parallel, self.hardware = formula.spec, formula.parallel, formula.hardware
+        self.spec = formula.spec
+        self.parallel = formula.parallel
+        self.hardware = formula.hardware
         self.parallel.check(self.spec)
         self.operations = operations or formula
         self.experts = experts

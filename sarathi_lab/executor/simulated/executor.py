@@ -33,7 +33,8 @@ class SimulatedExecutor:
 
     def __post_init__(self) -> None:
         if self.host.overlaps:
-            self.capacity, self.feeds_tokens = 2, True
+            self.capacity = 2
+            self.feeds_tokens = True
         self.start()
 
     @property

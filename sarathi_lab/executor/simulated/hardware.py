@@ -28,7 +28,8 @@ WEIGHTS = "executor.weights"  # the setting that selects 8-bit products
 # Kernels that may include what follows them: conversions to 8 bits, and an all-reduce its norm.
 FUSING = ("attention", "activation", "norm", "all_reduce")
 # Kinds of operation with an entry in `Hardware.uncertainty`; EXPERTS is optional.
-UNCERTAIN, EXPERTS = ("matmul", "attention"), "experts"
+UNCERTAIN = ("matmul", "attention")
+EXPERTS = "experts"
 # Figures that may be unknown, by their names in `datasheet`.
 OF_DATASHEET = {
     "link_bytes_per_second": "link",
@@ -235,7 +236,8 @@ class Hardware:
         """
         if stored is None or not stored.has_fp8_products or self.fp8_flops_per_second is None:
             return None
-        peak, efficiency = self.fp8_flops_per_second, self.fp8_efficiency
+        peak = self.fp8_flops_per_second
+        efficiency = self.fp8_efficiency
         return replace(self, flops_per_second=peak, matmul_efficiency=efficiency)
 
     def required(self, figure: str, setting: str, alternative: str) -> float:

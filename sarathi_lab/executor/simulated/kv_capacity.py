@@ -31,7 +31,8 @@ def device_memory(
     if parallel.tensor > 1:
         is_fast = (hardware.link_bytes_per_second or 0.0) >= FAST_LINK
         libraries = FAST_LINK_LIBRARIES if is_fast else SHARING_LIBRARIES
-    tokens, sequences = setup.token_budget, setup.num_sequences
+    tokens = setup.token_budget
+    sequences = setup.num_sequences
     return DeviceMemory(
         total=hardware.memory_bytes,
         weights=parallel.device_weight_bytes(spec, dtype_bytes),

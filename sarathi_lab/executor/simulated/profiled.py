@@ -240,7 +240,9 @@ def tables_for(formula: AnalyticOperations, level: str = "profiled") -> Operatio
     """Read the tables of the formula's hardware. Raises UserError without tables of the model, its
     cache, elements or tensor-parallel degree.
     """
-    spec, hardware, tensor = formula.spec, formula.hardware, formula.parallel.tensor
+    spec = formula.spec
+    hardware = formula.hardware
+    tensor = formula.parallel.tensor
     setting = f"executor.cost_model={level}"
     analytic = "use executor.cost_model=analytic"
     if spec.layers != ALIKE:

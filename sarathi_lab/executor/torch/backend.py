@@ -226,7 +226,8 @@ class TorchBackend(MeasuredBackend):
     def _assemble(self, model: Transformer, sizes: Sizes) -> TorchExecutor:
         """Make an executor of `model`, not warmed up."""
         uses_graphs = self.uses_kernels and self.cuda_graphs
-        block_size, limits = sizes.block_size, None
+        block_size = sizes.block_size
+        limits = None
         if self.uses_kernels:
             limits = Limits(model.spec, block_size, chip_of(self.torch_device).num_sms)
         timeline = timeline_of(self.torch_device)

@@ -63,7 +63,8 @@ class TorchExecutor(WallClock):
     ) -> None:
         self.model = model
         self.cache = KVCache(model.spec, num_blocks, block_size, model.device, model.dtype)
-        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_blocks = num_blocks
+        self.block_size = block_size
         self.capacity = capacity
         self.feeds_tokens = capacity > 1
         self.timeline = timeline or timeline_of(model.device)
@@ -111,7 +112,8 @@ class TorchExecutor(WallClock):
         if not self._in_flight:
             raise RuntimeError("nothing is in flight; submit a batch first")
         done = self._in_flight.popleft()
-        start, end = self.timeline.wait(done.start), self.timeline.wait(done.end)
+        start = self.timeline.wait(done.start)
+        end = self.timeline.wait(done.end)
         launching_time = max(0.0, min(end, done.launched) - start)
         if self._profiler is not None:
             self._profiler.collected(done.operations)

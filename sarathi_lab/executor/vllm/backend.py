@@ -44,10 +44,12 @@ from sarathi_lab.model.seeded_checkpoint import (
 )
 from sarathi_lab.model.spec import ModelSpec
 
-AUTO, SEEDED = "auto", "seeded"
+AUTO = "auto"
+SEEDED = "seeded"
 BLOCK_MULTIPLES = {"cpu": 32, "cuda": 16}  # of tokens, that vLLM's attention reads
 DEVICES_FIX = "use a number of devices"
-WARM_UP_TOKENS, WARM_UPS = 256, 3
+WARM_UP_TOKENS = 256
+WARM_UPS = 3
 PIECEWISE = "PIECEWISE"  # CUDA graphs of what is between attention, so that the model is called
 # Tokens of the largest batch that vLLM's server replays as CUDA graphs by default (0.28 to 0.33).
 # Left to itself vLLM captures up to twice max_num_seqs, which here is the batch of the runs:
@@ -244,7 +246,8 @@ class VllmBackend(MeasuredBackend):
 
     def _check_block_size(self, spec: ModelSpec, checkpoint: Path | None, block_size: int) -> None:
         """Raise UserError for blocks that vLLM's attention does not read."""
-        kind, multiple = self.torch_device.type, self.block_multiple
+        kind = self.torch_device.type
+        multiple = self.block_multiple
         if checkpoint is not None and not spec.has_formulas:
             needed = shape_of(self._arguments_of_model(checkpoint), self.runner).block_size
             if needed == block_size:
@@ -395,7 +398,8 @@ class VllmBackend(MeasuredBackend):
     @property
     def _cores(self) -> str | None:
         """The cores of each of several workers on a CPU: vLLM would give each a memory node."""
-        cores, number = allowed_cores(), self.num_devices
+        cores = allowed_cores()
+        number = self.num_devices
         if number == 1 or self.uses_gpus or len(cores) < number:
             return None
         return "|".join(",".join(map(str, cores[i::number])) for i in range(number))
@@ -455,12 +459,14 @@ class SharedEngine:
             except BaseException:
                 del self._largest[key]  # smaller ones may fit
                 raise
-            self._made_for, self.facts = wanted, self._workers.facts()
+            self._made_for = wanted
+            self.facts = self._workers.facts()
         return self._workers
 
     def close(self) -> None:
         """End the workers, if there are any."""
-        workers, self._workers = self._workers, None
+        workers = self._workers
+        self._workers = None
         if workers is not None:
             workers.close()
 

@@ -63,7 +63,9 @@ class VllmExecutor(WallClock):
         close: Callable[[], None] = lambda: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.workers, self.close, self._sleep = workers, close, sleep
+        self.workers = workers
+        self.close = close
+        self._sleep = sleep
         self.num_blocks = num_blocks or workers.num_blocks
         self.block_size = workers.block_size
         self.feeds_tokens = workers.is_async
@@ -90,13 +92,15 @@ class VllmExecutor(WallClock):
         with self._explained("the end of the run before"):
             self.workers.forget(self._ended)
         self._ended = set()
-        self._before, self._last_end = {}, 0.0
+        self._before = {}
+        self._last_end = 0.0
         self.timeline.reset()
 
     def submit(self, batch: Batch) -> None:
         """Launch `batch`. Raises RunError if vLLM stops."""
         begun = time.perf_counter()
-        start, end = self.timeline.mark(), None
+        start = self.timeline.mark()
+        end = None
         step, names = self._step(batch)
         has_stream = isinstance(self.timeline, CudaTimeline)
         if has_stream:
@@ -105,7 +109,8 @@ class VllmExecutor(WallClock):
         with self._explained(f"an iteration of {batch.num_tokens} tokens"):
             pending = self.workers.run(step)
         if has_stream:
-            end, packed = self.timeline.mark(), time.perf_counter()
+            end = self.timeline.mark()
+            packed = time.perf_counter()
         times = start, end, self.timeline.launched, packed - begun
         self._in_flight.append(InFlight(batch, pending, names, *times))
 

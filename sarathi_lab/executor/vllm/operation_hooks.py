@@ -15,8 +15,13 @@ from torch import nn
 Mark = Any  # a reading of the host's clock, or an event on a GPU's stream
 
 # By the lab's names. Attention writes the cache, too; products sum over tensor-parallel devices.
-QKV, ATTENTION, OUT, FFN = "qkv_proj", "attention", "out_proj", "ffn"
-ELEMENTWISE, LOGITS, EMBEDDING = "elementwise", "logits", "embedding"
+QKV = "qkv_proj"
+ATTENTION = "attention"
+OUT = "out_proj"
+FFN = "ffn"
+ELEMENTWISE = "elementwise"
+LOGITS = "logits"
+EMBEDDING = "embedding"
 
 
 class OperationTimer:
@@ -34,7 +39,8 @@ class OperationTimer:
 
     def take(self) -> list[dict[str, float]]:
         """Return the seconds by operation of each iteration since the last call."""
-        iterations, self._iterations = self._iterations, []
+        iterations = self._iterations
+        self._iterations = []
         if self._is_gpu:
             torch.cuda.synchronize()
         sums = []

@@ -14,9 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-CONFIG_PATH, LEVEL = "VLLM_LOGGING_CONFIG_PATH", "VLLM_LOGGING_LEVEL"
+CONFIG_PATH = "VLLM_LOGGING_CONFIG_PATH"
+LEVEL = "VLLM_LOGGING_LEVEL"
 DEFAULT_LEVEL = "ERROR"
-CONFIG_NAME, ERRORS_NAME = "sarathi_lab_logging.json", "worker_errors.txt"
+CONFIG_NAME = "sarathi_lab_logging.json"
+ERRORS_NAME = "worker_errors.txt"
 LONGEST_LINE = 300  # characters of a line
 
 

@@ -29,7 +29,8 @@ ENVIRONMENT = {  # unless the user has set them: few messages, and no statistics
     "PYTHONWARNINGS": "ignore",  # of processes that are started, so not of this one
     "VLLM_NO_USAGE_STATS": "1",
 }
-RUNNER, CORES = "VLLM_USE_V2_MODEL_RUNNER", "VLLM_CPU_OMP_THREADS_BIND"
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+CORES = "VLLM_CPU_OMP_THREADS_BIND"
 RUNNERS = {"auto": None, "v1": "0", "v2": "1"}
 EXTENSION = "sarathi_lab.executor.vllm.worker_extension.WorkerExtension"
 ALWAYS = {  # engine arguments of every run; prefixes are shared by the lab's block ids
@@ -104,13 +105,15 @@ class Pending:
 
     def output(self) -> Any:
         """Wait for the iteration. Raises what a worker raised."""
-        early, late = self.forward.result(), self.samples.result()
+        early = self.forward.result()
+        late = self.samples.result()
         return early if late is None else late
 
     def tokens(self, names: Sequence[str]) -> list[int]:
         """Wait, and return the newest token of each sequence."""
         output = self.output()
-        index, rows = output.req_id_to_index, output.sampled_token_ids
+        index = output.req_id_to_index
+        rows = output.sampled_token_ids
         return [int(rows[index[name]][-1]) for name in names]
 
     def graph_use(self) -> tuple[GraphUse, int]:
@@ -218,7 +221,8 @@ def model_shape(arguments: Mapping[str, Any], runner: str) -> ModelShape:
     Raises what vLLM does.
     """
     config = make_config(arguments, runner)
-    model, text = config.model_config, config.model_config.hf_text_config
+    model = config.model_config
+    text = config.model_config.hf_text_config
     hidden_size = model.get_hidden_size()
     beyond = {
         "layers with states": model.has_inner_state,
@@ -373,7 +377,8 @@ class Workers:
 
     def facts(self) -> dict[str, Any]:
         """What runs batches: version, kernels, graphs and buffers."""
-        config, graphs = self.config, self.config.compilation_config
+        config = self.config
+        graphs = self.config.compilation_config
         return {
             "version": version(),
             "load_format": str(config.load_config.load_format),

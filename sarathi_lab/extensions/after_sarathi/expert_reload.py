@@ -12,8 +12,10 @@ from sarathi_lab.experiment.scenario import Work, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
 
-FFN, PREFILL = "FFN / whole", "prefill / whole"
-BESIDE, LONGEST = "beside {} decodes / apart", "longest gap / whole"
+FFN = "FFN / whole"
+PREFILL = "prefill / whole"
+BESIDE = "beside {} decodes / apart"
+LONGEST = "longest gap / whole"
 
 
 @experiment(

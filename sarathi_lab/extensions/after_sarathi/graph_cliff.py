@@ -23,7 +23,8 @@ from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.plots.spec import by_device
 
 MODE = "full_and_piecewise"  # vLLM's default
-P99, RATE = "P99 between tokens", "output tokens/s"
+P99 = "P99 between tokens"
+RATE = "output tokens/s"
 Steps = Mapping[str, Any]
 
 
@@ -96,7 +97,8 @@ def of_steps(steps: Steps, largest: int) -> Executor:
 
 def of_cost_model(bench: ServingBench, name: str, largest: int) -> Executor:
     """Make the executor of the cost model with the launches of the host file `name`."""
-    host, engine = load_option("host", name), bench.engine
+    host = load_option("host", name)
+    engine = bench.engine
     assert bench.backend is not None, "it is only simulated"
     host = replace(host, graphs=replace(host.graphs, mode=MODE, largest=largest))
     sizes = BuildSizes(engine.num_blocks, engine.block_size, engine.batch_size)

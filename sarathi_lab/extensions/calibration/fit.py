@@ -34,7 +34,8 @@ START: Mapping[str, float] = {
     "iteration_overhead": 1e-3,
 }
 LEAST_SHARE = 1e-4
-LEAST_SECONDS, MOST_SECONDS = 1e-9, 10.0
+LEAST_SECONDS = 1e-9
+MOST_SECONDS = 10.0
 NOISE = 0.02  # of a logarithm; rows that are further off count less than by their square
 
 

@@ -28,7 +28,8 @@ LEVEL = 0.05  # probability of any error among all pairs of policies
 MARGIN = 0.01  # share of the goodput up to which two policies are alike
 # Shares below the best of its group up to which a policy is in it in any case, and from which it is
 # not.
-NEAR, FAR = 0.1, 0.3
+NEAR = 0.1
+FAR = 0.3
 FEWEST_SEEDS = 6  # with five, a policy that always wins does so by chance in 2 of 32 exchanges
 MOST_EXACT_SEEDS = 10  # up to which all exchanges are tried
 NUM_EXCHANGES = 2000  # that are drawn for more seeds

@@ -33,7 +33,9 @@ LABELS = [*CONTEST, "policy", "role", "budget", "seed", "requests", "rate", "sch
 LABELS += ["git_commit"]
 # What a run is for: the policy at its system's budget, the choice of another budget, and the
 # policy at the budget that was chosen.
-DEFAULT, SELECTION, BEST = "default", "selection", "best"
+DEFAULT = "default"
+SELECTION = "selection"
+BEST = "best"
 # The settings that runs have in common which are compared: all that decide a run but the policy.
 SAME_WORK = [name for name in READ if name not in ("policy", "slo", "metrics")]
 

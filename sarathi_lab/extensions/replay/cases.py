@@ -106,7 +106,9 @@ class Replay:
 
     def describe(self) -> list[str]:
         """List the settings of the run and where they are from."""
-        run, engine, host = self.run, self.engine, self.backend.host
+        run = self.run
+        engine = self.engine
+        host = self.backend.host
         load = f"{len(run.logged)} logged iterations"
         if not run.requests.empty:
             load = f"{len(run.requests)} requests over {run.requests.arrival_time.max():.1f} s"
@@ -128,7 +130,8 @@ class Replay:
             f"{', prefixes shared' if engine.shares_prefixes else ''}",
         ]
         if isinstance(self.backend, LockstepBackend):
-            hardware, replicas = self.backend.hardware, self.backend.sharing.num
+            hardware = self.backend.hardware
+            replicas = self.backend.sharing.num
             lines.append(
                 f"{replicas} replicas in lockstep, which share the experts; no table has their "
                 f"exchange: {hardware.link_rate / 1e9:.3g} GB/s and "

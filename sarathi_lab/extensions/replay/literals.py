@@ -7,7 +7,9 @@ import re
 from contextlib import suppress
 from typing import Any
 
-OPENING, CLOSING, QUOTES = "([{<", ")]}>", "'\""
+OPENING = "([{<"
+CLOSING = ")]}>"
+QUOTES = "'\""
 
 
 def named_values(text: str) -> dict[str, Any]:

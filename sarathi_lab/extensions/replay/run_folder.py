@@ -38,7 +38,10 @@ from sarathi_lab.workload.recording import RowCheck, recorded
 from sarathi_lab.workload.text_files import json_rows, read_text
 
 FIX = "name the folder of a run, with meta.json and requests.jsonl, or a benchmark client's file"
-REQUESTS, META, CONFIG, TIMELINE = "requests.jsonl", "meta.json", "config.json", "timeseries.csv"
+REQUESTS = "requests.jsonl"
+META = "meta.json"
+CONFIG = "config.json"
+TIMELINE = "timeseries.csv"
 ENGINE_TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 LENGTHS = ("input_toks", "output_toks")
 TIMES = ("arrival_time", *ENGINE_TIMES)

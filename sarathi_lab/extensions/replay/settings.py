@@ -126,7 +126,8 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
     if not of_other_policy:
         by_user |= _policy_fields(cfg, policy, run, typed)
     facts = run.settings.stated
-    notes, as_run = [], dict(SERVER_DEFAULTS)
+    notes = []
+    as_run = dict(SERVER_DEFAULTS)
     if "version" in policy:
         as_run["policy.version"] = rules_of(run.version)
     for name, value in by_user.items():
@@ -210,7 +211,8 @@ def _names_other_policy(
     cfg: DictConfig, policy: DictConfig, run: RealRun, typed: Mapping[str, str]
 ) -> bool:
     """Return whether the user names another policy than the run's."""
-    chosen, of_run = class_of(cfg, "policy"), class_of({"policy": policy}, "policy")
+    chosen = class_of(cfg, "policy")
+    of_run = class_of({"policy": policy}, "policy")
     is_named = any(name.partition(".")[0] == "policy" for name in typed)
     return chosen is not of_run and (is_named or chosen is not VllmV1)
 

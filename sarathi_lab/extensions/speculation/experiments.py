@@ -25,9 +25,11 @@ from sarathi_lab.results.serving_metrics import latency
 
 NONE = "no drafts"
 WAITS = {"ttft_p50": "TTFT P50", "tpot_p50": "TPOT P50", "latency_p50": "latency P50"}
-RATE, BEST = "throughput, all at once", "best budget"
+RATE = "throughput, all at once"
+BEST = "best budget"
 FEW = "TTFT P50, few requests"
-FOR_ALL, FOR_THESE = "reserved for all", "reserved for these"
+FOR_ALL = "reserved for all"
+FOR_THESE = "reserved for these"
 UNITS = {RATE: "tokens/s", "acceptance_rate": "share", "tokens_per_decode": "tokens"}
 
 

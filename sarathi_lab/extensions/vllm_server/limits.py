@@ -60,7 +60,8 @@ def check_config(config: Any, is_async: bool) -> None:
 
 def _features(config: Any, is_async: bool) -> dict[str, bool]:
     """Return what vLLM can do and a policy of the lab can't, and whether this server does it."""
-    scheduling, model = config.scheduler_config, config.model_config
+    scheduling = config.scheduler_config
+    model = config.model_config
     has_connector = config.kv_transfer_config is not None or config.ec_transfer_config is not None
     reads_more_than_text = model.is_encoder_decoder or model.supports_multimodal_inputs
     features = {

@@ -64,7 +64,8 @@ class _ByPolicy(Base):
 
     def _enqueue(self: Any) -> None:
         """Queue requests that are ready."""
-        unqueued, self._unqueued = self._unqueued, []
+        unqueued = self._unqueued
+        self._unqueued = []
         for request in unqueued:
             if not self._handle_blocked_waiting_request(request):
                 self._unqueued.append(request)
@@ -95,7 +96,8 @@ class _ByPolicy(Base):
 
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._enqueue()
-        decider, pause = self._decider, self.pause_state
+        decider = self._decider
+        pause = self.pause_state
         decider.admits = pause == PauseState.UNPAUSED
         batch = None if pause == PauseState.PAUSED_ALL else decider.schedule(time.monotonic())
         chunks = [] if batch is None else batch.chunks

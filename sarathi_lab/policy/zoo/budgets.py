@@ -145,7 +145,8 @@ class SloBudget(AdaptiveBudget):
 
     def deadline(self, sequence: SequenceState) -> float:
         """When the next token of a decode is due, in seconds."""
-        request, times = sequence.request, sequence.token_times
+        request = sequence.request
+        times = sequence.token_times
         if not times:  # its first is in flight
             return request.arrival_time + self.ttft + self.tbt
         if self.since == "last_token":
@@ -189,7 +190,8 @@ class Niyama(SloBudget):
     hybrid: float = number(0.008, minimum=0, fix="use 0 for the earliest deadline first")
 
     def rank(self, sequence: SequenceState, scheduler: Scheduler) -> tuple[float, ...]:
-        due, lacking = self.due(sequence), sequence.num_pending
+        due = self.due(sequence)
+        lacking = sequence.num_pending
         seconds = lacking / self._throughput(scheduler).rate
         is_late = not sequence.is_running and scheduler.now + seconds > due
         return is_late, due + self.hybrid * lacking, sequence.order
@@ -198,7 +200,8 @@ class Niyama(SloBudget):
         super().fill(batch, scheduler)
         if batch.num_prefill_tokens:
             state = self._throughput(scheduler)
-            state.tokens, state.time = batch.num_prefill_tokens, scheduler.now
+            state.tokens = batch.num_prefill_tokens
+            state.time = scheduler.now
 
     def _throughput(self, scheduler: Scheduler) -> Throughput:
         """Update the throughput by the last iteration of prompts, once."""

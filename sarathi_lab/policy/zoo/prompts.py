@@ -52,7 +52,8 @@ def fit_prefill_cost(iteration_time: Callable[[Batch], float], longest: int) -> 
     seconds = [iteration_time(make_batch(prefill_tokens=int(length))) for length in lengths]
     square, linear, _ = np.polyfit(lengths, seconds, 2)
     if square <= 0:
-        square, linear = 0.0, np.polyfit(lengths, seconds, 1)[0]
+        square = 0.0
+        linear = np.polyfit(lengths, seconds, 1)[0]
     return PrefillCost(float(square), max(float(linear), 1e-12))
 
 
