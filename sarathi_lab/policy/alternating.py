@@ -57,7 +57,9 @@ class TGI(Policy):
             return
         state = scheduler.state(_Pauses)
         pauses = bool(scheduler.running)
-        if not (pauses and state.decodes_next) and self._may_pause(scheduler):
+        # Between two pauses there is a step of decodes, so that prompts can't stop them for ever.
+        must_decode = pauses and state.decodes_next
+        if not must_decode and self._may_pause(scheduler):
             scheduler.admit(batch, budget, uncut=True)
         if batch.chunks:
             state.waiting_tokens = 1
@@ -134,19 +136,23 @@ class LightLLM(Policy):
         """Continue prompts, and begin new ones in the turns that may."""
         state = scheduler.state(_Turns)
         piece = self._piece
+        blocks = scheduler.blocks
         may_begin = state.turn % self.router_max_wait_tokens == 0 or not scheduler.running
+        # Decodes count here with the token that they take in the next forward.
         needed = sum(min(sequence.num_pending, piece) for sequence in scheduler.running)
         scheduler.continue_prefills(batch, self.batch_max_tokens, size=at_most(piece))
         loads = [self._load(sequence) for sequence in scheduler.running]
-        capacity = scheduler.blocks.num_blocks * scheduler.blocks.block_size
+        capacity = blocks.num_blocks * blocks.block_size
         state.turn += 1
         while may_begin and scheduler.waiting:
             sequence = scheduler.waiting[0]
             num_tokens = min(sequence.num_pending, piece)
             needed += num_tokens
+            if needed > self.batch_max_tokens:
+                return
             loads.append(self._load(sequence))
-            peak = _peak(loads) + len(loads) * scheduler.blocks.state_tokens
-            if (scheduler.running and peak >= capacity) or needed > self.batch_max_tokens:
+            peak = _peak(loads) + len(loads) * blocks.state_tokens
+            if scheduler.running and peak >= capacity:
                 return
             if not scheduler.enter(batch, sequence, num_tokens):
                 return
@@ -161,8 +167,10 @@ class LightLLM(Policy):
         request = sequence.request
         num_known = sequence.num_known
         turns_of_prompt = -(-(num_known - sequence.num_computed) // self._piece)
-        num_left = turns_of_prompt + request.output_len - len(sequence.output_token_ids) - 1
-        return max(0, num_left) + _SPARE_TOKENS, max(num_known, sequence.num_computed) + 1
+        turns_of_output = request.output_len - len(sequence.output_token_ids)
+        num_turns = turns_of_prompt + turns_of_output - 1  # the last chunk gives a token, too
+        num_held = max(num_known, sequence.num_computed) + 1
+        return max(0, num_turns) + _SPARE_TOKENS, num_held
 
 
 def _peak(loads: list[tuple[int, int]]) -> int:
@@ -170,10 +178,13 @@ def _peak(loads: list[tuple[int, int]]) -> int:
     the longest remaining life first, the largest over i of (life of the i-th) x i + tokens held by
     the first i.
     """
-    loads = sorted(loads, reverse=True)
-    lives, tokens = zip(*loads, strict=True)
-    held = zip(lives, accumulate(tokens), strict=True)
-    return max(life * number + total for number, (life, total) in enumerate(held, 1))
+    peak = 0
+    held = 0
+    for count, (life, tokens) in enumerate(sorted(loads, reverse=True), start=1):
+        held += tokens
+        # When the i-th ends, the first i have all grown by its life; the others have ended.
+        peak = max(peak, life * count + held)
+    return peak
 
 
 @dataclass(frozen=True)
@@ -246,7 +257,8 @@ class LMDeployPytorch(Policy):
     def _is_turn_of_prompts(self, scheduler: Scheduler) -> bool:
         budget = self.max_prefill_token_num
         state = scheduler.state(_Steps)
-        if under_way := scheduler.idle_prefills:
+        under_way = scheduler.idle_prefills
+        if under_way:  # pieces of a long prompt and decode steps take turns; its end need not
             return under_way[0].num_pending <= budget or not state.was_piece
         if not scheduler.waiting:
             return False
@@ -262,8 +274,9 @@ class LMDeployPytorch(Policy):
 
         def size(sequence: SequenceState, budget_left: int) -> int:
             """All of a prompt, or the first piece of one that is too long for any batch, alone."""
+            is_whole = budget_left == sequence.num_pending
             is_alone = sequence.num_pending > budget and not batch.chunks
-            return budget_left if budget_left == sequence.num_pending or is_alone else 0
+            return budget_left if is_whole or is_alone else 0
 
         scheduler.continue_prefills(batch, budget, max_prefills=1)
         scheduler.admit(batch, budget, size=size)

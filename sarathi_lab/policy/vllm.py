@@ -222,7 +222,9 @@ class VllmV1(Policy):
         number = len(scheduler.running) + len(scheduler.waiting)
         if limit == 0 or number <= 1:
             return at_most(budget)
-        return at_most(max(limit, self.long_prefill_token_threshold_adaptive * budget // number))
+        if self.long_prefill_token_threshold_adaptive:
+            limit = max(limit, budget // number)  # an equal share of the budget, if that is more
+        return at_most(limit)
 
     def _fill(self, batch: Batch, scheduler: Scheduler, size: Size, is_open: bool = True) -> None:
         self._continue(batch, scheduler, size)

@@ -169,15 +169,14 @@ class SimulatedBackend:
         """Return the hardware file's peaks, of all devices together."""
         hardware = self.hardware
         num_devices = self.parallel.num_devices
-        source = f"of hardware {hardware.name}" + (f" x {num_devices}" if num_devices > 1 else "")
+        source = f"of hardware {hardware.name}"
+        if num_devices > 1:
+            source += f" x {num_devices}"
         flops = hardware.fp8_peak if self.weights == "fp8" else hardware.flops_per_second
         fp8 = hardware.fp8_flops_per_second
-        return Peaks(
-            num_devices * flops,
-            num_devices * hardware.bytes_per_second,
-            source,
-            None if fp8 is None else num_devices * fp8,
-        )
+        if fp8 is not None:
+            fp8 *= num_devices
+        return Peaks(num_devices * flops, num_devices * hardware.bytes_per_second, source, fp8)
 
     def size(self) -> tuple[int, int]:
         """Return the hardware file's memory and multiprocessors, of all devices together."""
@@ -187,12 +186,13 @@ class SimulatedBackend:
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """List the cost model's error on held-out shapes, and effects that favour chunks."""
         cost = self.cost_of(spec)
-        stated = ", ".join(
-            f"{kind} {'none stated' if math.isnan(error) else f'{error:.0%}'}"
-            for kind, error in cost.uncertainty.items()
-        )
         if self.composes_kernels:
             return list(cost.cautions)
+        errors = []
+        for kind, error in cost.uncertainty.items():
+            size = "none stated" if math.isnan(error) else f"{error:.0%}"
+            errors.append(f"{kind} {size}")
+        stated = ", ".join(errors)
         cautions = [f"the cost model's mean error on held-out shapes: {stated}"]
         if self.hardware.is_datasheet:
             cautions = [
@@ -240,7 +240,8 @@ class SimulatedBackend:
                 f"model {spec.name}: the {stored.description} ({stored.name}), and their products "
                 f"run at {runs_at}"
             )
-        if (window := spec.layers.window) is not None:
+        window = spec.layers.window
+        if window is not None:
             room = "the server's rule (one pool in vLLM, one of their own in SGLang)"
             if spec.num_full_layers == 0:
                 room = "whole contexts, as no layer sees one"
@@ -274,14 +275,17 @@ class SimulatedBackend:
     def kv_blocks(self, spec: ModelSpec, block_size: int, setup: ServerSetup) -> int:
         """Compute the blocks that a server has by its rule. Raises UserError for none."""
         self.parallel.check(spec)
-        size = self.dtype_bytes
-        num_tokens = served_tokens(self._held(spec), self.hardware, size, setup, self.parallel)
+        num_tokens = served_tokens(
+            self._held(spec), self.hardware, self.dtype_bytes, setup, self.parallel
+        )
         return max(1, num_tokens // block_size)
 
     def describe_cache(self, spec: ModelSpec, setup: ServerSetup) -> str:
         """Describe how `kv_blocks` is calculated for one device."""
-        size = (self.dtype_bytes, self.parallel)
-        return setup.describe(device_memory(self._held(spec), self.hardware, *size, setup))
+        memory = device_memory(
+            self._held(spec), self.hardware, self.dtype_bytes, self.parallel, setup
+        )
+        return setup.describe(memory)
 
     def state_tokens(self, spec: ModelSpec) -> int:
         return spec.state_tokens(self.dtype_bytes, self.parallel.cache_copies(spec))

@@ -90,6 +90,7 @@ class AdaptiveBudget(Policy):
         if slack == math.inf:
             return self.max_num_batched_tokens
 
+        # The rungs descend, so that their negative seconds ascend, as a bisection needs.
         def negative_seconds(rung: int) -> float:
             return -self.seconds(batch, prompts, rung)
 
@@ -151,7 +152,9 @@ class SloBudget(AdaptiveBudget):
             return request.arrival_time + self.ttft + self.tbt
         if self.since == "last_token":
             return times[-1] + self.tbt
-        return max(times[0], self.due(sequence)) + len(sequence.output_token_ids) * self.tbt
+        # A late first token moves all deadlines; an early one leaves its time to later tokens.
+        first = max(times[0], self.due(sequence))
+        return first + len(sequence.output_token_ids) * self.tbt
 
     def due(self, sequence: SequenceState) -> float:
         """When the first token is due, in seconds."""

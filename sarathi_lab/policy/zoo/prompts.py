@@ -51,7 +51,7 @@ def fit_prefill_cost(iteration_time: Callable[[Batch], float], longest: int) -> 
     lengths = np.unique(np.linspace(1, max(3, longest), NUM_SAMPLES).astype(int))
     seconds = [iteration_time(make_batch(prefill_tokens=int(length))) for length in lengths]
     square, linear, _ = np.polyfit(lengths, seconds, 2)
-    if square <= 0:
+    if square <= 0:  # a parabola that bends down would make the longest prompts cheap
         square = 0.0
         linear = np.polyfit(lengths, seconds, 1)[0]
     return PrefillCost(float(square), max(float(linear), 1e-12))
@@ -160,6 +160,7 @@ class Ranked(PrefillAware):
             return -1.0 if age > self.patience else float(is_long)
         cost = PAIRS if self.order == "preflow" else self.prefill_cost
         rest = cost(sequence.num_pending, sequence.num_computed)
+        # Logarithms of 2^(age / patience) and of what it is divided by: a power would overflow.
         match self.order:
             case "response_ratio":
                 return -age / rest
@@ -215,12 +216,15 @@ class DynamicChunks(PrefillAware):
         # Without context the solution is `chunk` itself, which rounding would reduce by a page.
         if not (square and context):
             return self.chunk
+        # The positive root of square x^2 + slope x = f(chunk).
         first_chunk = cost(self.chunk)
         slope = 2 * square * context + linear
-        equal = (math.sqrt(slope * slope + 4 * square * first_chunk) - slope) / (2 * square)
+        root = math.sqrt(slope * slope + 4 * square * first_chunk)
+        equal = (root - slope) / (2 * square)
         smoothed = int(self.chunk + self.smooth_factor * (equal - self.chunk))
         tokens = max(smoothed, self.chunk // LEAST_SHARE)
-        return min(self.chunk, max(self.alignment, tokens // self.alignment * self.alignment))
+        aligned = tokens // self.alignment * self.alignment
+        return min(self.chunk, max(self.alignment, aligned))
 
 
 @dataclass(frozen=True)
