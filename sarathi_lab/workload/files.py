@@ -72,6 +72,7 @@ class Prompts:
             row: Row = entry
             turns = _turns_of(entry)
             if turns is not None:
+                # A prompt and its answer are two turns, of which the first pair is replayed.
                 num_later_turns += max(0, len(turns) // 2 - 1)
                 if len(turns) < 2:
                     num_unanswered += 1

@@ -81,11 +81,19 @@ class AttentionTable:
 
 
 def attention_table(rows: pd.DataFrame, formula: AnalyticOperations) -> AttentionTable:
-    """Make the table of `rows` (`tables.FILES`, with `seconds`) of the formula's shape, if there
-    are such with contexts or mixed batches, else of the nearest; of all rows if they have none.
+    """Make the table of measured calls.
+
+    Args:
+        rows: Of `tables.FILES`, with `seconds`.
+        formula: Has the model's shape, and computes what no row has.
+
+    Returns:
+        The table of the formula's shape, if rows have it and some of them a context; else that of
+        the nearest shape. Rows without shapes count as of the formula's.
     """
     if SHAPE[0] in rows:
-        same = rows[(rows[list(SHAPE)] == list(formula.heads)).all(axis=1)]
+        is_same = (rows[list(SHAPE)] == list(formula.heads)).all(axis=1)
+        same = rows[is_same]
         if not (same.kv_prefill > 0).any():
             return _by_ratios(rows, formula)
         rows = same

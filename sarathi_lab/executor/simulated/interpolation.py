@@ -31,7 +31,8 @@ def curve(sizes: Numbers, seconds: Numbers) -> Callable[[int], float]:
     largest = float(measured_sizes[-1])
     seconds_of_largest = float(measured_seconds[-1])
     is_upper = measured_sizes >= largest / 2
-    per_token = float((measured_seconds[is_upper] / measured_sizes[is_upper]).min())
+    costs = measured_seconds[is_upper] / measured_sizes[is_upper]
+    per_token = float(costs.min())
 
     @cache
     def time(size: int) -> float:
@@ -43,16 +44,27 @@ def curve(sizes: Numbers, seconds: Numbers) -> Callable[[int], float]:
 
 
 class Grid:
-    """Values on a full grid, linear along each axis; points outside move to the nearest edge."""
+    """Values on a full grid, linear along each axis; points outside move to the nearest edge.
+
+    Args:
+        axes: Ascending sizes, one array for each axis.
+        values: The value at each combination of sizes, [*lengths of the axes].
+    """
 
     def __init__(self, axes: Sequence[Floats], values: Floats) -> None:
         self._axes = [axis.tolist() for axis in axes]
-        self._strides = [math.prod(values.shape[i + 1 :]) for i in range(values.ndim)]
+        # Steps in the flat values from a size to the next: 1 along the last axis.
+        self._strides = [1]
+        for length in reversed(values.shape[1:]):
+            self._strides.insert(0, self._strides[0] * length)
         self._flat = values.ravel().tolist()
 
     def clamp(self, point: Sequence[float]) -> list[float]:
         """Move `point` to the nearest edge if it is outside."""
-        return [min(max(x, axis[0]), axis[-1]) for x, axis in zip(point, self._axes, strict=True)]
+        clamped = []
+        for x, axis in zip(point, self._axes, strict=True):
+            clamped.append(min(max(x, axis[0]), axis[-1]))
+        return clamped
 
     def at(self, point: Sequence[float]) -> float:
         """Interpolate at `point`."""
@@ -162,8 +174,8 @@ def nearest_shape(
 ) -> tuple[tuple[int, ...], pd.DataFrame]:
     """Return the values of `columns` at the least `distance`, and the rows that have them."""
     shapes = rows[list(columns)]
-    different = [tuple(shape) for shape in shapes.drop_duplicates().to_numpy(int).tolist()]
-    nearest = min(different, key=distance)
+    different = shapes.drop_duplicates().to_numpy(int).tolist()
+    nearest = min(map(tuple, different), key=distance)
     has_shape = (shapes == list(nearest)).all(axis=1)
     return nearest, rows[has_shape]
 

@@ -21,9 +21,10 @@ class BlockTable:
         self.block_size = block_size
         self._row_of: dict[SequenceState, int] = {}
         self._free: list[int] = []  # rows
+        # Of each row: its blocks, how many they are, and how often its sequence was preempted.
         self._ids = np.zeros((0, 0), dtype=np.int32)
         self._num_written = np.zeros(0, dtype=np.int64)
-        self._num_preemptions = np.zeros(0, dtype=np.int64)  # of the sequence, when it was written
+        self._num_preemptions = np.zeros(0, dtype=np.int64)
 
     def rows_of(self, sequences: Sequence[SequenceState], preemptions: Sequence[int]) -> Ints:
         """Return the rows of `sequences`, which were preempted so many times; valid until other
@@ -34,7 +35,9 @@ class BlockTable:
             self._give_rows(missing, set(sequences))
         row_numbers = [self._row_of[sequence] for sequence in sequences]
         rows = np.array(row_numbers, dtype=np.int64)
-        preempted = rows[self._num_preemptions[rows] != preemptions]
+        # A preempted sequence comes back with other blocks, all of which are new to its row.
+        is_preempted = self._num_preemptions[rows] != preemptions
+        preempted = rows[is_preempted]
         self._ids[preempted] = 0
         self._num_written[preempted] = 0
         self._num_preemptions[rows] = preemptions

@@ -60,9 +60,12 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
             f"request {request.request_id} has no token ids; this executor computes tokens"
         )
     # Positions of the output count from the prompt's end, those of drafts from the output's.
+    first_output = max(0, start - prompt_len)
+    end_of_output = max(0, end - prompt_len)
+    num_drafts = max(0, end - sequence.num_known)
     prompt = request.prompt_token_ids[start : min(end, prompt_len)]
-    output = sequence.output_token_ids[max(0, start - prompt_len) : max(0, end - prompt_len)]
-    drafts = sequence.draft_token_ids[: max(0, end - sequence.num_known)]
+    output = sequence.output_token_ids[first_output:end_of_output]
+    drafts = sequence.draft_token_ids[:num_drafts]
     return np.concatenate([prompt, output, drafts], dtype=np.int64, casting="unsafe")
 
 
@@ -232,20 +235,23 @@ class Packer:
     def _fill_tokens(self, views: Views, starts: Ints, kv_lens: Ints) -> None:
         """Write token ids, positions and slots of the tokens from `starts` up to `kv_lens`."""
         composition = self._composition
-        token_ids = views["token_ids"]
-        ends = composition.ends
+        num_tokens = composition.num_tokens
         positions = starts[composition.owners] + composition.offsets
-        num_tokens = len(positions)
-        rows = composition.rows[composition.owners]
         views["positions"][:num_tokens] = positions
-        views["slots"][:num_tokens] = self._table.slots(rows, positions)
-        newest_outputs = (starts[composition.decodes] - composition.prompt_lens).tolist()
-        decoded = list(map(getitem, composition.outputs, newest_outputs))
-        token_ids[ends[composition.decodes] - 1] = decoded
+        table_rows = composition.rows[composition.owners]
+        views["slots"][:num_tokens] = self._table.slots(table_rows, positions)
+
+        token_ids = views["token_ids"]
+        decodes = composition.decodes
+        newest = (starts[decodes] - composition.prompt_lens).tolist()  # index of an output token
+        decoded = list(map(getitem, composition.outputs, newest))
+        token_ids[composition.ends[decodes] - 1] = decoded
         for i in composition.others:
-            sequence = composition.sequences[i]
-            first_row = ends[i] - composition.lengths[i]
-            token_ids[first_row : ends[i]] = token_ids_of(sequence, int(starts[i]), int(kv_lens[i]))
+            end_row = composition.ends[i]
+            first_row = end_row - composition.lengths[i]
+            start = int(starts[i])
+            end = int(kv_lens[i])
+            token_ids[first_row:end_row] = token_ids_of(composition.sequences[i], start, end)
 
     def _fill_feed_rows(self, views: Views, newest: Sequence[SequenceState]) -> None:
         """Write for each token in flight its row among the tokens of `newest`, PADDING for others;

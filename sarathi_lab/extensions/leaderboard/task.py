@@ -113,8 +113,9 @@ class Leaderboard(Task):
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Run the policy with all seeds and budgets; leaves a row a run."""
         contest = self._contest(cfg, label_of(cfg, context))
-        choice = (self.selection_seeds, self.budgets)
-        runs = run_all(contest, self._seeds(cfg), *choice, self._run_trials)
+        runs = run_all(
+            contest, self._seeds(cfg), self.selection_seeds, self.budgets, self._run_trials
+        )
         return Result(tables={OF_JOB: runs}, shown=[_in_short(runs)], places={})
 
     def _run_trials(self, contest: Contest, trials: Sequence[Trial]) -> list[dict[str, Any]]:
