@@ -14,14 +14,19 @@ from sarathi_lab.model.layers import CachedWindow, Window
 
 @dataclass(eq=False)
 class BlockManager:
-    """Assigns `num_blocks` blocks of `block_size` tokens, which index the executor's cache: paged
-    attention, as in vLLM.
+    """Assigns the blocks of a cache, by whose numbers the executor finds them: paged attention, as
+    in vLLM.
 
-    With `shares_prefixes` sequences share the blocks of equal prefixes (`prefix`). Each sequence
-    holds `state_blocks` more, of constant number, for states of layers without a cache of tokens,
-    and more for layers with a `window`, until it is full. What leaves the window comes back for the
-    sequence's next tokens. Where windows have a pool of their own (`CachedWindow.pool`), a sequence
-    needs room in both; shared prefixes save none of it.
+    Attributes:
+        num_blocks: Of the whole cache.
+        block_size: Tokens of a block.
+        shares_prefixes: Sequences share the blocks of equal prefixes (`prefix`).
+        state_blocks: Blocks that each sequence holds besides, for states of layers without a cache
+            of tokens.
+        window: What some layers see of a context. A sequence holds more blocks for them until the
+            window is full; what leaves it comes back for the sequence's next tokens. Where windows
+            have a pool of their own (`CachedWindow.pool`), a sequence needs room in both; shared
+            prefixes save none of it.
     """
 
     num_blocks: int

@@ -59,12 +59,18 @@ def _no_option(group: str, value: object) -> UserError:
 
 @dataclass(frozen=True)
 class SimulatedBackend:
-    """Predicted times of `hardware`, without token ids.
+    """Predicted times of devices, without token ids.
 
-    `tensor_parallel` devices share a layer, `pipeline_parallel` stages the layers. A `host` with
-    stated seconds replaces the hardware's `iteration_overhead`. With `weights="fp8"` the weights
-    and activations of the layers' products have 8 bits (W8A8); in "int4" (AWQ, GPTQ) and "mxfp4"
-    (experts) they are stored, and products computed in the type of the rest.
+    Attributes:
+        hardware: One device.
+        dtype: Element type of the model and its cache; "auto": the hardware's.
+        cost_model: Where the times come from, one of `cost_model.Level`.
+        tensor_parallel: Devices that share each layer.
+        pipeline_parallel: Stages that share the layers.
+        host: Replaces the hardware's `iteration_overhead`, if it states seconds.
+        weights: In "fp8" weights and activations of the layers' products have 8 bits (W8A8). In
+            "int4" (AWQ, GPTQ) and "mxfp4" (experts) weights are stored, and products computed in
+            the type of the rest.
     """
 
     name: ClassVar[str] = "simulated"

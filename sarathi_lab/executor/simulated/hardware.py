@@ -138,7 +138,8 @@ class Hardware:
 
     def __post_init__(self) -> None:
         check_fields(self, "hardware.")
-        if self.dtype_bytes not in (sizes := sorted(set(DTYPE_BYTES.values()))):
+        sizes = sorted(set(DTYPE_BYTES.values()))
+        if self.dtype_bytes not in sizes:
             raise UserError(
                 f"hardware.dtype_bytes={self.dtype_bytes} is not an element size; use one of "
                 f"{', '.join(map(str, sizes))}"
@@ -149,9 +150,10 @@ class Hardware:
         if not isinstance(errors, Mapping) or set(errors) - {EXPERTS} != set(UNCERTAIN):
             kinds = " and ".join(UNCERTAIN)
             raise UserError(f"hardware.uncertainty={errors} does not map {kinds}; {FIX}")
-        for kind in [kind for kind, error in errors.items() if error is not None]:
-            share = "use a share from 0, null if nothing was held out"
-            require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
+        for kind, error in errors.items():
+            if error is not None:
+                share = "use a share from 0, null if nothing was held out"
+                require_number(f"hardware.uncertainty.{kind}", error, minimum=0, fix=share)
         self._require_below("product_rate", self.product_rate, self.flops_per_second)
         self._require_below("cache_rate", self.cache_rate, self.bytes_per_second)
 
@@ -258,14 +260,20 @@ class Hardware:
 class Host:
     """Time of a serving system outside its device: scheduling, launching, sampling, streaming.
 
-    An iteration costs `iteration` seconds and `sequence` more per sequence. A host that `overlaps`
-    works while the device runs the iteration before (vLLM's asynchronous scheduling).
-    Its front end takes `request` seconds for each request, one after the other, before the engine
-    has it: a server of short requests serves no more than 1 / `request` a second.
-    `iteration=None` uses the hardware's `iteration_overhead`. Its `attention_kernel` is one of
-    `Hardware.kernels`, None that of the hardware file; its `graphs` launch a layer's kernels, None:
-    in no time. Its `fused` kernels (`FUSING`) include the conversions to 8 bits that follow, an
-    all-reduce its norm as well. `conf/host/*.yaml` has the sources.
+    `conf/host/*.yaml` has the sources.
+
+    Attributes:
+        name: The option in `conf/host/`.
+        iteration: Seconds of an iteration; None: the hardware's `iteration_overhead`.
+        sequence: Seconds more for each sequence of the batch.
+        request: Seconds of the front end for each request, one after the other, before the engine
+            has it: a server of short requests serves no more than 1 / `request` a second.
+        overlaps: It works while the device runs the iteration before (vLLM's asynchronous
+            scheduling).
+        attention_kernel: One of `Hardware.kernels`; None: the hardware file's.
+        graphs: They launch a layer's kernels; None: launches take no time.
+        fused: Kernels (`FUSING`) that include the conversion to 8 bits which follows; an all-reduce
+            includes its norm as well.
     """
 
     name: str

@@ -163,8 +163,8 @@ def _values(table: pd.DataFrame) -> Values:
     first = table[table.turn == 1]
     later = table[table.turn > 1]
     for turns, rows in (("first turns", first), ("later turns", later)):
-        values[f"TTFT P50, {turns}"] = rows.ttft.quantile(0.5)
-        values[f"TTFT P90, {turns}"] = rows.ttft.quantile(0.9)
+        values[f"TTFT P50, {turns}"] = float(rows.ttft.quantile(0.5))
+        values[f"TTFT P90, {turns}"] = float(rows.ttft.quantile(0.9))
         values[f"TBT P99, {turns}"] = float(np.quantile(gaps(rows), 0.99))
     share = later.prefix_hit_tokens.sum() / later.prompt_len.sum()
     if share:
