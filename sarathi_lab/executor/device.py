@@ -57,10 +57,14 @@ EIGHT_BITS = (
 SMALL_GPU_MODEL = "120m"
 FIRST_ROUNDS = 4  # of peaks, before anything is announced
 PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}  # of square matrices, for the peak of products
-NATIVE_ROWS, NATIVE_SIZE = 256, (8192, 2048)  # of C++'s
+# Of the product by C++: rows of the input, and shape of the weight.
+NATIVE_ROWS = 256
+NATIVE_SIZE = (8192, 2048)
 # For the peak of memory: far larger than the caches, as what is wanted is the memory's rate.
 STREAM_BYTES = {"cpu": 192 << 20, "cuda": 512 << 20}
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+# Parameters of glibc's malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
 DEVICE_NODES = Path("/dev")  # where a GPU is a file, nvidia0
 # Memory errors without a class in torch: of a CPU, the driver, cuBLAS, and another process.
 OUT_OF_MEMORY = (
@@ -83,10 +87,13 @@ def resolve_device(name: str) -> torch.device:
     with catch_warnings(action="ignore"):  # torch's of an old driver: the error has it
         is_usable = torch.cuda.is_available()
     if is_usable:
-        if int(index or 0) >= (count := torch.cuda.device_count()):
+        number = int(index or 0)
+        count = torch.cuda.device_count()
+        if number >= count:
             raise UserError(f"device={name}, but there are only {count} GPUs; count from cuda:0")
-        return torch.device("cuda", int(index or 0))
-    if (driver := _find_unusable_driver()) is not None:
+        return torch.device("cuda", number)
+    driver = _find_unusable_driver()
+    if driver is not None:
         built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
         raise UserError(
             f"device={name}, but the GPU here can't be used: its driver is {driver}, torch "
@@ -279,7 +286,8 @@ def num_threads(setting: int | None) -> int:
 
 def use_threads(setting: int | None) -> None:
     """Let torch compute on `num_threads(setting)` threads from now on."""
-    if (number := num_threads(setting)) != torch.get_num_threads():
+    number = num_threads(setting)
+    if number != torch.get_num_threads():
         torch.set_num_threads(number)
 
 

@@ -83,7 +83,8 @@ def spec_of(config: Config, name: str) -> ModelSpec:
 
 def _supported(name: str, value: Any, valid: Iterable[str]) -> str:
     """`value` if it is one of `valid`, else UserError."""
-    if value not in (options := tuple(valid)):
+    options = tuple(valid)
+    if value not in options:
         raise UserError(
             f"{name}={value!r} is not supported; take a model with one of {', '.join(options)}"
         )

@@ -130,7 +130,8 @@ def _architecture(spec: ModelSpec) -> str:
 
 def _llama_settings(spec: ModelSpec) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}
-    if (scaling := spec.rope_scaling) is not None:
+    scaling = spec.rope_scaling
+    if scaling is not None:
         rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
         if scaling.kind == "llama3":
             rope["low_freq_factor"] = scaling.low_freq_factor

@@ -183,7 +183,10 @@ class AscendDynamic(Policy):
     def on_device(
         self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int
     ) -> AscendDynamic:
-        if self.profile_table is not None or (iteration_time := predictor()) is None:
+        if self.profile_table is not None:
+            return self
+        iteration_time = predictor()
+        if iteration_time is None:
             return self
         table = make_profile_table(iteration_time, batch_size, max_model_len)
         return replace(self, profile_table=table)
@@ -256,7 +259,8 @@ def make_profile_table(
     )
     rows = []
     for context, num_decodes, size in shapes:
-        if (prefill_tokens := size - num_decodes) > 0:
+        prefill_tokens = size - num_decodes
+        if prefill_tokens > 0:
             batch = make_batch(
                 prefill_tokens=prefill_tokens, num_decodes=num_decodes, context=context
             )

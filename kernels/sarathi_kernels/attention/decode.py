@@ -127,7 +127,8 @@ def decode_config(chip: Chip, head_size: int, dtype: torch.dtype, group: int) ->
 
     A stage holds the keys and values of block_n tokens. As measured (`tuned`), or else by rules.
     """
-    if (measured := tuned("decode", chip, head_size, dtype, group)) is not None:
+    measured = tuned("decode", chip, head_size, dtype, group)
+    if measured is not None:
         return DecodeConfig(*measured)
     bytes_per_token = triton.next_power_of_2(head_size) * dtype.itemsize
     if group == 1:

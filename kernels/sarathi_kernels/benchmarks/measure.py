@@ -20,7 +20,9 @@ import torch
 
 from sarathi_kernels import benchmarks
 
-WARMUP_MS, REPETITION_MS = 10, 50  # of a GPU's time for each benchmark
+# Milliseconds of a GPU's time for each benchmark.
+WARMUP_MS = 10
+REPETITION_MS = 50
 QUICK_REPETITION_MS = 5
 HOST_REPETITIONS = 3
 COLUMNS = (
@@ -121,7 +123,8 @@ def run(
         rows.append(measure(benchmark, device, dtype, quick=quick))
         if on_row is not None:
             on_row(rows[-1])
-    if operations and (unknown := sorted(set(operations) - names)):
+    unknown = sorted(set(operations or ()) - names)
+    if unknown:
         raise ValueError(
             f"no benchmark of {', '.join(unknown)}; there are {', '.join(sorted(names))}"
         )

@@ -9,7 +9,9 @@ import ctypes
 from torch import Tensor
 
 HUGE_PAGE = 2 << 20
-MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # of Linux's mman.h; the second needs 6.1
+# Of Linux's mman.h.
+MADV_HUGEPAGE = 14
+MADV_COLLAPSE = 25  # from 6.1 on
 
 
 def give_back_freed() -> bool:

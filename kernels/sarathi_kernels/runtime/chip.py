@@ -57,7 +57,8 @@ def assumed(chip: Chip) -> Iterator[None]:
 
 def chip_of(device: torch.device) -> Chip:
     """The chip that holds `device`'s tensors; without a GPU the assumed one, else an H200."""
-    if (chip := _assumed.get()) is not None:
+    chip = _assumed.get()
+    if chip is not None:
         return chip
     return _cuda_chip(device.index or 0) if device.type == "cuda" else CHIPS[90]
 

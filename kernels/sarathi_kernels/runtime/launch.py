@@ -58,7 +58,8 @@ def launch(
     All arguments that are not constants are positional; constants, num_warps and num_stages are
     named.
     """
-    if (recording := _recording.get()) is not None:
+    recording = _recording.get()
+    if recording is not None:
         recording.launches.append(
             Launch(kernel, grid, arguments, options, is_hot, uses_tensor_cores, programs_per_sm)
         )

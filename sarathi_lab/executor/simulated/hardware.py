@@ -381,7 +381,8 @@ class Parallel(Degrees):
 
     def check(self, spec: ModelSpec) -> None:
         """Raise UserError unless `spec` splits into equal stages and equal shares of heads."""
-        if (complaint := self.complaint(spec)) is not None:
+        complaint = self.complaint(spec)
+        if complaint is not None:
             raise complaint
 
 

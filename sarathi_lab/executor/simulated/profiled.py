@@ -56,7 +56,8 @@ class ProfiledOperations:
         self.iteration_overhead = 0.0 if has_all else formula.iteration_overhead
         # Mean relative errors of held-out rows by kind, as stated with the tables.
         self.uncertainty: Mapping[str, float] = dict.fromkeys(UNCERTAIN, math.nan)
-        if stated := tables.meta.get("uncertainty"):
+        stated = tables.meta.get("uncertainty")
+        if stated:
             self.uncertainty = {**formula.uncertainty, **none_as_nan(stated)}
         self._attention: AttentionTable | None = None
         self._in_one_call = formula.hardware.hybrid_call

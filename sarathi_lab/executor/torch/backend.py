@@ -130,7 +130,8 @@ class TorchBackend(MeasuredBackend):
 
     def _check_device(self) -> None:
         """Raise UserError for settings of another kind of device."""
-        if (self.threads or 0) > (num_cores := len(allowed_cores()) or os.cpu_count() or 1):
+        num_cores = len(allowed_cores()) or os.cpu_count() or 1
+        if self.threads is not None and self.threads > num_cores:
             raise UserError(
                 f"executor.threads={self.threads} is more than the {num_cores} cores present; use "
                 "fewer, or null for as many as torch takes"

@@ -173,7 +173,8 @@ class TorchExecutor(WallClock):
 
     def _run(self, inputs: PackedInputs) -> None:
         """Sample into `_sampled`, and read the tokens unknown to the host from there."""
-        if (feed := inputs.feed_rows) is None:
+        feed = inputs.feed_rows
+        if feed is None:
             self._sampled = self._sample(inputs)
             return
         # Not below 0: NAN_TOKEN can't be looked up.
@@ -265,7 +266,10 @@ class TorchExecutor(WallClock):
         """Let batches of the shape of `batch` be replayed from now on. Raises RunError without
         memory.
         """
-        if self._uses_kernels and (shape := self._shape_of(batch)) not in self.recordings:
+        if not self._uses_kernels:
+            return
+        shape = self._shape_of(batch)
+        if shape not in self.recordings:
             with explain_device_errors("the recording of CUDA graphs"):
                 self._record([shape])
 

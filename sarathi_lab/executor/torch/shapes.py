@@ -275,7 +275,8 @@ class CudaGraphs(NoGraphs):
         self._graphs[key] = graph
 
     def replay(self, key: Hashable) -> bool:
-        if (graph := self._graphs.get(key)) is None:
+        graph = self._graphs.get(key)
+        if graph is None:
             return False
         graph.replay()
         return True

@@ -94,7 +94,8 @@ def check_options(options: Mapping[str, Any]) -> None:
     would use.
     """
     for name in options:
-        if (reason := _refusal(name)) is not None:
+        reason = _refusal(name)
+        if reason is not None:
             raise UserError(f"executor.options.{name} {reason}")
 
 

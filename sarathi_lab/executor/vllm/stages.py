@@ -82,5 +82,7 @@ class StagedExecutor(VllmExecutor):
         self._num_unfilled = self.capacity - self.num_in_flight
         if not self.num_in_flight:
             super().wait_until(time)
-        elif (remaining := time - self.now) > 0:
+            return
+        remaining = time - self.now
+        if remaining > 0:
             self._pipes.has_report(timeout=remaining)

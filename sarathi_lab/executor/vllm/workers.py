@@ -137,7 +137,8 @@ def version() -> str:
     except ImportError as error:
         raise MissingPackage(f"executor=vllm can't import vLLM ({error}); {fix}") from None
     installed: str = vllm.__version__
-    if (release := release_of(installed)) is not None and release < OLDEST:
+    release = release_of(installed)
+    if release is not None and release < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise UserError(f"executor=vllm needs vLLM {oldest} or newer, not {installed}; {fix}")
     return installed
@@ -196,8 +197,9 @@ def _set(variable: str, value: str | None) -> None:
     """Set a variable that vLLM reads; with None to what it was at first."""
     first = _first.setdefault(variable, os.environ.get(variable))
     os.environ.pop(variable, None)
-    if (value := value or first) is not None:
-        os.environ[variable] = value
+    wanted = value or first
+    if wanted is not None:
+        os.environ[variable] = wanted
 
 
 def make_config(arguments: Mapping[str, Any], runner: str, cores: str | None = None) -> Any:

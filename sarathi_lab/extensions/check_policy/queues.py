@@ -10,7 +10,9 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.request import Request
 from sarathi_lab.policy import Policy
 
-LONGEST_PROMPT, LONGEST_OUTPUT = 28, 12  # tokens
+# Tokens.
+LONGEST_PROMPT = 28
+LONGEST_OUTPUT = 12
 STREAM = 40  # requests of equal size that arrive while others wait
 STREAM_INTERVAL = 0.4  # seconds
 ARRIVALS = (0.0, 0.0, 3.0, 4.5, 12.0)  # seconds, of requests that are no stream

@@ -95,7 +95,8 @@ class Leaderboard(Task):
     def check(self, cfg: DictConfig) -> Contest:
         """Return the contest with the policy of `cfg` in it; its default budget is planned."""
         require_int("seed", cfg.seed, 0, "use the first seed, such as 0")
-        if both := {*self._seeds(cfg)} & {*self.selection_seeds}:
+        both = {*self._seeds(cfg)} & {*self.selection_seeds}
+        if both:
             raise UserError(
                 f"task.selection_seeds={list(self.selection_seeds)}: seed {min(both)} is one that "
                 "policies are compared on, which would flatter the budgets that it chose; use "
@@ -169,7 +170,8 @@ class Leaderboard(Task):
 @cache  # for all jobs that are checked
 def _read(file: Path) -> pd.DataFrame:
     table = pd.read_csv(file)
-    if missing := [name for name in LABELS if name not in table]:
+    missing = [name for name in LABELS if name not in table]
+    if missing:
         raise ValueError(f"it has no column {missing[0]}")
     return table
 
@@ -221,7 +223,8 @@ def _publish(runs: pd.DataFrame, folder: Path) -> None:
     """Show the board of `runs`, and write it with them into `folder`."""
     ranked = board.board(runs)
     show([verdicts.of_sweep(ranked)])
-    if (num_seeds := int(ranked.seeds.min())) < FEWEST_SEEDS:
+    num_seeds = int(ranked.seeds.min())
+    if num_seeds < FEWEST_SEEDS:
         show([f"{num_seeds} of {FEWEST_SEEDS} seeds that decide; use task.seeds=8 for more"])
     for path in pages.write(ranked, runs, folder):
         print_place(path.stem, path)

@@ -27,7 +27,8 @@ def server_arguments(arguments: Sequence[str]) -> list[str]:
     The scheduler class is the one for vLLM's choice of async scheduling, and prefix caching is off,
     unless `arguments` state them. Raises UserError for what a policy has no part in.
     """
-    if (caution := version_caution(vllm.__version__)) is not None:
+    caution = version_caution(vllm.__version__)
+    if caution is not None:
         print(f"warning: {caution}", file=sys.stderr)
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(allow_abbrev=False))
     stated, _ = parser.parse_known_args(list(arguments))  # the others are the server's

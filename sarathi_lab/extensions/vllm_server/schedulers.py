@@ -36,7 +36,8 @@ class _ByPolicy(Base):
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if (caution := version_caution(vllm.__version__)) is not None:
+        caution = version_caution(vllm.__version__)
+        if caution is not None:
             logger.warning(caution)
         check_config(self.vllm_config, self.is_async)
         refuse_layers(self)
@@ -84,7 +85,8 @@ class _ByPolicy(Base):
             self._requests[sequence] = request
 
     def _free_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        if sequence := self._sequences.pop(request.request_id, None):
+        sequence = self._sequences.pop(request.request_id, None)
+        if sequence:
             del self._requests[sequence]
             self._decider.drop(sequence)
         else:
