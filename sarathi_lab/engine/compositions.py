@@ -50,14 +50,24 @@ def make_batch(
     emits: bool = False,
     blocks: BlockManager | None = None,
 ) -> Batch:
-    """Make a batch of decodes with `context` tokens each (their new one included, as in the paper),
-    then `num_prefills` chunks of `prefill_tokens` tokens at offset `start`; see `make_sequence`.
+    """Make a batch of equal decodes, then equal chunks; see `make_sequence`.
+
+    Args:
+        prefill_tokens: Tokens of a chunk; 0: no chunks.
+        start: Tokens of its prompt before it.
+        num_prefills: Number of chunks.
+        num_decodes: Number of decodes.
+        context: Tokens of each, its new one included, as in the paper.
+        emits: Chunks are the last of their prompts.
+        blocks: Where sequences get their cache; None: they have none.
     """
     batch = Batch()
     for order in range(num_decodes):
         decode = make_sequence(context - 1, is_decode=True, order=order, blocks=blocks)
         batch.add(decode, 1)
-    for order in range(num_decodes, num_decodes + num_prefills if prefill_tokens else 0):
+    if prefill_tokens == 0:
+        return batch
+    for order in range(num_decodes, num_decodes + num_prefills):
         prompt = make_sequence(start, prefill_tokens, emits=emits, order=order, blocks=blocks)
         batch.add(prompt, prefill_tokens)
     return batch

@@ -307,8 +307,10 @@ def _linears(
         if len(modules) == 3:
             rows = [spec.q_size, spec.kv_size, spec.kv_size]
         by_head = linear.name == "qkv_proj" and "interleaved" in names
-        kinds = {"weight": (linear.in_features,), **({"bias": ()} if linear.has_bias else {})}
-        for kind, width in kinds.items():
+        widths: dict[str, tuple[int, ...]] = {"weight": (linear.in_features,)}
+        if linear.has_bias:
+            widths["bias"] = ()
+        for kind, width in widths.items():
             sources = [
                 Source(f"{theirs}.{module}.{kind}", (count, *width), by_head)
                 for module, count in zip(modules, rows, strict=True)

@@ -121,8 +121,10 @@ def _architecture(spec: ModelSpec) -> str:
         return "gpt_neox"
     if spec.num_experts and not spec.qk_norm and not spec.qkv_bias:
         return "mixtral"
-    if spec.num_experts or spec.qk_norm:
-        return f"qwen{3 if spec.qk_norm else 2}{'_moe' * bool(spec.num_experts)}"
+    if spec.num_experts:
+        return "qwen3_moe" if spec.qk_norm else "qwen2_moe"
+    if spec.qk_norm:
+        return "qwen3"
     if spec.sliding_window is not None:
         return "mistral"
     return "qwen2" if spec.qkv_bias and not spec.out_bias else "llama"
@@ -149,8 +151,9 @@ def _llama_settings(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _mixture_settings(spec: ModelSpec, kind: str) -> dict[str, Any]:
+    number = "num_local_experts" if kind == "mixtral" else "num_experts"
     return {
-        "num_local_experts" if kind == "mixtral" else "num_experts": spec.num_experts,
+        number: spec.num_experts,
         "num_experts_per_tok": spec.experts_per_token,
         "moe_intermediate_size": spec.ffn_size,
         "shared_expert_intermediate_size": spec.shared_expert_size,

@@ -52,7 +52,8 @@ class StoredSpec(ModelSpec):
         return self.stored_bytes
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        return self.cached_values * (dtype_bytes if self.kv_dtype == "auto" else 1)
+        value_bytes = dtype_bytes if self.kv_dtype == "auto" else 1
+        return self.cached_values * value_bytes
 
     def state_bytes(self, dtype_bytes: int) -> int:
         return 0

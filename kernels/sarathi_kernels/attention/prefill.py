@@ -116,10 +116,12 @@ def prefill_config(
         return PrefillConfig(block_m, block_n, num_warps, num_stages, bool(ahead))
     wide = head_size > 128
     if dtype == torch.float32:  # matrix products without tensor cores: only their registers count
-        return PrefillConfig(
-            min(tile_rows, 32), 16 if wide else 32, num_warps=8 if wide else 4, num_stages=1
-        )
-    block_m = min(tile_rows, 64 if wide else 128)
+        block_m = min(tile_rows, 32)
+        if wide:
+            return PrefillConfig(block_m, 16, num_warps=8, num_stages=1)
+        return PrefillConfig(block_m, 32, num_warps=4, num_stages=1)
+    largest_block = 64 if wide else 128
+    block_m = min(tile_rows, largest_block)
     num_warps = 8 if block_m == 128 or wide else 4
     if CAN_COMPUTE_AHEAD and chip.is_hopper and block_m == 128 and not has_window:
         # One such program fills a multiprocessor: nothing else multiplies while its softmax works

@@ -67,15 +67,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     could be run.
     """
     options = _arguments(arguments)
-    has_gpu = torch.cuda.is_available()
-    if not has_gpu:
+    if torch.cuda.is_available():
+        device = torch.device("cuda")
+        name = torch.cuda.get_device_name()
+        default_dtype = "bfloat16"
+    else:
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    device = torch.device("cuda" if has_gpu else "cpu")
-    dtype = getattr(torch, options.dtype or ("bfloat16" if has_gpu else "float16"))
-    print(
-        f"{torch.cuda.get_device_name() if has_gpu else 'CPU, kernels interpreted'}, {dtype}, "
-        f"torch {torch.__version__}"
-    )
+        device = torch.device("cpu")
+        name = "CPU, kernels interpreted"
+        default_dtype = "float16"  # the interpreter rounds to bfloat16 wrongly
+    dtype = getattr(torch, options.dtype or default_dtype)
+    print(f"{name}, {dtype}, torch {torch.__version__}")
     if options.tune:
         return _tune(device, dtype, options.head_size, quick=options.quick)
     titles = f"{'operation':<22}{'case':<40}{'implementation':<16}"

@@ -50,7 +50,9 @@ class SimulatedExecutor:
         """Queue `batch` and compute its end; the clock advances when it is collected."""
         host_time = self.host.seconds(batch)
         self._launched = max(self.now, self._launched) + host_time
-        start = max(self._launched, self._in_flight[-1].end if self._in_flight else 0.0)
+        start = self._launched
+        if self._in_flight:  # the device runs one batch after another
+            start = max(start, self._in_flight[-1].end)
         end = start + self.iteration_time(batch)
         self._in_flight.append(StepResult(batch, start, end, [], host_time=host_time))
 

@@ -53,7 +53,10 @@ _count = partial(whole, minimum=1, fix=FIX)
 
 def none_as_nan(errors: Mapping[str, float | None]) -> dict[str, float]:
     """Replace unknown errors by NaN."""
-    return {kind: math.nan if error is None else error for kind, error in errors.items()}
+    stated = {}
+    for kind, error in errors.items():
+        stated[kind] = math.nan if error is None else error
+    return stated
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,10 +115,11 @@ def _fewer_bits(spec: ModelSpec) -> str:
 
 def _sufficient(spec: ModelSpec, hardware: Hardware, weights: float, stage_cache: float) -> str:
     """Name the fewest devices that hold the model; each stage adds a micro-batch with its cache."""
-    tensors = range(1, MAX_TENSOR + 1 if hardware.link_bytes_per_second else 2)
-    pipelines = range(1, spec.num_layers + 1 if hardware.network_bytes_per_second else 2)
+    # Without a link, or a network, devices can't share a layer, or the layers.
+    max_tensor = MAX_TENSOR if hardware.link_bytes_per_second else 1
+    max_pipeline = spec.num_layers if hardware.network_bytes_per_second else 1
     fitting = []
-    for tensor, pipeline in product(tensors, pipelines):
+    for tensor, pipeline in product(range(1, max_tensor + 1), range(1, max_pipeline + 1)):
         layout = Parallel(tensor, pipeline)
         if layout.complaint(spec) is not None:
             continue

@@ -142,9 +142,12 @@ class TorchBackend(MeasuredBackend):
                 f"executor.threads={self.threads} needs a CPU, the device is {self.device_name}; "
                 "leave it out"
             )
-        needed = "CPU" if self.uses_gpus else "GPU"
-        is_other = self.kernels == ("native" if self.uses_gpus else "triton")
-        if is_other and (self.uses_gpus or not is_interpreted):
+        needed = None
+        if self.kernels == "native" and self.uses_gpus:
+            needed = "CPU"
+        if self.kernels == "triton" and not self.uses_gpus and not is_interpreted:
+            needed = "GPU"
+        if needed is not None:
             raise UserError(
                 f"executor.kernels={self.kernels} needs a {needed}, the device is "
                 f"{self.device_name}; use executor.kernels=auto"
@@ -226,21 +229,28 @@ class TorchBackend(MeasuredBackend):
 
     def _assemble(self, model: Transformer, sizes: Sizes) -> TorchExecutor:
         """Make an executor of `model`, not warmed up."""
-        uses_graphs = self.uses_kernels and self.cuda_graphs
-        block_size = sizes.block_size
-        limits = None
-        if self.uses_kernels:
-            limits = Limits(model.spec, block_size, chip_of(self.torch_device).num_sms)
         timeline = timeline_of(self.torch_device)
+        limits = None
+        capacity = 1
+        graphs = NoGraphs()
+        profiler: OperationProfiler | None = None
+        if self.uses_kernels:
+            limits = Limits(model.spec, sizes.block_size, chip_of(self.torch_device).num_sms)
+            if self.overlap:
+                capacity = 2  # the host packs a batch while the device runs the one before
+            if self.cuda_graphs and self.uses_gpus:
+                graphs = CudaGraphs()
+        if self.profile == "operations":
+            profiler = OperationProfiler(timeline)
         make = partial(
             TorchExecutor,
             model,
-            block_size=block_size,
+            block_size=sizes.block_size,
             timeline=timeline,
-            profiler=OperationProfiler(timeline) if self.profile == "operations" else None,
+            profiler=profiler,
             limits=limits,
-            capacity=2 if self.uses_kernels and self.overlap else 1,
-            graphs=CudaGraphs() if uses_graphs and self.uses_gpus else NoGraphs(),
+            capacity=capacity,
+            graphs=graphs,
         )
         with explain_device_errors(f"the loading of {model.spec.name}"):
             num_blocks = self._num_blocks(make, sizes)

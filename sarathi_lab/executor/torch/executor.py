@@ -141,7 +141,8 @@ class TorchExecutor(WallClock):
         self._newest = emitting
         token_ids = self._fetch(self._sampled[: batch.num_emits])
         end = self.timeline.mark()
-        fields["host_time"] = (time.perf_counter() if self._uses_kernels else packed) - begun
+        host_end = time.perf_counter() if self._uses_kernels else packed
+        fields["host_time"] = host_end - begun
         operations = self._profiler.launched() if self._profiler is not None else []
         return InFlight(batch, start, end, self.timeline.launched, token_ids, fields, operations)
 
@@ -276,7 +277,9 @@ class TorchExecutor(WallClock):
     @torch.inference_mode()
     def _record(self, shapes: Sequence[Shape]) -> None:
         """Run every shape not yet recorded on padding alone, and record it. Too many others go."""
-        wanted = {*shapes, *(self._shapes.all if self._shapes else ())}
+        wanted = set(shapes)
+        if self._shapes is not None:
+            wanted.update(self._shapes.all)
         if len(self.recordings.keys() | wanted) > MAX_RECORDED:
             for shape in self.recordings.keys() - wanted:
                 del self.recordings[shape]

@@ -111,12 +111,13 @@ class Parts:
             self._left -= 1
         else:
             spec = self._limits.spec
+            max_parts = shape.num_parts if shape.num_reductions else 0
             self._parts, self._reductions = plan_parts(
                 decodes,
                 contexts,
                 spec.num_kv_heads,
                 self._limits.num_sms,
-                shape.num_parts if shape.num_reductions else 0,
+                max_parts,
                 spec.sliding_window,
             )
             sequences = self._parts[:, 0]

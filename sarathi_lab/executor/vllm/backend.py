@@ -103,7 +103,8 @@ class VllmBackend(MeasuredBackend):
     @cached_property
     def torch_device(self) -> torch.device:
         kind = vllm.device_type()
-        device = devices.resolve_device(kind if self.device == AUTO else self.device)
+        name = kind if self.device == AUTO else self.device
+        device = devices.resolve_device(name)
         if device.type != kind or device.index:
             advice = f"use device={kind}"
             if device.index:
@@ -299,13 +300,13 @@ class VllmBackend(MeasuredBackend):
                 f"{workers.block_size} tokens for {spec.name}; use "
                 f"cache.block_size={workers.block_size}"
             )
-        on_stream = workers.in_process and self.uses_gpus
+        timeline = HostTimeline()
+        if workers.in_process and self.uses_gpus:  # events on the stream that the workers use
+            timeline = timeline_of(self.torch_device)
+        num_blocks = None if sizes.fills_memory else sizes.num_blocks
         executor_class = StagedExecutor if self.num_stages > 1 else VllmExecutor
         executor = executor_class(
-            workers,
-            num_blocks=None if sizes.fills_memory else sizes.num_blocks,
-            timeline=timeline_of(self.torch_device) if on_stream else HostTimeline(),
-            close=_engine.close,
+            workers, num_blocks=num_blocks, timeline=timeline, close=_engine.close
         )
         executor.start()
         max_model_len, max_batch_tokens = _limits(sizes)
@@ -357,6 +358,8 @@ class VllmBackend(MeasuredBackend):
         max_num_seqs = sizes.batch_size * self.num_stages
         max_model_len, max_batch_tokens = _limits(sizes)
         is_async = None if self.async_scheduling == AUTO else self.async_scheduling
+        if self.num_stages > 1:
+            is_async = False
         arguments: dict[str, Any] = {
             "model": str(self._folder(spec, checkpoint)),
             "dtype": self.dtype_name,
@@ -369,7 +372,7 @@ class VllmBackend(MeasuredBackend):
             "tensor_parallel_size": self.tensor_parallel,
             "pipeline_parallel_size": self.pipeline_parallel,
             "enforce_eager": self.eager,
-            "async_scheduling": is_async if self.num_stages == 1 else False,
+            "async_scheduling": is_async,
             **vllm.ALWAYS,
         }
         if self._draws_dummies(checkpoint):

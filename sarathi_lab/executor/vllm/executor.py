@@ -111,8 +111,9 @@ class VllmExecutor(WallClock):
         if has_stream:
             end = self.timeline.mark()
             packed = time.perf_counter()
-        times = start, end, self.timeline.launched, packed - begun
-        self._in_flight.append(InFlight(batch, pending, names, *times))
+        launched = self.timeline.launched
+        in_flight = InFlight(batch, pending, names, start, end, launched, packed - begun)
+        self._in_flight.append(in_flight)
 
     def collect(self) -> StepResult:
         """Wait for the oldest batch in flight. Raises RunError if vLLM stops."""
@@ -121,7 +122,8 @@ class VllmExecutor(WallClock):
             token_ids = done.pending.tokens(done.names)
             graph_use, num_padding = done.pending.graph_use()
         start = self.timeline.wait(done.start)
-        end = self.timeline.wait(self.timeline.mark() if done.end is None else done.end)
+        end_mark = self.timeline.mark() if done.end is None else done.end
+        end = self.timeline.wait(end_mark)
         start = max(start, self._last_end)
         self._last_end = end
         return StepResult(

@@ -185,8 +185,10 @@ def engine_arguments() -> list[str]:
 
 def states_graph_sizes(options: Mapping[str, Any]) -> bool:
     """Whether engine arguments name the sizes of batches that are captured as CUDA graphs."""
+    stated = list(options)
     compilation = options.get("compilation_config")
-    stated = [*options, *(compilation if isinstance(compilation, Mapping) else ())]
+    if isinstance(compilation, Mapping):
+        stated += compilation
     return any(name in stated for name in GRAPH_SIZES)
 
 
