@@ -70,9 +70,11 @@ class Ledger:
     @property
     def replayed_share(self) -> float:
         """The share of iterations that ran as recorded CUDA graphs; 0 without any."""
+        if not self._iterations:
+            return 0.0
         column = ITERATION_COLUMNS.index("is_replayed")
         num_replayed = sum(row[column] for row in self._iterations)
-        return num_replayed / max(1, len(self._iterations))
+        return num_replayed / len(self._iterations)
 
     def columns_of_iterations(self, *names: str) -> pd.DataFrame:
         """Return some of `ITERATION_COLUMNS`, in a tenth of the time of all of them."""
@@ -111,8 +113,8 @@ class Ledger:
         """Return start and end by iteration and stage; without a pipeline there is one stage, 0."""
         spans = np.array(self._spans).reshape(-1, 2)
         iteration, stage = np.divmod(np.arange(len(spans)), self.num_stages)
-        table = pd.DataFrame(spans, columns=["start", "end"])
-        return table.assign(iteration=iteration, stage=stage)[["iteration", "stage", *table]]
+        table = pd.DataFrame({"iteration": iteration, "stage": stage})
+        return table.assign(start=spans[:, 0], end=spans[:, 1])
 
     def bubbles(self) -> pd.DataFrame:
         """Return a row per idle gap of a pipeline's stage between iteration - 1 and `iteration`."""

@@ -166,15 +166,20 @@ class Window:
 
     def pairs(self, start: int, num_tokens: int) -> int:
         """Count the causal query-key pairs of `num_tokens` tokens behind `start` others."""
-        pieces = self.pieces(start, num_tokens)
-        return sum(capped_sum(number, behind + 1, 1, self.size) for behind, number in pieces)
+        num_pairs = 0
+        for behind, number in self.pieces(start, num_tokens):
+            # The first token sees `behind` others and itself, each next one more, up to the window.
+            num_pairs += capped_sum(number, behind + 1, 1, self.size)
+        return num_pairs
 
     def kv_tokens(self, start: int, num_tokens: int) -> int:
         """Count the cached tokens that `num_tokens` tokens behind `start` others read, themselves
         included.
         """
-        pieces = self.pieces(start, num_tokens)
-        return sum(min(behind, self.size - 1) + number for behind, number in pieces)
+        num_read = 0
+        for behind, number in self.pieces(start, num_tokens):
+            num_read += min(behind, self.size - 1) + number
+        return num_read
 
 
 @dataclass(frozen=True)
@@ -246,11 +251,16 @@ class Latent:
 
     def linears(self, hidden: int, num_heads: int, head_size: int, count: int) -> list[Linear]:
         """List the products of `count` layers."""
-        query_input = hidden if self.query_rank is None else self.query_rank
+        down_size = self.cached_size
+        query_input = hidden
+        if self.query_rank is not None:
+            down_size += self.query_rank
+            query_input = self.query_rank
+        expanded = self.expanded_size(num_heads, head_size)
         return [
-            Linear("latent_down", hidden, (self.query_rank or 0) + self.cached_size, count),
+            Linear("latent_down", hidden, down_size, count),
             Linear("query_up", query_input, num_heads * head_size, count),
-            Linear("latent_up", self.rank, self.expanded_size(num_heads, head_size), count),
+            Linear("latent_up", self.rank, expanded, count),
             Linear("out_proj", num_heads * self.value_size, hidden, count),
         ]
 
@@ -349,8 +359,9 @@ class LinearAttention:
 
     def sequence_bytes(self, dtype_bytes: int) -> int:
         """Bytes of a sequence's states in one layer."""
-        inputs = (self.conv_size - 1) * self.num_channels
-        return self.state_size * (self.state_bytes or dtype_bytes) + inputs * dtype_bytes
+        element_bytes = self.state_bytes or dtype_bytes
+        num_inputs = (self.conv_size - 1) * self.num_channels
+        return self.state_size * element_bytes + num_inputs * dtype_bytes
 
     @property
     def token_flops(self) -> int:
@@ -368,7 +379,8 @@ class LinearAttention:
             within = self.num_heads * (3 * self.key_size + 2 * self.value_size)
         if self.rule in ("mamba1", "short_conv"):
             within = 0  # a scan, or nothing but the convolution
-        return 2 * (self.chunk * within + PRODUCTS[self.rule] * self.state_size)
+        with_state = PRODUCTS[self.rule] * self.state_size
+        return 2 * (self.chunk * within + with_state)
 
     def linears(self, hidden: int) -> list[Linear]:
         """List the products of all layers; an output gate is as wide as the values."""
@@ -437,9 +449,11 @@ class Layers:
 
     @property
     def description(self) -> str:
-        kinds = [("latent", self.latent), ("linear", self.linear), ("windowed", self.window)]
-        named = " and ".join(name for name, of in kinds if of)
-        return f"{named} attention" if named else "layers that are not alike"
+        kinds = {"latent": self.latent, "linear": self.linear, "windowed": self.window}
+        names = [name for name, part in kinds.items() if part is not None]
+        if not names:
+            return "layers that are not alike"
+        return f"{' and '.join(names)} attention"
 
     def complaint(self, spec: Any) -> str | None:
         """Describe a contradiction with the other fields of `spec`, a `ModelSpec`."""

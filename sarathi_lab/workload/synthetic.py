@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from statistics import NormalDist
 from typing import ClassVar
 
@@ -342,15 +342,19 @@ class Agentic(Lognormal):
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         sessions = self._lengths()
-        flat = [turn for turns in sessions for turn in turns]
-        times = np.repeat(self.times(len(sessions)), [len(turns) for turns in sessions])
-        shapes = ((prompt_len, output_len, None) for prompt_len, _, output_len in flat)
+        num_turns = [len(session) for session in sessions]
+        times = np.repeat(self.times(len(sessions)), num_turns)
+        shapes = []
+        for prompt_len, _, output_len in chain.from_iterable(sessions):
+            shapes.append((prompt_len, output_len, None))
         load = self.loaded(self.name, times, shapes)
         requests = iter(load.requests)
         turns: list[list[Turn]] = []
         for session in sessions:
-            new_lens = [new_len for _, new_len, _ in session]
-            turns.append([self._turn(next(requests), new_len, vocab_size) for new_len in new_lens])
+            turns_of_session = []
+            for _, new_len, _ in session:
+                turns_of_session.append(self._turn(next(requests), new_len, vocab_size))
+            turns.append(turns_of_session)
         note = f"{len(sessions)} sessions, whose turns wait for their answers"
         return replace(load, sessions=turns, notes=[note])
 

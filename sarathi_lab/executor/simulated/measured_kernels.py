@@ -117,8 +117,8 @@ class MeasuredKernels:
         add to the prefills.
         """
         seconds_of = self._attention.at
-        prefill = 0.0
         prompts = equal_prompts(batch)
+        prefill = 0.0
         if batch.num_prefills:
             prefill = seconds_of((*prompts, *NO_DECODES))
         if batch.num_decodes == 0:
@@ -126,8 +126,10 @@ class MeasuredKernels:
         context = batch.decode_kv_tokens / batch.num_decodes
         decodes = (batch.num_decodes, context)
         if self._in_one_call and batch.num_prefills:
-            return prefill, seconds_of((*prompts, *decodes)) - prefill
-        return prefill, seconds_of((*NO_PROMPTS, *decodes))
+            both = seconds_of((*prompts, *decodes))
+            return prefill, both - prefill
+        decode = seconds_of((*NO_PROMPTS, *decodes))
+        return prefill, decode
 
 
 def equal_prompts(batch: Batch) -> tuple[float, float, float]:

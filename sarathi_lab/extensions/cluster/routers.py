@@ -55,7 +55,8 @@ def longest_prefix(schedulers: Sequence[Scheduler], request: Request) -> int:
 
 def _is_out_of_balance(fewest: int, largest: int) -> bool:
     """Whether instances have too different numbers of requests."""
-    return largest - fewest > ABSOLUTE_IMBALANCE and largest > RELATIVE_IMBALANCE * fewest
+    is_far = largest - fewest > ABSOLUTE_IMBALANCE
+    return is_far and largest > RELATIVE_IMBALANCE * fewest
 
 
 def cached_tokens(scheduler: Scheduler, sequence: SequenceState) -> int:
@@ -63,7 +64,8 @@ def cached_tokens(scheduler: Scheduler, sequence: SequenceState) -> int:
     prefix = scheduler.blocks.prefix
     if prefix is None:
         return 0
-    return len(prefix.find(sequence)) * prefix.block_size
+    num_blocks = len(prefix.find(sequence))
+    return num_blocks * prefix.block_size
 
 
 # Each makes the router of a run.

@@ -27,7 +27,8 @@ BUDGETS = (DEFAULT, BEST)
 
 def objectives(runs: pd.DataFrame) -> list[str]:
     """Return the objectives that runs are judged by."""
-    return [str(name).removeprefix(GOODPUT) for name in runs if str(name).startswith(GOODPUT)]
+    names = [str(name) for name in runs]
+    return [name.removeprefix(GOODPUT) for name in names if name.startswith(GOODPUT)]
 
 
 def kept(runs: pd.DataFrame) -> pd.DataFrame:
@@ -44,22 +45,23 @@ def beside(runs: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
     """Return `runs` and those recorded in the same contests on the same requests, of policies that
     `runs` lack. In contests with others, `runs` are marked as new (`is_new`).
     """
-    requests = [*CONTEST, "seed", "requests"]
-    has_same_requests = group_keys(recorded, requests).isin(group_keys(runs, requests))
-    contests = group_keys(recorded, CONTEST)
-    is_in_contest = contests.isin(contests[has_same_requests])
-
-    policies = [*CONTEST, "policy"]
-    is_other = ~group_keys(recorded, policies).isin(group_keys(runs, policies))
-    others = recorded[is_in_contest & is_other]
+    has_same_requests = _are_in(recorded, runs, [*CONTEST, "seed", "requests"])
+    is_in_contest = _are_in(recorded, recorded[has_same_requests], CONTEST)
+    is_of_runs = _are_in(recorded, runs, [*CONTEST, "policy"])
+    others = recorded[is_in_contest & ~is_of_runs]
     if others.empty:
         return runs.assign(is_new=False)
-    has_others = group_keys(runs, CONTEST).isin(group_keys(others, CONTEST))
+    has_others = _are_in(runs, others, CONTEST)
     tables = [
         others.assign(is_new=False),
         runs.assign(is_new=has_others),
     ]
     return pd.concat(tables, ignore_index=True)
+
+
+def _are_in(rows: pd.DataFrame, table: pd.DataFrame, columns: list[str]) -> pd.Series:
+    """Return which rows have values of `columns` that some row of `table` has, too."""
+    return group_keys(rows, columns).isin(group_keys(table, columns))
 
 
 def compared(runs: pd.DataFrame, objective: str, at: str) -> pd.DataFrame:

@@ -15,8 +15,10 @@ def main(args: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:
     Returns:
         The exit code.
     """
-    if len(args) == 1 and "=" not in args[0] and Path(args[0]).is_dir():
-        return exit_code(lambda: publish(Path(args[0])), "no page was written")
+    if len(args) == 1 and "=" not in args[0]:
+        folder = Path(args[0])
+        if folder.is_dir():
+            return exit_code(lambda: publish(folder), "no page was written")
     if _names_sweep_alone(args):
         return run(args)  # its record has the experiment and all settings
     return run(["experiment=leaderboard", *args])

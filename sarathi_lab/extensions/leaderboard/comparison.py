@@ -130,10 +130,14 @@ def standings(runs: pd.DataFrame) -> pd.DataFrame:
     compared = runs.loc[:, num_seeds >= FEWEST_SEEDS].dropna()
     if len(compared) < FEWEST_SEEDS:
         compared = runs.iloc[:0, :0]
-    rows = _grouped(compared) if compared.shape[1] else []
-    best = rows[0]["best"] if rows else runs.mean().idxmax()
+    if compared.empty:
+        rows = []
+        best = str(runs.mean().idxmax())
+    else:
+        rows = _grouped(compared)
+        best = str(rows[0]["best"])
     others = runs.columns.difference(compared.columns, sort=False)
-    rows += [_undecided(runs, str(policy), str(best)) for policy in others]
+    rows += [_undecided(runs, str(policy), best) for policy in others]
     return pd.DataFrame(rows, columns=["policy", *COLUMNS]).set_index("policy")
 
 
@@ -143,6 +147,9 @@ def _undecided(runs: pd.DataFrame, policy: str, best: str) -> dict[str, Any]:
     of_best = runs.loc[values.index, best].dropna()
     best_goodput = of_best.mean()
     on_same = values[of_best.index].mean()
+    below_best = np.nan
+    if best_goodput:
+        below_best = 1 - on_same / best_goodput
     return {
         "policy": policy,
         "goodput": values.mean(),
@@ -151,7 +158,7 @@ def _undecided(runs: pd.DataFrame, policy: str, best: str) -> dict[str, Any]:
         "is_open": True,
         "best": best,
         "best_goodput": best_goodput,
-        "below_best": 1 - on_same / best_goodput if best_goodput else np.nan,
+        "below_best": below_best,
         "resolution": np.nan,
         "num_better": 0,
         "num_worse": 0,

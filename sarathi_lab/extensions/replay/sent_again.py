@@ -25,13 +25,13 @@ def requests_of(run: RealRun) -> list[Request]:
     columns = run.requests[["arrival_time", "prompt_len", "output_len"]]
     requests = [Request(i, *row) for i, row in enumerate(columns.itertuples(index=False))]
     text = _text(_longest_cached(run))
-    if not len(text):
+    if len(text) == 0:
         return requests
     with_text = []
     for request, num_cached in zip(requests, run.conversation.cached_len, strict=True):
-        shared = text[: min(int(num_cached), request.prompt_len)]
-        own = placeholders(request.request_id, request.prompt_len - len(shared))
-        prompt = np.concatenate([shared, own])
+        num_shared = min(int(num_cached), request.prompt_len, len(text))
+        own = placeholders(request.request_id, request.prompt_len - num_shared)
+        prompt = np.concatenate([text[:num_shared], own])
         with_text.append(replace(request, prompt_token_ids=prompt))
     return with_text
 
@@ -39,7 +39,7 @@ def requests_of(run: RealRun) -> list[Request]:
 def cached_text(run: RealRun) -> list[Request]:
     """Return the prompt that is cached before the first arrival, if requests had cached tokens."""
     text = _text(_longest_cached(run))
-    if not len(text):
+    if len(text) == 0:
         return []
     return [Request(CACHED_TEXT, 0.0, len(text), 1, text)]
 
@@ -50,15 +50,14 @@ def arrivals_of(run: RealRun, loop: Loop | None) -> Arrivals:
     """
     requests = requests_of(run)
     if loop is not None:
-        requests = [
-            replace(request, arrival_time=time)
-            for request, time in zip(requests, loop.due, strict=True)
-        ]
-    arrivals = Arrivals(requests)
+        due = zip(requests, loop.due, strict=True)
+        requests = [replace(request, arrival_time=time) for request, time in due]
     if run.has_conversations:
-        arrivals = _sessions(run, requests, loop)
+        arrivals: Arrivals = _sessions(run, requests, loop)
     elif loop is not None:
         arrivals = ClosedLoop(requests, loop.users, loop.think_time, keeps_times=True)
+    else:
+        arrivals = Arrivals(requests)
     arrivals.cached = cached_text(run)
     return arrivals
 
@@ -73,10 +72,11 @@ def _sessions(run: RealRun, requests: list[Request], loop: Loop | None) -> Sessi
     rows = []
     columns = run.conversation[["session", "delay"]].itertuples(index=False)
     for request, (session, delay) in zip(requests, columns, strict=True):
-        is_later = delay == delay  # NaN of a first turn
-        # What a later turn has in common with the one before are the tokens of that one.
-        own = replace(request, prompt_token_ids=None) if is_later else request
-        rows.append(SessionRow(own, session, delay))
+        sent = request
+        if not np.isnan(delay):
+            # What a later turn has in common with the one before are the tokens of that one.
+            sent = replace(request, prompt_token_ids=None)
+        rows.append(SessionRow(sent, session, delay))
     turns = turns_of(rows, placeholders)
     if loop is None:
         return Sessions(turns)
@@ -87,7 +87,7 @@ def _longest_cached(run: RealRun) -> int:
     """Return the most cached tokens of a request that continues no other."""
     table = run.conversation
     first_turns = table[table.delay.isna()]
-    return int(first_turns.cached_len.max()) if len(first_turns) else 0
+    return int(first_turns.cached_len.max()) if not first_turns.empty else 0
 
 
 def _text(num_tokens: int) -> NDArray[np.int32]:

@@ -31,9 +31,10 @@ class Proposer(Drafter):
         self._drafts: dict[int, Drafts] = {}  # of unfinished requests, by their ids
 
     def drafts_of(self, request: Request) -> Drafts:
-        if request.request_id not in self._drafts:
-            self._drafts[request.request_id] = self._make_drafts(request)
-        return self._drafts[request.request_id]
+        number = request.request_id
+        if number not in self._drafts:
+            self._drafts[number] = self._make_drafts(request)
+        return self._drafts[number]
 
     def add_drafts(self, batch: Batch, first: int, scheduler: Scheduler) -> None:
         """Add drafts that leave a token of the budget to every sequence that may still join the
@@ -54,7 +55,8 @@ class Proposer(Drafter):
                 limit = min(limit, budget - batch.num_tokens - reserved)
             if limit <= 0:
                 continue
-            drafts = self.drafts_of(sequence.request).propose(sequence, limit)
+            drafter = self.drafts_of(sequence.request)
+            drafts = drafter.propose(sequence, limit)
             num_cached = num_computed + 1 + len(drafts)
             if drafts and scheduler.blocks.grow(sequence, num_cached):
                 _append(batch, index, drafts)
@@ -73,8 +75,11 @@ class Proposer(Drafter):
             sampled = tokens[row : row + chunk.num_rows]
             row += chunk.num_rows
             if chunk.num_rows > 1:
-                number = self.drafts_of(sequence.request).num_accepted(sequence, sampled)
-                sequence.output_token_ids += sampled[:number] or [NO_TOKEN] * number
+                drafter = self.drafts_of(sequence.request)
+                number = drafter.num_accepted(sequence, sampled)
+                # A simulation samples no tokens.
+                accepted = sampled[:number] or [NO_TOKEN] * number
+                sequence.output_token_ids += accepted
                 sequence.token_times += [result.end] * number
                 sequence.draft_token_ids = ()
                 batch.chunks[index] = chunk._replace(num_tokens=1 + number)
