@@ -31,9 +31,10 @@ def place(num_threads: int) -> tuple[list[int], list[int]]:
     if not 0 < num_fast <= num_threads <= len(cores):
         return [-1] * num_threads, [0] * num_threads
     chosen = sorted(cores[:num_threads], key=lambda core: core.node)
-    nodes = list(dict.fromkeys(core.node for core in chosen))  # in the system's numbers
     numbers = [core.number for core in chosen]
-    return numbers, [nodes.index(core.node) for core in chosen]
+    system_nodes = [core.node for core in chosen]
+    order = sorted(set(system_nodes))  # threads count nodes from 0, without those that have none
+    return numbers, [order.index(node) for node in system_nodes]
 
 
 def most_threads() -> int | None:
@@ -45,7 +46,9 @@ def most_threads() -> int | None:
 
 def allowed_cores() -> list[int]:
     """Return the numbers of the cores that this process may use; none where that is unknown."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if not hasattr(os, "sched_getaffinity"):  # of Linux
+        return []
+    return sorted(os.sched_getaffinity(0))
 
 
 def physical_cores() -> list[Core]:
@@ -84,8 +87,8 @@ def _speeds(numbers: Sequence[int]) -> list[float]:
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         texts = [_text(_cpu_file(number, name)) for number in numbers]
         if all(texts):
-            return [float(text) for text in texts]
-    return [1.0 for _ in numbers]
+            return list(map(float, texts))
+    return [1.0] * len(numbers)
 
 
 def _quotas() -> Iterator[int]:

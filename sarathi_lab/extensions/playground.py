@@ -45,25 +45,39 @@ class Picture:
         axes = self.figure.subplots(2, 2, gridspec_kw=grid)
         self._batches = axes[:, 0]
         self._ttft, self._tbt = axes[:, 1]
-        for ax in self._batches:
-            ax.set(yscale="log", ylabel="tokens of each kind")
-            ax.grid(axis="x", visible=False)
-            for name, style in KINDS.items():
-                bars = {"baseline": BOTTOM, "fill": True, "color": style["facecolor"]}
-                ax.stairs([1], [0, 1], **bars, label=name)
-        axes[0, 0].legend(loc="upper right", ncols=2)
-        axes[1, 0].set_xlabel("time [s]")
-        for ax in (self._ttft, self._tbt):
-            for dashes in ("-", "--"):
-                ax.plot([], [], linestyle=dashes, drawstyle="steps-post")
-        self._ttft.set(xlabel="time to first token [s]", ylabel="share of requests", ylim=(0, 1.02))
-        self._tbt.set(xlabel="time between tokens [ms]", ylabel="share of longer gaps")
-        self._tbt.set(yscale="log", ylim=(FEWEST, 1))
+        self._prepare_batches()
+        self._prepare_times()
         for ax in axes.flat:
             ax.xaxis.set_major_locator(MaxNLocator(5))
         for ax in (*self._batches, self._tbt):
             ax.yaxis.set_minor_locator(NullLocator())
             ax.yaxis.set_major_formatter("{x:g}")  # powers take three times as long to typeset
+
+    def _prepare_batches(self) -> None:
+        """Draw an area for each kind of tokens, whose data `show` replaces."""
+        for ax in self._batches:
+            ax.set_yscale("log")
+            ax.set_ylabel("tokens of each kind")
+            ax.grid(axis="x", visible=False)
+            for name, style in KINDS.items():
+                colour = style["facecolor"]
+                ax.stairs([1], [0, 1], baseline=BOTTOM, fill=True, color=colour, label=name)
+        first, last = self._batches
+        first.legend(loc="upper right", ncols=2)
+        last.set_xlabel("time [s]")
+
+    def _prepare_times(self) -> None:
+        """Draw a line for each policy, whose data `show` replaces."""
+        for ax in (self._ttft, self._tbt):
+            for dashes in ("-", "--"):
+                ax.plot([], [], linestyle=dashes, drawstyle="steps-post")
+        self._ttft.set_xlabel("time to first token [s]")
+        self._ttft.set_ylabel("share of requests")
+        self._ttft.set_ylim(0, 1.02)
+        self._tbt.set_xlabel("time between tokens [ms]")
+        self._tbt.set_ylabel("share of longer gaps")
+        self._tbt.set_yscale("log")
+        self._tbt.set_ylim(FEWEST, 1)
 
     def show(
         self, iterations: Mapping[str, pd.DataFrame], requests: Mapping[str, pd.DataFrame]

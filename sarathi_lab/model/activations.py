@@ -38,8 +38,9 @@ def iteration_bytes(
     Returns:
         Bytes.
     """
-    sampled = min(num_sequences, num_tokens)
-    sampling = SAMPLER_BYTES + sampled * spec.vocab_size * LOGIT_BYTES
+    num_sampled = min(num_sequences, num_tokens)
+    logits = num_sampled * spec.vocab_size * LOGIT_BYTES
+    sampling = SAMPLER_BYTES + logits
     layer = num_tokens * _layer_row_bytes(spec, dtype_bytes, tensor)
     experts = num_tokens * _expert_row_bytes(spec, dtype_bytes, tensor)
     return max(layer, sampling) + experts
@@ -49,8 +50,9 @@ def _layer_row_bytes(spec: ModelSpec, dtype_bytes: int, tensor: int) -> float:
     """Return the bytes of a token in a layer with an FFN: before and after its activation."""
     widest = max((width for width, _ in spec.activations), default=0)
     num_rows = 3 if spec.gated_ffn else 2
+    hidden = HIDDEN_ROWS * spec.hidden_size
     activation = num_rows * widest / tensor
-    return dtype_bytes * (HIDDEN_ROWS * spec.hidden_size + activation)
+    return dtype_bytes * (hidden + activation)
 
 
 def _expert_row_bytes(spec: ModelSpec, dtype_bytes: int, tensor: int) -> float:

@@ -9,11 +9,10 @@ MAX_HEAD_SIZE = 256
 
 def check_heads(model: ModelStruct) -> None:
     """Raise ValueError for heads, or a window, that attention does not take."""
-    has_both = model.num_heads >= 1 and model.num_kv_heads >= 1
-    if not has_both or model.num_heads % model.num_kv_heads:
-        raise ValueError(
-            f"{model.num_heads} query heads do not share {model.num_kv_heads} of keys evenly"
-        )
+    heads = model.num_heads
+    kv_heads = model.num_kv_heads
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise ValueError(f"{heads} query heads do not share {kv_heads} of keys evenly")
     if not 1 <= model.head_size <= MAX_HEAD_SIZE:
         raise ValueError(f"heads have from 1 to {MAX_HEAD_SIZE} entries, not {model.head_size}")
     if model.window < 0:

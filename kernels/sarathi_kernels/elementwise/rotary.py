@@ -28,18 +28,19 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     as they are.
     """
     half = cos.shape[-1]
-    num_rest = x.shape[-1] - 2 * half
-    if num_rest < 0 or len(cos) != len(x):
+    rotary_size = 2 * half
+    if rotary_size > x.shape[-1] or len(cos) != len(x):
         raise ValueError(f"tables {tuple(cos.shape)} do not match {tuple(x.shape)}")
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    sizes = (half, half, num_rest)
-    first, second, rest = x.split(sizes, dim=-1)
-    out_first, out_second, out_rest = out.split(sizes, dim=-1)
+    first = x[..., :half]
+    second = x[..., half:rotary_size]
+    out_first = out[..., :half]
+    out_second = out[..., half:rotary_size]
     # Two passes per half straight into the result: on a CPU the memory of temporaries costs more
     # than the arithmetic.
     torch.mul(first, cos, out=out_first)
     out_first.addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out_second)
     out_second.addcmul_(first, sin)
-    out_rest.copy_(rest)
+    out[..., rotary_size:] = x[..., rotary_size:]
     return out

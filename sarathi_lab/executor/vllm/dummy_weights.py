@@ -9,7 +9,6 @@ higher clock. Here weights have the deviations with which the lab draws its mode
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -37,27 +36,29 @@ def _draw(name: str, values: Tensor, generator: torch.Generator) -> None:
     kind = name.rpartition(".")[-1]
     if any(part in kind for part in NO_WEIGHTS):
         return
-    if values.is_floating_point():
-        if values.ndim > 1:
-            _draw_floats(name, values, generator)
-        elif kind in ("weight", "bias"):
-            values.fill_(0.0 if kind == "bias" else 1.0)
-    elif "weight" in kind and values.dtype in BYTES:
-        limits = torch.iinfo(values.dtype)
-        values.random_(limits.min, limits.max + 1, generator=generator)
+    if not values.is_floating_point():
+        if "weight" in kind and values.dtype in BYTES:
+            limits = torch.iinfo(values.dtype)
+            values.random_(limits.min, limits.max + 1, generator=generator)
+    elif values.ndim > 1:
+        _draw_floats(name, values, generator)
+    elif kind == "bias":
+        values.zero_()
+    elif kind == "weight":
+        values.fill_(1.0)
 
 
 def _draw_floats(name: str, values: Tensor, generator: torch.Generator) -> None:
     if values.itemsize > 1:
-        deviation = 1.0 if "embed" in name else values.shape[-1] ** -0.5
+        deviation = 1.0
+        if "embed" not in name:
+            deviation = values.shape[-1] ** -0.5
         values.normal_(0.0, deviation, generator=generator)
         return
-    for part in _parts(values):  # torch draws no floats of 8 bits
-        drawn = torch.empty(part.shape, dtype=torch.float16, device=part.device)
-        part.copy_(drawn.normal_(generator=generator))
-
-
-def _parts(values: Tensor) -> Iterator[Tensor]:
-    """Split rows, so that a copy of a part takes little memory."""
-    elements_of_row = max(1, values.numel() // max(1, values.shape[0]))
-    yield from values.split(max(1, PART // elements_of_row))
+    # torch draws no floats of 8 bits. Few rows at a time, so that their copy takes little memory.
+    num_rows = max(1, values.shape[0])
+    elements_of_row = max(1, values.numel() // num_rows)
+    rows_at_once = max(1, PART // elements_of_row)
+    for rows in values.split(rows_at_once):
+        drawn = torch.empty(rows.shape, dtype=torch.float16, device=rows.device)
+        rows.copy_(drawn.normal_(generator=generator))

@@ -27,20 +27,21 @@ def draw(board: pd.DataFrame) -> Figure:
     from sarathi_lab.results.plots.plot import Grid, plot
 
     contests = [rows for _, rows in board.groupby([*CONTEST, "objective"], sort=False)]
-    numbers = range(len(contests))
     num_columns = min(2, len(contests))
     num_rows = math.ceil(len(contests) / num_columns)
     panel_height = 0.8 + 0.16 * board.policy.nunique()  # inches
     size = (style.WIDTH, 1.2 + num_rows * panel_height)
     looks = _looks()
     marks = []
-    for number in numbers:
-        marks.append(_marks(contests[number], looks).assign(panel=number))
-    grid = Grid(list(numbers), num_columns, size)
+    for number, rows in enumerate(contests):
+        of_panel = _marks(rows, looks)
+        marks.append(of_panel.assign(panel=number))
+    grid = Grid(list(range(len(contests))), num_columns, size)
     figure, axes = plot(pd.concat(marks), x="value", y="at", grid=grid)
-    for number in numbers:
-        _label(axes[number], contests[number])
-    style.legend_below(figure, [look.key() for look in looks.values()])
+    for number, rows in enumerate(contests):
+        _label(axes[number], rows)
+    keys = [look.key() for look in looks.values()]
+    style.legend_below(figure, keys)
     workload = board.workload.iloc[0]
     return style.finished(figure, f"{workload}: requests within the objective")
 
@@ -87,8 +88,9 @@ def _label(ax: Axes, rows: pd.DataFrame) -> None:
     ax.hlines(heights, goodputs[DEFAULT], goodputs[BEST], color="0.7", lw=1)
     ax.set_yticks(heights, policies)
     ax.tick_params(axis="y", labelsize=7)
-    first = rows.iloc[0]
-    ax.set_title(f"{first.model}, {gpu(first)}, {first.objective}", fontsize=9)
+    contest = rows.iloc[0]  # as every row
+    title = f"{contest.model}, {gpu(contest)}, {contest.objective}"
+    ax.set_title(title, fontsize=9)
     largest = rows.goodput.max() or 1.0
     ax.set_xlim(0, 1.05 * largest)
     ax.set_ylim(-1, len(policies))
