@@ -90,7 +90,8 @@ class Ledger:
         only.
         """
         table = pd.DataFrame(self._iterations, columns=list(ITERATION_COLUMNS))
-        counts = table.groupby("instance").num_preemptions  # from 0
+        # Schedulers count preemptions from the start of the run; a row has its iteration's.
+        counts = table.groupby("instance").num_preemptions
         table["num_preemptions"] -= counts.shift(fill_value=0)
         if not table.instance.any():
             del table["instance"]

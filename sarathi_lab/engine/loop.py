@@ -78,6 +78,7 @@ def run_engine(
     for request in arrivals.cached:
         scheduler.warm(request)
     executor.start()
+    # Each pass submits what can run now, then collects a batch or waits for what comes next.
     while arrivals.next_time < math.inf or scheduler.has_work or executor.num_in_flight:
         while arrivals.next_time <= executor.now:
             scheduler.add(arrivals.pop())

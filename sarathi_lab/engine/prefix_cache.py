@@ -47,6 +47,7 @@ class PrefixCache:
 
     def share(self, sequence: SequenceState, cached: list[int]) -> None:
         """Let `sequence`, which holds no block, hold the result of `find`."""
+        # What has a holder again can't be evicted.
         for block in self.unused.keys() & cached:
             del self.unused[block]
         for block in cached:
@@ -91,6 +92,7 @@ class PrefixCache:
     def release(self, sequence: SequenceState) -> list[int]:
         """Release all blocks of `sequence`; returns uncached ones, the last first."""
         uncached: list[int] = []
+        # The last block first, so that it is evicted before those that it builds on.
         for block in reversed(sequence.block_ids):
             num_holders = self.num_holders[block]
             if num_holders == 0:
@@ -145,6 +147,7 @@ def known_tokens(
     first_output = max(0, start - request.prompt_len)
     end_of_output = max(0, end - request.prompt_len)
     output = np.asarray(sequence.output_token_ids[first_output:end_of_output], dtype=np.int32)
+    # No two requests share a block that ends in a token which is still to be computed.
     placeholder = NO_TOKEN - 1 - request.request_id
     output[output == NO_TOKEN] = placeholder
     return np.concatenate([prompt, output])

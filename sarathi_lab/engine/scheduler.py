@@ -212,6 +212,7 @@ class Scheduler:
         if token_budget is not None:
             limit = min(self.batch_size, token_budget) - len(batch)
         decodes: list[SequenceState] = []
+        # The oldest first: it is never evicted for a newer one, so that some sequence ends.
         for sequence in self.running.idle:
             if len(decodes) >= limit:
                 break
@@ -429,6 +430,7 @@ class Scheduler:
         if len(self.running) >= self.max_num_seqs:
             return False
         needed = self._reserved(sequence, sequence.num_pending)
+        # An empty instance takes any sequence that fits, or one as large as the cache never runs.
         watermark = self.policy.watermark if self.running else 0.0
         if not self.blocks.can_hold(needed, watermark):
             return False
@@ -453,6 +455,7 @@ class Scheduler:
         fits_budget = size <= (self.policy.budget or num_known)
         if end < num_known and (block_end > start or fits_budget):
             end = block_end
+        # A chunk that begins within a block ends with that block.
         if start % size != 0:
             end = min(end, start + size - start % size)
         elif start < last_full_block < end:

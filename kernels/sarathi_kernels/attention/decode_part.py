@@ -52,6 +52,7 @@ def attend_alone(
         scores = tl.sum(key * row[None, :], 1)
         scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, scores)
+        # Where no key was visible so far, -inf less itself would be NaN.
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
         weights = tl.math.exp2(scores - shift)
         rescale = tl.math.exp2(row_max - shift)
@@ -108,6 +109,7 @@ def attend_group(
         scores = tl.dot(tile, key.T, input_precision="ieee") * qk_scale
         scores = tl.where(visible[None, :], scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1))
+        # Where no key was visible so far, -inf less itself would be NaN.
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
         rescale = tl.math.exp2(row_max - shift)
         weights = tl.math.exp2(scores - shift[:, None])
@@ -116,7 +118,8 @@ def attend_group(
         value = tl.load(cache.value + offsets, mask=mask, other=0.0)
         acc = tl.dot(weights.to(value.dtype), value, acc, input_precision="ieee")
         row_max = new_max
-    # Of an empty part the maximum alone makes the logarithm -inf.
+    # Of an empty part the maximum alone makes the logarithm -inf. Parts of one context are joined
+    # by these logarithms, so an empty one then has no share.
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)
     log_sum = row_max + tl.math.log2(row_sum)
     return acc / row_sum[:, None], log_sum

@@ -179,6 +179,7 @@ def attend_tile(
             dims = tl.arange(0, PADDED_SIZE)[None, :]
             exists = (rows[:, None] < num_queries) & (dims < HEAD_SIZE)
             columns = head * HEAD_SIZE + dims
+            # 64 bits: the offset of a late row in a wide tensor exceeds 32.
             packed = (start + rows).to(tl.int64)[:, None]
             pointers = query.first + packed * query.stride + columns
             tile = tl.load(pointers, mask=exists, other=0.0)
@@ -187,6 +188,7 @@ def attend_tile(
             first_position = num_earlier + first_row
             last_keys = tl.minimum(num_earlier + rows, kv_len - 1)
             end = tl.minimum(first_position + BLOCK_M, kv_len)
+            # Every query of the tile sees the keys up to its first one's position.
             masked_from = (first_position + 1) // BLOCK_N * BLOCK_N
             table = sequences.block_table + sequence.to(tl.int64) * sequences.stride_table
             column = head // GROUP * HEAD_SIZE
@@ -203,16 +205,19 @@ def attend_tile(
                 seen_by_all = tl.maximum(end - window, 0)
                 begin = tl.cdiv(seen_by_all, BLOCK_N) * BLOCK_N
                 begin = tl.minimum(tl.maximum(begin, window_begin), masked_from)
+                # Keys that have left the window of the tile's last queries, not of its first.
                 acc, row_max, row_sum = attend_keys(
                     acc, row_max, row_sum, tile, of_group, table,
                     window_begin, begin, last_keys, window, kv_len, qk_scale,
                     HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, False,
                 )  # fmt: skip
+            # Keys that all queries see: no mask.
             acc, row_max, row_sum = attend_keys(
                 acc, row_max, row_sum, tile, of_group, table,
                 begin, masked_from, last_keys, window, kv_len, qk_scale,
                 HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, False, HAS_WINDOW, AHEAD,
             )  # fmt: skip
+            # Keys on the diagonal of the causal mask.
             acc, row_max, row_sum = attend_keys(
                 acc, row_max, row_sum, tile, of_group, table,
                 masked_from, end, last_keys, window, kv_len, qk_scale,

@@ -123,6 +123,7 @@ class CostModel:
         Stages have equally many layers; the last adds the output head, sampling and the iteration's
         overhead.
         """
+        # All layers of a stage take equally long: a layer of a mixed model is their mean.
         layers_time = self._layers_per_stage * self.layer_time(batch)
         times = [layers_time] * self.parallel.pipeline
         times[-1] += self._sum["iteration"](batch.num_tokens)
@@ -154,7 +155,7 @@ class CostModel:
             return 0.0
         num_bytes = batch.num_tokens * self._token_bytes
         latency = self.hardware.link_latency
-        share = 1 / self.parallel.tensor
+        share = 1 / self.parallel.tensor  # of the hidden states, which all devices of a stage have
         seconds = latency + share * num_bytes / self._network_rate
         if self.parallel.tensor > 1:
             seconds += latency + (1 - share) * num_bytes / self._link_rate

@@ -48,6 +48,7 @@ class SimulatedExecutor:
 
     def submit(self, batch: Batch) -> None:
         """Queue `batch` and compute its end; the clock advances when it is collected."""
+        # The host begins when the batch before is collected, and when it has launched that.
         host_time = self.host.seconds(batch)
         self._launched = max(self.now, self._launched) + host_time
         start = self._launched

@@ -267,13 +267,14 @@ class AttentionTimes:
         chunks = list(chunks)
         prompts = self._tiles(chunks)
         ramps = num_decodes * DECODE_RAMP
+        # A decode has a tile of its own, which sees all keys of its context without a mask.
         tiles = prompts._replace(
             query_tiles=prompts.query_tiles + num_decodes,
             dense_keys=prompts.dense_keys + decode_kv_tokens + ramps,
         )
         decode_keys = math.ceil(decode_kv_tokens / num_decodes) + DECODE_RAMP
         longest = self._block_time(max(prompts.longest, decode_keys) + hardware.query_ramp)
-        compute = longest
+        compute = longest  # of tiles that all run at once
         if tiles.query_tiles * self.num_heads > hardware.num_sms:
             empty = self._empty_tiles(chunks, num_decodes, tiles.query_tiles)
             starting = empty * self.num_heads * EMPTY_TILE_TIME / hardware.num_sms
