@@ -33,32 +33,54 @@ class LatentTimes:
     latent: Latent
 
     def __post_init__(self) -> None:
-        formula, latent, spec = self.formula, self.latent, self.formula.spec
-        figures = replace(formula.hardware, **formula.hardware.latent)
-        heads, dtype_bytes = formula.heads.num_heads, formula.dtype_bytes
-        mean = (spec.head_size + latent.value_size) // 2  # of keys and values
-        self._prompts = AttentionTimes(figures, heads, heads, mean, mean * dtype_bytes)
+        formula = self.formula
+        spec = formula.spec
+        latent = self.latent
+        heads = formula.heads.num_heads
+        hardware = replace(formula.hardware, **formula.hardware.latent)
+        head_size = (spec.head_size + latent.value_size) // 2  # the mean of keys and values
+        head_bytes = head_size * formula.dtype_bytes
+        self._prompts = AttentionTimes(hardware, heads, heads, head_size, head_bytes)
+        # Heads of one tile read the latents once, as if they shared a KV head.
         tiles = math.ceil(heads / DECODE_HEADS)
-        cached = spec.kv_layer_bytes(dtype_bytes)
-        self._decodes = AttentionTimes(figures, heads, tiles, mean, cached / 2 / tiles)
-        self._width = latent.expanded_size(heads, spec.head_size)
-        rate = figures.flops_per_second * figures.attention_efficiency
+        latent_bytes = spec.kv_layer_bytes(formula.dtype_bytes)
+        self._decodes = AttentionTimes(hardware, heads, tiles, head_size, latent_bytes / 2 / tiles)
+        self._expanded_size = latent.expanded_size(heads, spec.head_size)
+        rate = hardware.flops_per_second * hardware.attention_efficiency
         self._pair_time = heads * latent.absorbed_flops / rate
         # Queries and outputs of latent size, written by one kernel and read by another.
-        moved = 2 * heads * (latent.cached_size + latent.rank) * dtype_bytes
-        self._query_time = moved / figures.memory_rate
+        query_size = heads * (latent.cached_size + latent.rank)
+        self._query_time = 2 * query_size * formula.dtype_bytes / hardware.memory_rate
 
     def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
         """Compute the seconds of `chunks` (start, num_tokens)."""
         chunks = list(chunks)
+        seconds = self._prompts.prefill(chunks)
         context = sum(start for start, _ in chunks)
-        expansion = self.formula.layer_product_time(context, self.latent.rank, self._width)
-        return self._prompts.prefill(chunks) + (expansion if context else 0.0)
+        if context:
+            rank = self.latent.rank
+            seconds += self.formula.layer_product_time(context, rank, self._expanded_size)
+        return seconds
+
+    @property
+    def error(self) -> float:
+        """Mean relative error of held-out calls, NaN without a fit."""
+        errors = self.formula.hardware.latent.get("uncertainty", {})
+        return float(errors.get("attention", math.nan))
+
+    @property
+    def caution(self) -> str:
+        """Source of the times."""
+        fit = "by figures fitted to" if self.formula.hardware.latent else "without a fit to"
+        return f"latent attention {fit} measured calls, none of which had a context"
 
     def times(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of prefills and of decodes."""
-        prefill = self.prefill(prefills(batch)) if batch.num_prefills else 0.0
-        return prefill, self.decode(batch.num_decodes, batch.decode_kv_tokens)
+        prefill = 0.0
+        if batch.num_prefills:
+            prefill = self.prefill(prefills(batch))
+        decode = self.decode(batch.num_decodes, batch.decode_kv_tokens)
+        return prefill, decode
 
     def decode(self, num_sequences: int, kv_tokens: int) -> float:
         """Compute the seconds of `num_sequences` decodes that see `kv_tokens` in total."""
@@ -75,6 +97,9 @@ class SelectedTimes:
     tokens. Then each token of prompts and decodes gathers the latents of the selected ones, and
     attends to them in the absorbed form.
     """
+
+    error = math.nan
+    caution = "attention to what an index selects: a roofline, no fit"
 
     def __init__(self, formula: AnalyticOperations, latent: Latent, index: Index) -> None:
         hardware = formula.hardware
@@ -122,12 +147,11 @@ class WindowTimes:
             kv_heads = kv_heads_of_device(sizes.num_kv_heads, tensor)
             cached *= mean_size / heads.head_size
             heads = Heads(sizes.num_heads // tensor, kv_heads, mean_size)
-        is_sliding = window.kind == "sliding"
+        # Chunked windows cut prompts into pieces (`times`); sliding ones bound the keys of tiles.
+        size = window.size if window.kind == "sliding" else None
         self._window = window
         self._hardware = formula.hardware
-        self._times = AttentionTimes(
-            formula.hardware, *heads, cached, window=window.size if is_sliding else None
-        )
+        self._times = AttentionTimes(formula.hardware, *heads, cached, window=size)
 
     def times(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of prefills and of decodes; in one call, decodes count as what they
@@ -135,8 +159,9 @@ class WindowTimes:
         """
         window = self._window
         chunks: list[tuple[int, int]] = []
-        for start, num_tokens in prefills(batch) if batch.num_prefills else ():
-            chunks += window.pieces(start, num_tokens)
+        if batch.num_prefills:
+            for start, num_tokens in prefills(batch):
+                chunks += window.pieces(start, num_tokens)
         decode_kv_tokens = window.sums(batch.chunks).window_decode_kv_tokens
         prefill = self._times.prefill(chunks)
         decode = self._times.decode(batch.num_decodes, decode_kv_tokens)
@@ -168,22 +193,42 @@ class LinearTimes:
 
     def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
         """Compute the seconds of `chunks` (start, num_tokens)."""
-        linear, hardware, figures = self.linear, self.hardware, self.hardware.linear
         tokens = [num_tokens for _, num_tokens in chunks]
-        pieces = [math.ceil(number / linear.chunk) for number in tokens]
-        conv_share = figures.get("conv_efficiency", hardware.memory_efficiency)
-        convolved = 2 * sum(tokens) * linear.num_channels * self.dtype_bytes / self.tensor
-        convolution = convolved / (hardware.bytes_per_second * conv_share)
+        compute = self._fitted_compute(tokens) if self.is_fitted else self._roofline_compute(tokens)
+        channels = self.linear.num_channels + self.linear.inner_size
+        moving = self._moving_time(sum(tokens) * channels * self.dtype_bytes)
+        memory = moving + self._states_time(len(tokens))
+        return self._launch + self._convolution_time(sum(tokens)) + overlapped(compute, memory)
+
+    @property
+    def _launch(self) -> float:
+        """Seconds of launching a prompt's kernels."""
         if self.is_fitted:
-            on_each = sum(pieces) * linear.num_heads / self.tensor / hardware.num_sms
-            launch, compute = figures["launch"], figures["step"] * max(*pieces, on_each)
-        else:
-            rate = hardware.flops_per_second * hardware.matmul_efficiency
-            flops = sum(pieces) * linear.chunk * linear.chunk_flops / self.tensor
-            launch, compute = KERNELS * hardware.kernel_launch, flops / rate
-        moved = sum(tokens) * (linear.num_channels + linear.inner_size) * self.dtype_bytes
-        memory = moved / self.tensor / hardware.memory_rate + self._states_time(len(tokens))
-        return launch + convolution + overlapped(compute, memory)
+            return self.hardware.linear["launch"]
+        return KERNELS * self.hardware.kernel_launch
+
+    def _num_pieces(self, tokens: Iterable[int]) -> list[int]:
+        """Count the chunks of linear attention in each sequence's `tokens`."""
+        return [math.ceil(number / self.linear.chunk) for number in tokens]
+
+    def _fitted_compute(self, tokens: Iterable[int]) -> float:
+        """Compute the seconds of the longest sequence's pieces, or of all that an SM has."""
+        pieces = self._num_pieces(tokens)
+        on_each = sum(pieces) * self.linear.num_heads / self.tensor / self.hardware.num_sms
+        return self.hardware.linear["step"] * max(*pieces, on_each)
+
+    def _roofline_compute(self, tokens: Iterable[int]) -> float:
+        """Compute the seconds of all pieces at the rate of products."""
+        rate = self.hardware.flops_per_second * self.hardware.matmul_efficiency
+        num_tokens = sum(self._num_pieces(tokens)) * self.linear.chunk
+        return num_tokens * self.linear.chunk_flops / self.tensor / rate
+
+    def _convolution_time(self, num_tokens: int) -> float:
+        """Compute the seconds in which the convolution reads and writes its channels."""
+        hardware = self.hardware
+        efficiency = hardware.linear.get("conv_efficiency", hardware.memory_efficiency)
+        num_bytes = 2 * num_tokens * self.linear.num_channels * self.dtype_bytes / self.tensor
+        return num_bytes / (hardware.bytes_per_second * efficiency)
 
     def decode(self, num_sequences: int) -> float:
         """Compute the seconds of one token of each of `num_sequences`."""
@@ -191,8 +236,12 @@ class LinearTimes:
         return launch + self._states_time(num_sequences)
 
     def _states_time(self, num_sequences: int) -> float:
-        moved = 2 * num_sequences * self.linear.sequence_bytes(self.dtype_bytes)
-        return moved / self.tensor / self.hardware.memory_rate
+        state_bytes = self.linear.sequence_bytes(self.dtype_bytes)
+        return self._moving_time(2 * num_sequences * state_bytes)
+
+    def _moving_time(self, num_bytes: float) -> float:
+        """Compute the seconds of moving `num_bytes`, split over the devices."""
+        return num_bytes / self.tensor / self.hardware.memory_rate
 
 
 class MixedOperations(AnalyticOperations):
@@ -200,37 +249,39 @@ class MixedOperations(AnalyticOperations):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        layers, size = self.spec.layers, (self.hardware, self.dtype_bytes, self.parallel.tensor)
+        layers = self.spec.layers
         self._latent: LatentTimes | SelectedTimes | None = None
+        self._linear: LinearTimes | None = None
+        self._window: WindowTimes | None = None
         if layers.latent and layers.index:
             self._latent = SelectedTimes(self, layers.latent, layers.index)
         elif layers.latent:
             self._latent = LatentTimes(self, layers.latent)
-        self._linear = LinearTimes(layers.linear, *size) if layers.linear else None
-        self._window = WindowTimes(self, layers.window) if layers.window else None
         if self._latent:
-            errors = self.hardware.latent.get("uncertainty", {})
-            error = math.nan if layers.index else errors.get("attention", math.nan)
-            self.uncertainty |= {"attention": error}
-        if self._linear:
-            error = self.hardware.linear["uncertainty"] if self._linear.is_fitted else math.nan
-            self.uncertainty |= {"linear attention": error}
+            self.uncertainty["attention"] = self._latent.error
+        if layers.linear:
+            self._linear = LinearTimes(
+                layers.linear, self.hardware, self.dtype_bytes, self.parallel.tensor
+            )
+            error = math.nan
+            if self._linear.is_fitted:
+                error = self.hardware.linear["uncertainty"]
+            self.uncertainty["linear attention"] = error
+        if layers.window:
+            self._window = WindowTimes(self, layers.window)
 
     @property
     def caution(self) -> str:
         """Source of the times."""
-        parts = ["a layer's time is the mean of layers that are not alike"]
-        if isinstance(self._latent, SelectedTimes):
-            parts.append("attention to what an index selects: a roofline, no fit")
-        elif self._latent:
-            fit = "by figures fitted to" if self.hardware.latent else "without a fit to"
-            parts.append(f"latent attention {fit} measured calls, none of which had a context")
+        sources = ["a layer's time is the mean of layers that are not alike"]
+        if self._latent:
+            sources.append(self._latent.caution)
         if self._window:
-            parts.append("attention in a window by the figures of that to whole contexts, no fit")
+            sources.append("attention in a window by the figures of that to whole contexts, no fit")
         if self._linear:
             fit = "fitted to measured calls" if self._linear.is_fitted else "a roofline, no fit"
-            parts.append(f"linear attention of {self._linear.linear.rule}: {fit}")
-        return "; ".join(parts)
+            sources.append(f"linear attention of {self._linear.linear.rule}: {fit}")
+        return "; ".join(sources)
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
         """Compute the mean layer's seconds of prompts and of decodes, in separate calls; linear
@@ -241,13 +292,14 @@ class MixedOperations(AnalyticOperations):
             prefill, decode = super().attention_times(batch)
         else:
             prefill, decode = self._latent.times(batch)
-        share = spec.num_full_layers / spec.num_layers
-        prefill, decode = share * prefill, share * decode
+        full_share = spec.num_full_layers / spec.num_layers
+        prefill *= full_share
+        decode *= full_share
         if self._window:
             share = (spec.num_attention_layers - spec.num_full_layers) / spec.num_layers
-            of_prompts, of_decodes = self._window.times(batch)
-            prefill += share * of_prompts
-            decode += share * of_decodes
+            window_prefill, window_decode = self._window.times(batch)
+            prefill += share * window_prefill
+            decode += share * window_decode
         if self._linear:
             share = self._linear.linear.num_layers / spec.num_layers
             if batch.num_prefills:
