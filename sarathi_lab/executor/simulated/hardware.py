@@ -169,9 +169,14 @@ class Hardware:
             )
 
     @classmethod
-    def at_peaks(cls, name: str, peaks: Peaks, dtype_bytes: int, **known: Any) -> Hardware:
-        """Make a device whose kernels reach the `peaks` without a fixed cost, but for what is
-        `known`; the size of its memory is unknown.
+    def at_peaks(cls, name: str, peaks: Peaks, dtype_bytes: int, **stated: Any) -> Hardware:
+        """Make a device whose kernels reach its peaks without a fixed cost.
+
+        Args:
+            name: As in `conf/hardware/`.
+            peaks: Of the device.
+            dtype_bytes: Bytes of an element.
+            stated: Figures that are known, by their fields; memory has no size without one.
         """
         shares = ("matmul", "attention", "causal", "memory", "kv")
         costs = ("kernel_launch", "attention_launch", "iteration_overhead")
@@ -183,7 +188,7 @@ class Hardware:
             **dict.fromkeys(costs, 0.0),
             "uncertainty": dict.fromkeys(UNCERTAIN),
         }
-        return cls(name=name, dtype_bytes=dtype_bytes, **figures | known)
+        return cls(name=name, dtype_bytes=dtype_bytes, **figures | stated)
 
     def with_kernel(self, name: str | None) -> Hardware:
         """Return the device with the figures of an attention kernel; None: its file's. Raises

@@ -431,16 +431,18 @@ class Workers:
         output.num_common_prefix_blocks = [0]
         return output
 
-    def _new(self, new_type: Any, one: NewSequence) -> Any:
-        of_v2 = {"prefill_token_ids": one.token_ids} if self.config.use_v2_model_runner else {}
+    def _new(self, new_type: Any, sequence: NewSequence) -> Any:
+        of_v2 = {}  # what the second model runner wants besides
+        if self.config.use_v2_model_runner:
+            of_v2["prefill_token_ids"] = sequence.token_ids
         return new_type(
-            req_id=one.name,
-            prompt_token_ids=one.token_ids,
+            req_id=sequence.name,
+            prompt_token_ids=sequence.token_ids,
             mm_features=[],
             sampling_params=self._greedy,
             pooling_params=None,
-            block_ids=(_shifted(one.block_ids),),
-            num_computed_tokens=one.num_computed,
+            block_ids=(_shifted(sequence.block_ids),),
+            num_computed_tokens=sequence.num_computed,
             lora_request=None,
             **of_v2,
         )
