@@ -121,14 +121,18 @@ class Replay:
                 num_cached = int((run.conversation.cached_len > 0).sum())
                 fate = "from the start" if engine.shares_prefixes else "computed again"
                 load += f", cached tokens of {num_cached} of them {fate}"
-        lines = [
-            f"{server_of(run)} {run.version or '(no version)'} with {_tokens_of(engine.policy)} "
-            f"and {self.config['batch']} sequences an iteration, host={host.name}"
-            f"{', scheduled ahead of the device' if host.overlaps else ''}",
-            f"{load}; cache {engine.num_blocks} x {engine.block_size} tokens"
-            f"{'' if self.is_cache_stated else ', as the hardware has room for'}"
-            f"{', prefixes shared' if engine.shares_prefixes else ''}",
-        ]
+        server = f"{server_of(run)} {run.version or '(no version)'}"
+        tokens = _tokens_of(engine.policy)
+        sequences = self.config["batch"]
+        settings = f"{tokens} and {sequences} sequences an iteration, host={host.name}"
+        if host.overlaps:
+            settings += ", scheduled ahead of the device"
+        cache = f"cache {engine.num_blocks} x {engine.block_size} tokens"
+        if not self.is_cache_stated:
+            cache += ", as the hardware has room for"
+        if engine.shares_prefixes:
+            cache += ", prefixes shared"
+        lines = [f"{server} with {settings}", f"{load}; {cache}"]
         if isinstance(self.backend, LockstepBackend):
             hardware = self.backend.hardware
             replicas = self.backend.sharing.num
