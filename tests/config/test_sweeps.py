@@ -159,13 +159,14 @@ def test_a_killed_sweep_over_simulated_runs_continues_with_its_baselines(output,
     assert "All 3 runs of this sweep" in capfd.readouterr().out
 
 
-def test_resume_repeats_what_a_killed_process_lost(output):
+def test_resume_repeats_what_a_killed_process_lost(output, capfd):
     (output / "kill-256").touch()
     (output / "meet").touch()
-    with start([*SCRIPTED, *PROCESSES, "chunk=64,128,256"], output) as process:
-        _, err = process.communicate()
+    code = main([*SCRIPTED, *PROCESSES, "chunk=64,128,256", f"output={output}"])
+    get_reusable_executor().shutdown(kill_workers=True)
+    err = capfd.readouterr().err
     sweep = sweep_of(output)
-    assert process.returncode == 2, err
+    assert code == 2, err
     assert err.splitlines()[-1].startswith("error: the launcher gave up (TerminatedWorkerError")
     assert [(sweep / number / "finished.json").is_file() for number in "012"] == [True, True, False]
     assert (sweep / "0" / "output.txt").read_text() == "chunk 64\n"
