@@ -108,6 +108,21 @@ def test_queries_of_grouped_heads_are_put_in_order():
     assert ungrouped - 7.0 == pytest.approx(2 * 128e-6)
 
 
+def test_decodes_without_grouped_heads_may_have_fixed_costs_of_their_own():
+    costs = {"decode_launch": 7.0, "decode_block_time": 20.0}
+    own = {"ungrouped_launch": 5.0, "ungrouped_block_time": 10.0}
+    gpu = dataclasses.replace(TOY, **costs, **own)
+    as_others = dataclasses.replace(TOY, **costs)
+    ungrouped = {**HEADS, "num_heads": 2}
+    assert AttentionTimes(gpu, **HEADS).decode(1, 10) == AttentionTimes(as_others, **HEADS).decode(
+        1, 10
+    )
+    blocks = 2 / TOY.num_sms
+    difference = AttentionTimes(as_others, **ungrouped).decode(1, 10)
+    difference -= AttentionTimes(gpu, **ungrouped).decode(1, 10)
+    assert difference == pytest.approx(2.0 + 10.0 * blocks, rel=1e-3)
+
+
 # -- one call over chunks and decodes --------------------------------------------------------------
 
 ONE_CALL = dataclasses.replace(TOY, num_sms=8, flops_per_second=1e13, bytes_per_second=1e12)

@@ -47,6 +47,10 @@ START_REDUCES = {
 }
 DECODE_SPLITS = (16, 32, 64)
 UNGROUPED_SPLITS = (1, 2, 3, 4, 6, 16, 64)
+# Fixed costs of decodes without grouped heads, where flash-attention 2 runs, by short contexts.
+UNGROUPED = ("ungrouped_launch", "ungrouped_block_time")
+FLASH_ATTENTION_2 = ("a100", "l40s", "rtx-pro-6000")
+SHORT = 64  # tokens
 SAMPLE = 1500  # products that a fit sees of its half: a few constants need no more
 # Upper ends of the regions of errors.
 REGIONS = {
@@ -154,7 +158,17 @@ def fit_attention(hardware: Hardware, halves: dict[str, pd.DataFrame]) -> Hardwa
     if (halves["decodes"].heads == halves["decodes"].kv_heads).any():
         ungrouped = [{"ungrouped_splits": number} for number in UNGROUPED_SPLITS]
         hardware = best_fit(hardware, "decodes", halves, (), ungrouped)
+        if hardware.name in FLASH_ATTENTION_2:
+            hardware = fit_ungrouped(hardware, halves["decodes"])
     return hardware
+
+
+def fit_ungrouped(hardware: Hardware, decodes: pd.DataFrame) -> Hardware:
+    """`hardware` with the fixed costs of decodes without grouped heads."""
+    is_short = (decodes.heads == decodes.kv_heads) & (decodes.length <= SHORT)
+    start = {name: START[name.replace("ungrouped", "decode")] for name in UNGROUPED}
+    rows = {"decodes": decodes[is_short]}
+    return best_fit(replace(hardware, **start), "decodes", rows, UNGROUPED, [{}])
 
 
 def best_fit(
@@ -240,6 +254,8 @@ def report_chunks(runs: Path, gpu: str, hardware: Hardware) -> None:
 def show(hardware: Hardware) -> None:
     splits = ("chunk_splits", "decode_splits", "ungrouped_splits")
     names = (*START, *REDUCES, "link_sharing", "partial_waves", *splits)
+    if hardware.ungrouped_launch is not None:
+        names += UNGROUPED
     values = ((name, getattr(hardware, name)) for name in names)
     print("  " + "  ".join(f"{name} {value:.3g}" for name, value in values))
 

@@ -110,6 +110,9 @@ class Hardware:
     ungrouped_splits: int | None = _count(None)
     decode_launch: float | None = _seconds(None)  # of a call of decodes; None: attention_launch
     decode_block_time: float = _seconds(0.0)  # least time of one SM per sequence and KV head
+    # The same two of decodes without grouped heads; None: as of other decodes.
+    ungrouped_launch: float | None = _seconds(None)
+    ungrouped_block_time: float | None = _seconds(None)
     decode_fill: float = _seconds(0.0)  # until decodes read at their full rate
     regroup_time: float = _seconds(0.0)  # of ordering grouped queries in a call of decodes
     # A mixture's experts: share of `matmul_efficiency`, fixed cost, traffic between the products.

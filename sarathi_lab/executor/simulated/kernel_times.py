@@ -238,13 +238,18 @@ class AttentionTimes:
         launch = hardware.decode_launch
         if launch is None:
             launch = hardware.attention_launch
+        block_time = hardware.decode_block_time
+        max_splits = hardware.decode_splits
+        if not is_grouped:
+            max_splits = hardware.ungrouped_splits or max_splits
+            if hardware.ungrouped_launch is not None:
+                launch = hardware.ungrouped_launch
+            if hardware.ungrouped_block_time is not None:
+                block_time = hardware.ungrouped_block_time
         if is_grouped and num_sequences > 1 and self.num_kv_heads > 1:
             launch += hardware.regroup_time
         blocks = num_sequences * self.num_kv_heads
-        working = hardware.decode_block_time * blocks / hardware.num_sms
-        max_splits = hardware.decode_splits
-        if not is_grouped and hardware.ungrouped_splits:
-            max_splits = hardware.ungrouped_splits
+        working = block_time * blocks / hardware.num_sms
         busy_share = occupancy(blocks, hardware.num_sms, max_splits)
         streaming = self._kv_bytes * kv_tokens / hardware.kv_rate
         keys_to_fill = hardware.num_sms * FILL_KEYS
