@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import KINDS
+from sarathi_lab.executor.simulated.drawn_times import (
+    NUM_DRAWS,
+    SHAPES_OF_RUN,
+    DrawnTimes,
+    Values,
+    scattered,
+)
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import EXPERTS
 from sarathi_lab.experiment.points import Estimate, Part
@@ -71,7 +78,7 @@ class Bench(ABC):
         """Return the seconds of `work` by operation."""
         return work.times(self._times)
 
-    def _times(self, subject: Subject) -> Mapping[str, float]:
+    def _times(self, subject: Subject) -> Mapping[str, Any]:
         if isinstance(subject, Composition):
             return self.cost.operation_times(subject.make())
         return self.request(subject)
@@ -79,34 +86,19 @@ class Bench(ABC):
     def seconds(self, work: Work, kinds: Iterable[str] = EVERYTHING) -> Estimate:
         """Return the seconds of the operations of some kinds.
 
-        Matrix products and attention have separate errors; streaming kernels and fixed costs are
-        fitted with the products; communication was compared with nothing. Experts have a separate
-        error where one is stated. Of whole iterations only the total is known, output head and
-        host included, whichever operations count for it; kinds alone are not a number.
+        Of whole iterations only the total is known, output head and host included, whichever
+        operations count for it; kinds alone are not a number.
         """
         kinds = tuple(kinds)
         times = self.times(work)
-        uncertainty = self.cost.uncertainty
         if not self.cost.has_operations:
-            seconds = sum(times.values()) if kinds in TOTALS else math.nan
-            return Estimate(seconds, self._largest_error(uncertainty))
-        of_products = uncertainty["matmul"]
-        attention = [kind for kind in uncertainty if "attention" in kind]  # also linear
-        errors = {"attn": self._largest_error(attention), "communication": 1.0}
-        total = 0.0
-        off = 0.0
+            is_known = kinds in TOTALS
+            return Estimate.of(sum(times.values())) if is_known else NOTHING
+        seconds: float | Values = 0.0
         for kind in kinds:
-            seconds = sum(times.get(name, 0.0) for name in KINDS[kind])
-            total += seconds
-            off += abs(seconds) * errors.get(kind, of_products)
-        if "ffn" in kinds and EXPERTS in times:
-            of_experts = uncertainty.get(EXPERTS, of_products)
-            off += abs(times[EXPERTS]) * (of_experts - of_products)
-        return Estimate(total, off / abs(total) if total else 0.0)
-
-    def _largest_error(self, kinds: Iterable[str]) -> float:
-        """Return the largest error of some kinds, NaN if one is."""
-        return float(np.max([self.cost.uncertainty[kind] for kind in kinds]))
+            for name in KINDS[kind]:
+                seconds = seconds + times.get(name, 0.0)
+        return Estimate.of(seconds)
 
     def saving(
         self, alone: Work, both: Work, without: Work, kinds: tuple[str, ...] = EVERYTHING
@@ -118,15 +110,14 @@ class Bench(ABC):
         """Return the `losses` of a prompt in chunks as shares of the time of the whole one. Of
         whole iterations only the "total" is known.
         """
-        uncut = sum(self.times(chunked(prompt_len, prompt_len, emits=True)).values())
-        error = self.seconds(chunked(prompt_len, prompt_len)).error
+        uncut = Estimate.of(sum(self.times(_uncut(prompt_len)).values()))
         shares = {}
         for cause, seconds in self.losses(prompt_len, chunk).items():
             is_known = cause == "total" or self.cost.has_operations
-            shares[cause] = Estimate(seconds / uncut, error) if is_known else NOTHING
+            shares[cause] = seconds / uncut if is_known else NOTHING
         return shares
 
-    def losses(self, prompt_len: int, chunk: int) -> Mapping[str, float]:
+    def losses(self, prompt_len: int, chunk: int) -> Mapping[str, Estimate]:
         """Return the extra seconds of a prompt, prefilled alone in chunks, by cause (section 4.2,
         Fig 13); a gain is below zero.
 
@@ -135,16 +126,16 @@ class Bench(ABC):
         product overlaps the two), "fixed" all else, the costs of an iteration of any size.
         "experts" is a mixture's part of "matmul".
         """
-        uncut = self.times(chunked(prompt_len, prompt_len, emits=True))
+        uncut = self.times(_uncut(prompt_len))
         cut = self.times(chunked(prompt_len, chunk, emits=True))
-        causes = dict.fromkeys(("attention", "matmul", "fixed", "experts"), 0.0)
+        causes: Times = dict.fromkeys(("attention", "matmul", "fixed", "experts"), 0.0)
         for name in {**uncut, **cut}:
             extra = cut.get(name, 0.0) - uncut.get(name, 0.0)
             causes[_cause_of(name)] += extra
             if name == EXPERTS:
                 causes["experts"] += extra
         total = causes["attention"] + causes["matmul"] + causes["fixed"]
-        return {**causes, "total": total}
+        return {cause: Estimate.of(extra) for cause, extra in {**causes, "total": total}.items()}
 
     def keys_read(self, work: Work) -> Estimate | None:
         """Count the cached tokens that attention reads for `work`; None where nothing is read."""
@@ -174,12 +165,11 @@ class Bench(ABC):
         served_by_baseline = self.served(baseline)
         if served is None or served_by_baseline is None:
             return dict.fromkeys(COMPARED, NOTHING)
-        error = self._largest_error(self.cost.uncertainty)
         values = served._asdict()
         references = served_by_baseline._asdict()
         ratios = {}
         for name in COMPARED:
-            ratios[name] = Estimate(values[name], error) / Estimate(references[name], error)
+            ratios[name] = Estimate(values[name]) / Estimate(references[name])
         return ratios
 
 
@@ -195,30 +185,65 @@ class CostBench(Bench):
     def __init__(self, cost: IterationTimes, *, is_counting: bool = False) -> None:
         super().__init__(cost)
         self.is_counting = is_counting
-        self._times_of: dict[Subject, Mapping[str, float]] = {}
-        self._served: dict[Scenario, Served] = {}
+        self._drawn = DrawnTimes(cost)
+        self._times_of: dict[Subject, Mapping[str, Values]] = {}
+        self._served: dict[Scenario, Mapping[str, Estimate]] = {}
 
-    def _times(self, subject: Subject) -> Mapping[str, float]:
+    def _times(self, subject: Subject) -> Mapping[str, Values]:
+        """Return the seconds by operation, in every draw."""
         if subject not in self._times_of:
-            self._times_of[subject] = super()._times(subject)
+            if isinstance(subject, Composition):
+                self._times_of[subject] = self._drawn.operation_times(subject.make())
+            else:
+                self._times_of[subject] = self.request(subject)
         return self._times_of[subject]
+
+    def seconds(self, work: Work, kinds: Iterable[str] = EVERYTHING) -> Estimate:
+        """Return the seconds of the operations of some kinds, with the errors that shapes share and
+        that each has alone, which average out over the shapes of requests.
+        """
+        kinds = tuple(kinds)
+        estimate = super().seconds(work, kinds)
+        is_run = any(isinstance(subject, Scenario) for _, subject in work.terms)
+        num_shapes = SHAPES_OF_RUN if is_run else 1
+        return Estimate.of(scattered(estimate.values, f"{kinds} {work.terms}", num_shapes))
 
     def request(self, scenario: Scenario) -> Times:
         if self.is_counting:
             return super().request(scenario)
-        return request_times(self.cost.operation_times, scenario)
+        return request_times(self._drawn.operation_times, scenario)
 
     def gain(self, scenario: Scenario, baseline: Scenario | None = None) -> Estimate:
         reference = self.seconds(request(baseline or scenario.baseline))
         return reference / self.seconds(request(scenario))
 
     def served(self, scenario: Scenario) -> Served:
+        return self._serve(scenario, self.cost.iteration_time)
+
+    def _serve(self, scenario: Scenario, iteration_time: Callable[[Batch], float]) -> Served:
+        executor = SimulatedExecutor(iteration_time)
+        num_blocks = scenario.blocks(BLOCK_SIZE)
+        served = serve(executor, scenario, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+        assert served is not None
+        return served
+
+    def served_ratios(self, scenario: Scenario, baseline: Scenario) -> Mapping[str, Estimate]:
+        of_scenario = self._compared(scenario)
+        of_baseline = self._compared(baseline)
+        return {name: of_scenario[name] / of_baseline[name] for name in COMPARED}
+
+    def _compared(self, scenario: Scenario) -> Mapping[str, Estimate]:
+        """Serve a scenario in every draw, and return the quantities that are `COMPARED`."""
         if scenario not in self._served:
-            executor = SimulatedExecutor(self.cost.iteration_time)
-            num_blocks = scenario.blocks(BLOCK_SIZE)
-            served = serve(executor, scenario, num_blocks=num_blocks, block_size=BLOCK_SIZE)
-            assert served is not None
-            self._served[scenario] = served
+            runs = [self.served(scenario)]
+            for number in range(1, 1 + NUM_DRAWS):
+                runs.append(self._serve(scenario, self._drawn.iteration_time_of(number)))
+            estimates = {}
+            for name in COMPARED:
+                values = np.array([getattr(run, name) for run in runs])
+                shape = f"{name} {scenario}"
+                estimates[name] = Estimate.of(scattered(values, shape, SHAPES_OF_RUN))
+            self._served[scenario] = estimates
         return self._served[scenario]
 
 
@@ -261,6 +286,11 @@ def room_of(part: Part) -> Room:
     bench = PlanningBench()
     part.points(bench)
     return Room.largest(subject.room for subject in bench.subjects)
+
+
+def _uncut(prompt_len: int) -> Work:
+    """Return the work of a prompt in one piece."""
+    return chunked(prompt_len, prompt_len, emits=True)
 
 
 def _cause_of(operation: str) -> str:

@@ -18,7 +18,7 @@ from yaml import YAMLError
 from sarathi_lab.config.errors import UserError, require_number, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS, readable
 from sarathi_lab.results import load
-from sarathi_lab.results.intervals import LEVEL, Ends, ends_of_median
+from sarathi_lab.results.intervals import LEVEL, Ends, ends_of_draws, ends_of_median, wider
 from sarathi_lab.results.metrics import REPLAY_TOLERANCE
 
 CLAIMS = EXPERIMENTS / "claims.yaml"
@@ -44,7 +44,8 @@ SAME_REQUESTS = ("model", "prompt_len", "num_decodes", "batch")  # where `load_s
 FITTED = "†"  # the mark of a value that constants were fitted to
 # of a point, for its value; taking all columns of each takes longer than judging it
 READ = [
-    *("x", "y", "low", "high", "confidence", "samples", "is_simulated", "num_pairs", "reason"),
+    *("x", "y", "low", "high", "confidence", "samples", "draws", "is_simulated", "num_pairs"),
+    "reason",
 ]
 ABSENT = "not in what was measured"
 
@@ -280,6 +281,8 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
     reason = _missing(needed)
     if reason is not None:
         return Value(), reason
+    if take.is_of_draws and candidates.draws.map(len).min() > 0 and candidates.samples.isna().all():
+        return _in_every_draw(take, candidates), None
     eligible = take.eligible(candidates)
     # The maximum of n points is overestimated if any of n upper ends is too low, underestimated if
     # one lower end is too high: n + 1 of the 2 n ends can fail (Bonferroni).
@@ -291,6 +294,22 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
     failing = at_once * (1 - widened.confidence.astype(float)).mean(skipna=False)
     value, low, high = take.value(widened)
     return Value(float(value), float(low), float(high), max(1 - failing, 0.0)), None
+
+
+def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
+    """Return the value of predicted rows, and its interval by what it is in each draw."""
+    value, _, _ = take.value(rows)
+    drawn = []
+    for of_rows in zip(*rows.draws, strict=True):
+        y = pd.Series(of_rows, rows.index)
+        drawn_value, _, _ = take.value(rows.assign(y=y, low=y, high=y))
+        drawn.append(float(drawn_value))
+    if take.is_place:
+        return Value(float(value), min(value, *drawn), max(value, *drawn))
+    ends = ends_of_draws(float(value), drawn)
+    if math.isnan(ends.low):  # all errors cancel
+        return Value(float(value), float(value), float(value))
+    return Value(float(value), ends.low, ends.high)
 
 
 def _missing(tables: Sequence[pd.DataFrame]) -> str | None:
@@ -314,32 +333,58 @@ def _chosen(claim: Claim, picked: Sequence[pd.DataFrame], at_once: float) -> pd.
     """
     bounded = [_bounded(rows, len(picked) * at_once) for rows in picked]
     if len(bounded) == 1:
-        return bounded[0]
+        return _with_draws(bounded[0])
     both = bounded[0].merge(bounded[1], on=list(claim.match), suffixes=("", "_over"))
-    return both.assign(
+    ratios = both.assign(
         y=both.y / both.y_over,
         low=both.low / both.high_over,
         high=both.high / both.low_over,
         confidence=both.confidence + both.confidence_over - 1,
+        draws=both.apply(_ratios, axis="columns", result_type="reduce"),
         reason=both.reason.fillna(both.reason_over),
     )
+    return _with_draws(ratios)
 
 
 def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
-    """Widen the intervals to what so many at once need, where samples are recorded."""
+    """Widen the intervals of samples to what so many at once need. Draws of a cost model, which
+    become numbers here, are left for `_with_draws`: until then a value with them has no width.
+    """
     level = 1 - (1 - LEVEL) / at_once
     ends = rows[[*Ends._fields]].to_numpy(dtype=float, copy=True)
-    recorded = zip(rows.samples, rows.is_simulated, strict=True)
-    for position, (text, is_simulated) in enumerate(recorded):
+    draws = rows.draws.map(_numbers)
+    recorded = zip(rows.y, rows.samples, draws, rows.is_simulated, strict=True)
+    for position, (value, text, drawn, is_simulated) in enumerate(recorded):
         samples = _numbers(text)
         if samples:
             ends[position] = ends_of_median(samples, level=level, is_series=not is_simulated)
+        elif drawn:
+            ends[position] = Ends(value, value, math.nan)
     low, high, confidence = ends.T
     return rows.assign(
         low=np.where(np.isnan(low), rows.y, low),
         high=np.where(np.isnan(high), rows.y, high),
         confidence=confidence,
+        draws=draws,
     )
+
+
+def _with_draws(rows: pd.DataFrame) -> pd.DataFrame:
+    """Widen the intervals by those of the draws."""
+    ends = []
+    for value, low, high, confidence, drawn in zip(
+        rows.y, rows.low, rows.high, rows.confidence, rows.draws, strict=True
+    ):
+        ends.append(wider(value, Ends(low, high, confidence), ends_of_draws(value, drawn)))
+    low, high, confidence = np.array(ends, dtype=float).reshape(-1, 3).T
+    return rows.assign(low=low, high=high, confidence=confidence)
+
+
+def _ratios(row: pd.Series) -> list[float]:
+    """Return the draws of a ratio: errors that both values share cancel in each."""
+    if len(row.draws) != len(row.draws_over):
+        return []
+    return [drawn / over for drawn, over in zip(row.draws, row.draws_over, strict=True)]
 
 
 def _numbers(text: str | float) -> list[float]:
@@ -408,14 +453,16 @@ class Take(NamedTuple):
     eligible: Callable[[pd.DataFrame], pd.DataFrame]
     value: Callable[[pd.DataFrame], Interval]
     is_line: bool = False  # of the rows of the least and the largest x alone
+    is_place: bool = False  # the value is an x
+    is_of_draws: bool = True  # taken in each draw of a cost model's constants
 
 
 TAKES: Mapping[str, Take] = {
     "max": Take(_maybe_largest, _largest),
     "min": Take(_maybe_smallest, _smallest),
-    "x of max": Take(_maybe_largest, _x_of_max),  # where y is largest, or may be
+    "x of max": Take(_maybe_largest, _x_of_max, is_place=True),  # where y is largest, or may be
     "last / first": Take(_all, _last_over_first, is_line=True),  # y there over y at the smallest x
-    "range": Take(_all, _range),  # over rows that differ in an unknown cost
+    "range": Take(_all, _range, is_of_draws=False),  # over rows that differ in an unknown cost
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sarathi_lab.experiment.bench import COMPUTE, FOUR, Bench
+from sarathi_lab.experiment.bench import COMPUTE, EVERYTHING, FOUR, Bench
 from sarathi_lab.experiment.grid import Grid, Map
 from sarathi_lab.experiment.iterations import OPERATIONS
 from sarathi_lab.experiment.points import Estimate, Parts, Point, part
@@ -157,9 +157,7 @@ def _hybrid_attention(bench: Bench, chunk: int, context: int, number: int) -> It
     apart = bench.seconds(prompt + decodes, ("attn",))
     alone = bench.seconds(decodes)
     added = bench.seconds(both - prompt)
-    # Errors of the attention in place of the other are not added.
-    seconds_apart = added.value - together.value + apart.value
-    added_apart = Estimate(seconds_apart, added.error)
+    added_apart = bench.seconds(both - prompt, NOT_ATTENTION) + bench.seconds(decodes, ("attn",))
     series = f"chunk {chunk}, context {context}"
     yield Point("attention / apart", series, number, together / apart)
     yield Point("decode speed-up", series, number, alone / added)
@@ -170,6 +168,7 @@ def _hybrid_attention(bench: Bench, chunk: int, context: int, number: int) -> It
 AS_CALLED = "as called"
 TWO_CALLS = "two calls"
 PRODUCTS = tuple(kind for kind in FOUR if kind != "attn")
+NOT_ATTENTION = tuple(kind for kind in EVERYTHING if kind != "attn")
 
 
 @experiment(
@@ -225,22 +224,16 @@ def _ways_to_decode(
 
 def _riding_in_two_calls(bench: Bench, both: Work, separate: Work) -> Estimate:
     """Return the seconds of `both`, with the attention of `separate` batches as its calls, over
-    those of these batches. Attention is the same in both, so its errors cancel.
+    those of these batches.
     """
-    products = bench.seconds(both, PRODUCTS)
-    products_apart = bench.seconds(separate, PRODUCTS)
-    attention = bench.seconds(separate, ("attn",)).value
-    total = products.value + attention
-    off = abs(products.value) * products.error + abs(products_apart.value) * products_apart.error
-    return Estimate(total / (products_apart.value + attention), off / total if total else 0.0)
+    attention = bench.seconds(separate, ("attn",))
+    together = bench.seconds(both, PRODUCTS) + attention
+    return together / (bench.seconds(separate, PRODUCTS) + attention)
 
 
 def _saved_in_two_calls(bench: Bench, decodes: Work, both: Work, prompt: Work) -> Estimate:
     """Return the seconds of `decodes` over what they add to a `prompt`, each in an attention call
     of its own.
     """
-    products = bench.seconds(both - prompt, PRODUCTS)
-    attention = bench.seconds(decodes, ("attn",))
-    error = max(products.error, attention.error)
-    added = Estimate(products.value + attention.value, error)
+    added = bench.seconds(both - prompt, PRODUCTS) + bench.seconds(decodes, ("attn",))
     return bench.seconds(decodes, FOUR) / added

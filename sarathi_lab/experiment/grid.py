@@ -33,7 +33,7 @@ class Grid(Experiment):
         return CostBench(backend.cost_of(job.spec), is_counting=is_counting)
 
     def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
-        """Return predicted points with the cost model's error, without those it can't predict."""
+        """Return predicted points with intervals, without those that have no prediction."""
         table = predicted_table(self.name, points_of_parts)
         return table.dropna(subset="y").reset_index(drop=True)
 

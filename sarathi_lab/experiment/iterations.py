@@ -274,9 +274,7 @@ def _prompt_in_chunks(
     slower = bench.seconds(cut, ("attn",)) / bench.seconds(uncut, ("attn",))
     yield Point("attention time / whole", name, chunk, slower)
     losses = bench.chunking_losses(prompt, chunk)
-    total = losses["total"]
-    prefill = Estimate(1.0 + total.value, total.error)
-    yield Point("prefill time / whole", name, chunk, prefill)
+    yield Point("prefill time / whole", name, chunk, Estimate(1.0) + losses["total"])
     for title, cause in causes.items():
         yield Point(f"price: {title}", name, chunk, losses[cause], kind="share")
 

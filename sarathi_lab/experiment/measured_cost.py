@@ -220,7 +220,7 @@ class MeasuredCostModel:
 
         self.timed(batch.num_tokens, reported)  # warms up caches, and cores that waited for work
         passes = self.timed(batch.num_tokens, reported)
-        seconds = [sum(times.values()) for times in passes]
+        seconds = [float(sum(times.values())) for times in passes]
         operations = _scaled(_lower_times(passes), _lower(seconds))
         timings = dict.fromkeys(("iteration", *operations), self.probe.timing)
         operation_share = float(np.median(operation_shares))

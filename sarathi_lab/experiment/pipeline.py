@@ -10,7 +10,6 @@ simulated with these times; sending takes none. Replicas are left out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,6 +50,11 @@ if TYPE_CHECKING:
     from sarathi_lab.experiment.measured_iterations import Limits
 
 NUM_REQUESTS = 10_000
+# The prompt in an iteration of the pipeline: SARATHI's chunk, or Orca's whole prompt.
+TYPICAL_PROMPT: Mapping[str, Mapping[str, Any]] = {
+    "sarathi": {"prefill_tokens": 230, "start": 1000},
+    "tp_pp_orca": {"prefill_tokens": 2000},
+}
 COMPLETED = 0.9981  # the last of the paper's points is the 9,981st of 10,000 requests
 SHORTEST, LONGEST = 1024, 4096
 ROWS = ["panel", "series", "x", "y"]
@@ -183,26 +187,34 @@ def ratios(points: pd.DataFrame) -> dict[str, float]:
 def predicted(
     on: tuple[ModelSpec, Hardware], seed: int, *, paper: pd.DataFrame, every: int
 ) -> Iterator[Point]:
-    """Predict Fig 12 by the cost model at the points of `paper`, with each n-th of its requests."""
+    """Predict Fig 12 by the cost model at the points of `paper`, with each n-th of its requests.
+
+    Times err as the iteration that is typical of a policy does, and ratios as two of them do: a run
+    of the 10,000 requests takes too long to repeat it in every draw.
+    """
     spec, hardware = on
     ledgers = {name: serve(name, spec, hardware, NUM_REQUESTS // every, seed) for name in SYSTEMS}
     curves = at_points(curves_of(ledgers), paper[paper.panel != "ratios"])
     parallel = SYSTEMS["sarathi"].parallel
     cost = make_cost_model("analytic", spec, hardware, hardware.dtype_bytes, parallel)
-    typical = batch(prefill_tokens=230, start=1000, num_decodes=26, context=2000)
-    error = CostBench(cost).seconds(typical).error
-    of_ratio = math.hypot(error, error)
+    bench = CostBench(cost)
+    errors = {}
+    for name, prompt in TYPICAL_PROMPT.items():
+        typical = bench.seconds(batch(num_decodes=26, context=2000, **prompt))
+        errors[name] = typical * (1 / typical.value)
+    of_ratio = errors["tp_pp_orca"] / errors["sarathi"]
     for panel, series, x, y in zip(curves.panel, curves.series, curves.x, curves.y, strict=True):
-        yield Point(panel, series, x, Estimate(y, error), "s")
+        error = errors.get(series, errors["tp_pp_orca"])
+        yield Point(panel, series, x, error * y, "s")
     for name, ratio in ratios(curves).items():
-        yield Point("ratios", name, 0.0, Estimate(ratio, of_ratio))
+        yield Point("ratios", name, 0.0, of_ratio * ratio)
     if hardware.layer_host_time:
         return  # its file has the costs of the paper's code base
     for seconds in FIXED_COSTS:
         device = replace(hardware, iteration_overhead=seconds)
         tables = (serve(name, spec, device, NUM_REQUESTS // every, seed)[0] for name in PIPELINES)
         for point in _orca_over_sarathi(*(ledger.requests() for ledger in tables)):
-            y = Estimate(point.y.value, of_ratio)
+            y = of_ratio * point.y.value
             yield point._replace(x=1e3 * seconds, y=y)  # x: milliseconds
 
 

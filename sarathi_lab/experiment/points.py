@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec
 
+import numpy as np
 import pandas as pd
 
-from sarathi_lab.results.intervals import median_of
+from sarathi_lab.executor.simulated.drawn_times import Values
+from sarathi_lab.results.intervals import draws_of_median, ends_of_draws, median_of, wider
 from sarathi_lab.results.load import POINT
 
 Kind = Literal["value", "share", "curve"]
@@ -19,20 +21,39 @@ OF_SAMPLES = ["confidence", "q20", "q80", "samples"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value, and the share by which it may be off (from shapes held out of a model's fits; NaN
-    without such shapes).
+    """A value, and what it is in each draw of the cost model's constants (`DrawnTimes`).
+
+    Draws have the same order everywhere, so that errors which two values share cancel in their
+    ratio. A value that was measured, or is exact, has none.
     """
 
     value: float
-    error: float = 0.0
+    draws: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, values: float | Values) -> Estimate:
+        """Return the estimate of a value followed by its draws, or of a value alone."""
+        value, *draws = np.atleast_1d(values).tolist()
+        return cls(value, tuple(draws))
+
+    @property
+    def values(self) -> Values:
+        """The value and its draws."""
+        return np.array([self.value, *self.draws])
 
     def __truediv__(self, other: Estimate) -> Estimate:
-        """Return the ratio of two estimates with independent errors; infinite over zero."""
-        ratio = self.value / other.value if other.value else math.inf
-        return Estimate(ratio, math.hypot(self.error, other.error))
+        """Return the ratio of two estimates; infinite over zero."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = self.values / other.values
+        if other.value == 0:
+            ratios = np.full_like(ratios, math.inf)
+        return Estimate.of(ratios)
+
+    def __add__(self, other: Estimate) -> Estimate:
+        return Estimate.of(self.values + other.values)
 
     def __mul__(self, factor: float) -> Estimate:
-        return Estimate(self.value * factor, self.error)
+        return Estimate.of(self.values * factor)
 
 
 class Point(NamedTuple):
@@ -68,12 +89,14 @@ class Part:
     Attributes:
         make: Yields them; its arguments are a bench, and `arguments` and `sizes`.
         seed: Of the requests of the first round, after the bench; None where none are drawn.
+        draw: Of the cost model's constants, in a simulation under load (`executor.draw`).
     """
 
     make: Callable[..., Iterable[Point]]
     arguments: Sequence[Any] = ()
     sizes: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
+    draw: int = 0
 
     def points(self, bench: Any, number: int = 0) -> list[Point]:
         """Return the points of the round of a `number`."""
@@ -109,20 +132,37 @@ def keep(samples: Samples, points: Iterable[Point]) -> None:
 
 
 def table_of(
-    figure: str, samples: Samples, max_spread: float, *, is_series: bool = True
+    figure: str,
+    samples: Samples,
+    max_spread: float,
+    *,
+    is_series: bool = True,
+    drawn: Sequence[Samples] = (),
 ) -> pd.DataFrame:
     """Return the points in the columns of `load`: medians and intervals, or the reason why there is
-    no number. Of a curve over time the first round is kept. `is_series`: see `ends_of_median`.
+    no number. Of a curve over time the first round is kept, which has no interval.
+
+    Args:
+        figure: The experiment's name.
+        samples: Of each point, a value a round.
+        max_spread: See `median_of`.
+        is_series: See `ends_of_median`.
+        drawn: The same rounds in draws of the cost model's constants.
     """
     rows = []
     columns = dict.fromkeys([*POINT, *OF_SAMPLES])
+    if drawn:
+        columns["draws"] = None
     for point, values in samples.items():
         interval = median_of(values, max_spread, of=point.total, is_series=is_series)
         row = {**point._asdict(), **vars(interval), "figure": figure}
+        if drawn:
+            draws = draws_of_median(values, [of_draw[point] for of_draw in drawn])
+            ends = wider(interval.median, interval, ends_of_draws(interval.median, draws))
+            row |= {"low": ends.low, "high": ends.high, "draws": in_text(draws)}
         row["y"] = math.nan if interval.reason else interval.median
         if point.kind == "curve":
-            row["y"] = values[0]
-            row["reason"] = None
+            row |= {"y": values[0], "reason": None, "low": math.nan, "high": math.nan}
         row["samples"] = " ".join(f"{value:.6g}" for value in values)
         labels = dict(point.labels)
         rows.append(row | labels)
@@ -131,15 +171,23 @@ def table_of(
 
 
 def predicted_table(figure: str, points_of_parts: Iterable[Sequence[Point]]) -> pd.DataFrame:
-    """Return predicted points as they are recorded, with the cost model's stated error."""
+    """Return predicted points as they are recorded, with the interval of their draws and these."""
     rows = []
     for point in chain.from_iterable(points_of_parts):
-        half = abs(point.y.value) * point.y.error
+        value = point.y.value
+        ends = ends_of_draws(value, point.y.draws)
         row = point._asdict()
         row["x"] = float(point.x)
-        row["y"] = point.y.value
-        row["low"] = point.y.value - half
-        row["high"] = point.y.value + half
+        row["y"] = value
+        row["low"] = ends.low
+        row["high"] = ends.high
+        row["draws"] = in_text(point.y.draws)
         rows.append(row)
-    table = pd.DataFrame(rows, columns=list({**dict.fromkeys(Point._fields), "low": 0, "high": 0}))
-    return table.assign(figure=figure, num_pairs=0, reason=None)[POINT]
+    columns = [*Point._fields, "low", "high", "draws"]
+    table = pd.DataFrame(rows, columns=columns)
+    return table.assign(figure=figure, num_pairs=0, reason=None)[[*POINT, "draws"]]
+
+
+def in_text(draws: Iterable[float]) -> str:
+    """Return draws as a table records them."""
+    return " ".join(f"{draw:.5g}" for draw in draws)

@@ -221,6 +221,8 @@ class Job:
         max_spread: Of the interval of a point (`Experiment`).
         is_cut: Measure only as many parts, ends and middles first, as that many rounds fit the
             time for.
+        num_draws: Of the cost model's constants, in which requests that arrive over time are
+            served, too; single batches have all of them always.
     """
 
     experiment: Experiment
@@ -233,6 +235,20 @@ class Job:
     seconds: float = 0.0
     max_spread: float = 0.15
     is_cut: bool = False
+    num_draws: int = 0
+
+    @property
+    def parts(self) -> list[Part]:
+        """What is simulated: each part as it is, then in every draw of the constants."""
+        parts = []
+        for part in self.experiment.parts(self.spec, self.sizes):
+            for draw in range(1 + self.num_draws):
+                parts.append(replace(part, draw=draw))
+        return parts
+
+    def drawn(self, draw: int) -> Job:
+        """Return the job in a draw of the cost model's constants."""
+        return replace(self, backend=replace(self.simulated_backend, draw=draw)) if draw else self
 
     @property
     def room(self) -> Room:

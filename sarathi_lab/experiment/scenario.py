@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine import loop
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.request import Batch, Request, SequenceState
-from sarathi_lab.executor.simulated.cost_model import OperationTimes
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.metrics import device_idle_fraction
@@ -24,7 +25,9 @@ from sarathi_lab.workload.base import random_prompt
 FEWER, MORE = 1, 3  # batches of requests; the difference of their costs is the steady state's
 
 BLOCK_SIZE = 16  # tokens
-Times = dict[str, float]  # seconds by operation
+# Seconds by operation; in a simulation an array, of every draw of the cost model's constants.
+Times = dict[str, Any]
+OperationTimes = Callable[[Batch], Mapping[str, Any]]
 
 
 def lengths(seq_len: int, pd_ratio: float, chunk_tokens: int = 1) -> tuple[int, int]:
@@ -208,7 +211,9 @@ def _spent(cost: OperationTimes, scenario: Scenario, num_batches: int) -> Times:
         times = cost(batch)
         for name, seconds in times.items():
             spent[name] += seconds
-        return sum(times.values())
+        return float(
+            np.atleast_1d(sum(times.values()))[0]
+        )  # the clock is that of the undrawn model
 
     num_blocks = math.ceil(scenario.batch_size / (1 - policy.watermark))
     longest = max(request.total_len for request in requests)
@@ -283,7 +288,7 @@ class Work:
     def __rmul__(self, weight: float) -> Work:
         return Work(tuple((weight * factor, subject) for factor, subject in self.terms))
 
-    def times(self, times_of: Callable[[Any], Mapping[str, float]]) -> Times:
+    def times(self, times_of: Callable[[Any], Mapping[str, Any]]) -> Times:
         """Return the sum of the seconds by operation of its batches and scenarios."""
         total: Times = defaultdict(float)
         for weight, subject in self.terms:

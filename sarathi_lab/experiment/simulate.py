@@ -23,7 +23,7 @@ def simulate(jobs: Sequence[Job], processes: int | None = None) -> list[pd.DataF
     """Return a table of points for each job, with its labels; parts of jobs are shared among
     `processes`, None for one a core.
     """
-    parts_of_jobs = [job.experiment.parts(job.spec, job.sizes) for job in jobs]
+    parts_of_jobs = [job.parts for job in jobs]
     # Those of few parts first: these are large ones.
     order = sorted(range(len(jobs)), key=lambda number: len(parts_of_jobs[number]))
     tasks = []
@@ -63,17 +63,17 @@ def _title(jobs: Sequence[Job]) -> str:
     return f"computing {what} with {models}"
 
 
-_BENCHES: dict[tuple[str, ...], Any] = {}  # of the last call in this process
+_BENCHES: dict[tuple[str, str, str, int], Any] = {}  # of the last call in this process
 
 
 def _points(call: str, job: Job, part: Part) -> list[Point]:
     """Evaluate a part on the job's bench, which is made once in each process."""
     name = "" if job.experiment.shares_bench else job.experiment.name
-    key = (call, job.device, name)
+    key = (call, job.device, name, part.draw)
     if key not in _BENCHES:
         if any(earlier != call for earlier, *_ in _BENCHES):
             _BENCHES.clear()
-        _BENCHES[key] = job.experiment.bench(job)
+        _BENCHES[key] = job.experiment.bench(job.drawn(part.draw))
     return part.points(_BENCHES[key], 0)
 
 

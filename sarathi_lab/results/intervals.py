@@ -6,6 +6,10 @@ between two order statistics, for any distribution: of n independent samples the
 k-th largest enclose it with probability 1 - 2 P(X < k), X binomial of n and 1/2 (Thompson, 1936),
 which is 75 % for the ends of 3 and 97 % for those of 6. Successive rounds may be correlated: with r
 the autocorrelation of neighbours' ranks, n samples count as n (1 - r) / (1 + r).
+
+A simulated value has draws instead: what it is with the cost model's constants drawn anew. They are
+drawn once for all values of a table, so that the ratio of two values has the ratios of their draws,
+in which shared errors cancel. Where seeds were drawn, too, both spreads are in the interval.
 """
 
 from __future__ import annotations
@@ -16,10 +20,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 T = TypeVar("T")
 LEVEL = 0.95
 FEWEST_PAIRS = 6  # below, no interval of the median reaches LEVEL
+DEVIATIONS = 1.96  # standard deviations of a normal error on either side within LEVEL
 
 
 class Ends(NamedTuple):
@@ -88,6 +94,57 @@ def ends_of_median(
     k = max(k, 1)
     confidence = _confidence(k, number, num_independent)
     return Ends(ordered[k - 1], ordered[-k], confidence)
+
+
+def ends_of_draws(value: float, draws: Sequence[float]) -> Ends:
+    """Return the interval of a predicted value by its draws, `DEVIATIONS` of them on either side.
+
+    Errors multiply: they are taken in the logarithm, where all values have one. Their confidence is
+    NaN, as the cost model states the errors that were drawn. The ends are NaN for a value that is
+    exact, without draws or equal in all of them.
+    """
+    drawn = np.asarray(draws, dtype=float)
+    if np.isnan(drawn).any() or (drawn == value).all():
+        return Ends(math.nan, math.nan, math.nan)
+    if value > 0 and (drawn > 0).all():
+        factor = math.exp(DEVIATIONS * _deviation(np.log(drawn / value)))
+        return Ends(value / factor, value * factor, math.nan)
+    half = DEVIATIONS * _deviation(drawn - value)
+    return Ends(value - half, value + half, math.nan)
+
+
+def draws_of_median(
+    samples: Sequence[float], drawn: Sequence[Sequence[float]]
+) -> tuple[float, ...]:
+    """Return what the median of `samples` is in each draw, whose samples have the same seeds: the
+    median of its changes from one to the other, so that seeds do not count twice.
+    """
+    median = float(np.nanmedian(samples))
+    undrawn = np.asarray(samples, dtype=float)
+    draws = []
+    for of_draw in drawn:
+        values = np.asarray(of_draw, dtype=float)
+        if (undrawn > 0).all() and (values > 0).all():
+            draws.append(median * float(np.nanmedian(values / undrawn)))
+        else:
+            draws.append(median + float(np.nanmedian(values - undrawn)))
+    return tuple(draws)
+
+
+def wider(value: float, of_seeds: Interval | Ends, of_draws: Ends) -> Ends:
+    """Return the interval of a value with two spreads that are independent: over seeds, and over
+    draws. Its confidence is that over seeds; without draws it is that interval.
+    """
+    if math.isnan(of_draws.low):
+        return Ends(of_seeds.low, of_seeds.high, of_seeds.confidence)
+    low = value - math.hypot(value - of_seeds.low, value - of_draws.low)
+    high = value + math.hypot(of_seeds.high - value, of_draws.high - value)
+    return Ends(low, high, of_seeds.confidence)
+
+
+def _deviation(differences: NDArray[np.float64]) -> float:
+    """Return the root of the mean square of differences from the value that was not drawn."""
+    return float(np.sqrt(np.mean(differences**2)))
 
 
 def _confidence(k: int, number: int, num_independent: int) -> float:

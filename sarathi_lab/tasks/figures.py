@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -228,13 +229,14 @@ def _described(points: pd.DataFrame) -> str:
     if points.empty:
         return ""
     point = points.iloc[0]
-    return f"{point.y:.3g} ({point.low:.3g} to {point.high:.3g}) at {point.x:g}"
+    interval = "" if math.isnan(point.low) else f" ({point.low:.3g} to {point.high:.3g})"
+    return f"{point.y:.3g}{interval} at {point.x:g}"
 
 
 def _brackets(table: pd.DataFrame) -> str:
     """State what the brackets around values are."""
     if table.num_pairs.max() <= 1:
-        return "in brackets the cost model's error"
+        return "in brackets intervals of draws of the cost model's constants"
     text = "medians (of an iteration's timings the lower quartile counts)"
     text += f", in brackets intervals of {100 * LEVEL:.0f} %"
     levels = table.confidence[table.num_pairs > 1]

@@ -24,6 +24,7 @@ from sarathi_lab.executor.device import device_description
 from sarathi_lab.executor.measured_backend import MeasuredBackend
 from sarathi_lab.executor.memory import NoRoom
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.drawn_times import NUM_DRAWS
 from sarathi_lab.executor.torch.checks import require_one_stage
 from sarathi_lab.experiment.measure import COMPOSITIONS, expect
 from sarathi_lab.experiment.recorded import as_points, paper
@@ -77,6 +78,9 @@ class Measure(Task):
     every: int = whole(1, minimum=1, fix="use 1 for all points")
     sizes: Mapping[str, Any] | None = None
     processes: int | None = whole(None, minimum=1, fix=PROCESSES)
+    draws: int = whole(
+        0, minimum=0, maximum=NUM_DRAWS, fix=f"use {NUM_DRAWS}, or 0 for intervals of seeds alone"
+    )
 
     @cached_property
     def declared(self) -> Experiment:
@@ -99,6 +103,9 @@ class Measure(Task):
         declared = self.declared
         for name in ("seconds", "max_spread"):
             self._refuse(name, "is for measuring, and executor=simulated computes")
+        if not declared.is_in_rounds:
+            self._refuse("draws", f"is for requests under load, and {declared.name} has all draws")
+        refuse_unread(backend, ["draw"], ": the experiment draws; use task.draws", "executor.")
         if declared.has_paper:
             self._refuse(
                 "setup", "is for measuring: the paper's figures are recomputed at its sizes"
@@ -152,6 +159,7 @@ class Measure(Task):
             require_one_stage(backend, "task=measure")
         self._refuse("every", "is for the recomputed figures of executor=simulated")
         self._refuse("processes", "is for executor=simulated, and a measurement is alone")
+        self._refuse("draws", "is of a cost model's constants, and this measures")
         _, checkpoint = resolve_model(cfg, backend)
         if checkpoint is not None:
             raise UserError(f"task=measure takes random weights; drop model.path={cfg.model.path}")
@@ -355,6 +363,7 @@ class Measure(Task):
                 sizes,
                 make_policy=partial(policy_of, cfg),
                 seed=int(cfg.seed),
+                num_draws=self.draws,
             )
             jobs.append(job)
         return jobs

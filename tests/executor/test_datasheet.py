@@ -13,8 +13,6 @@ from sarathi_lab.config.sweeper import compose
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.datasheet import ASSUMED_ERROR, datasheet
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.experiment.bench import CostBench
-from sarathi_lab.experiment.scenario import chunked
 
 H100 = load_option("hardware", "h100")
 UNMEASURED = (
@@ -82,12 +80,6 @@ def test_cards_by_their_datasheets_say_so_wherever_they_are_used(name: str) -> N
     cost = backend.predictor(SPEC).operation_times(batch_of(chunk=64))
     assert all(seconds >= 0 for seconds in cost.values())
     assert card.fp8_flops_per_second is None or card.fp8_peak > card.flops_per_second
-
-
-def test_the_assumed_error_shows_in_intervals() -> None:
-    card = load_option("hardware", "l4")
-    clock = CostBench(SimulatedBackend(card).cost_of(SPEC))
-    assert clock.seconds(chunked(64, 64), ("attn",)).error == ASSUMED_ERROR
 
 
 def test_a_card_may_be_described_without_choosing_an_option() -> None:

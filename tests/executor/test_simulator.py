@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
+import numpy as np
 import pytest
 from simulated import SPEC, TOY, batch_of
 
@@ -156,5 +156,5 @@ def test_an_error_that_was_never_held_out_is_said_to_be_none():
     assert said.endswith("matmul 10%, attention none stated")
     clock = CostBench(make_cost_model("analytic", spec, gpu, gpu.dtype_bytes))
     work = batch(prefill_tokens=8, num_decodes=2, context=8)
-    assert clock.seconds(work, ["ffn"]).error == pytest.approx(0.1)
-    assert math.isnan(clock.seconds(work).error)
+    assert np.isfinite(clock.seconds(work, ["ffn"]).draws).all()
+    assert np.isnan(clock.seconds(work).draws).all()

@@ -140,6 +140,36 @@ def test_computed_points_within_each_others_error_may_all_be_best(tmp_path):
     assert (row["measured"], row["low"], row["high"]) == (6.0, 4.0, 6.0)
 
 
+def of_draws(*points: list[float]) -> pd.DataFrame:
+    """Predicted points at x = 2, 4, ...: each a value and its draws."""
+    draws = [" ".join(map(str, drawn)) for _, *drawn in points]
+    table_of_values = table(*(value for value, *_ in points))
+    return table_of_values.assign(num_pairs=0, confidence=NAN, draws=draws)
+
+
+def test_errors_that_points_share_cancel_in_what_is_taken_of_them(tmp_path):
+    device = f"{load.SIMULATED}a6000"
+
+    def interval(points, **changes):
+        load.save(points, "fig08", device, tmp_path)
+        (row,) = verdicts(tmp_path, [replace(GAIN, **changes)]).to_dict("records")
+        return row["low"], row["measured"], row["high"]
+
+    alike = of_draws([1.0, 0.5, 2.0], [2.0, 1.0, 4.0])
+    assert interval(alike, take="last / first") == pytest.approx((2.0, 2.0, 2.0))
+    low, _, high = interval(alike, take="max")
+    assert low * high == pytest.approx(4.0)
+    assert high > 4.0
+    # In every draw the second is larger, whatever the intervals of both.
+    assert interval(alike, take="x of max") == (4.0, 4.0, 4.0)
+    other = of_draws([1.0, 1.5, 1.0], [1.2, 1.1, 1.3])
+    assert interval(other, take="x of max") == (2.0, 4.0, 4.0)
+    half = of_draws([0.5, 0.25, 1.0], [1.0, 0.5, 2.0]).assign(series="own")
+    both = pd.concat([alike, half], ignore_index=True)
+    over = {"over": "series == 'own'", "match": ["x"], "take": "range"}
+    assert interval(both, **over) == pytest.approx((2.0, 2.0, 2.0))
+
+
 def of_samples(*points: list[float]) -> pd.DataFrame:
     """Points at x = 2, 4, ... whose samples were recorded; their intervals are wrong on purpose."""
     kept = [" ".join(map(str, samples)) for samples in points]

@@ -90,7 +90,7 @@ def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor
     of_counts = [samples[position] for position in counted]
     assert all(values == pytest.approx([1.0] * FEWEST_PAIRS, rel=1e-5) for values in of_counts)
     assert bool(counted) == (name == "kv_reread"), "keys are counted where a kernel reads them"
-    assert all(math.isfinite(y.value) and y.error >= 0 for y in simulated.values())
+    assert all(math.isfinite(y.value) for y in simulated.values())
     assert table_of(name, samples, 10.0).unit.notna().all()
 
 

@@ -5,7 +5,6 @@ task end to end.
 from __future__ import annotations
 
 import re
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -13,9 +12,7 @@ import pytest
 
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.experiment.bench import CostBench
 from sarathi_lab.experiment.claims import load_claims
-from sarathi_lab.experiment.points import Estimate
 from sarathi_lab.experiment.recorded import (
     COLUMNS,
     LABELS,
@@ -25,7 +22,7 @@ from sarathi_lab.experiment.recorded import (
     points_of,
 )
 from sarathi_lab.experiment.registry import CATALOG, KEYS, PAPERS, paper_jobs
-from sarathi_lab.experiment.scenario import Scenario, batch, lengths, request_times
+from sarathi_lab.experiment.scenario import Scenario, lengths, request_times
 from sarathi_lab.experiment.simulate import simulate
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
 from sarathi_lab.run import main
@@ -98,30 +95,13 @@ def test_errors_are_relative_and_compared_with_the_aim():
     assert error_table(points).verdict.tolist() == ["missed"]
 
 
-class ToyCost:
-    """Each operation takes a second an iteration; attention is off by half, products by a tenth."""
-
-    has_operations = True
-    uncertainty: ClassVar = {"matmul": 0.1, "attention": 0.5}
-
-    def operation_times(self, batch: Batch) -> dict[str, float]:
-        decodes = float(batch.num_decode_tokens > 0)
-        return {"qkv_proj": 1.0, "decode_attention": decodes, "overhead": 2.0}
-
-    def iteration_time(self, batch: Batch) -> float:
-        return sum(self.operation_times(batch).values())
-
-
-def test_the_error_of_a_time_is_that_of_its_operations():
-    bench = CostBench(ToyCost())
-    alone = batch(num_decodes=1, context=5)
-    assert bench.seconds(alone) == Estimate(4.0, 0.2)  # 0.1 + 0.5 + 2 x 0.1 of 4 s
-    assert bench.seconds(alone, ["preproj"]) == Estimate(1.0, 0.1)
-    # Only the attention differs.
-    assert bench.seconds(alone - batch(prefill_tokens=3)) == Estimate(1.0, 0.5)
-
-
 # -- the steady state ------------------------------------------------------------------------------
+
+
+def operation_times(batch: Batch) -> dict[str, float]:
+    """Each operation takes a second an iteration."""
+    decodes = float(batch.num_decode_tokens > 0)
+    return {"qkv_proj": 1.0, "decode_attention": decodes, "overhead": 2.0}
 
 
 def test_lengths_are_whole_chunks_with_the_ratio_kept():
@@ -131,7 +111,7 @@ def test_lengths_are_whole_chunks_with_the_ratio_kept():
 
 
 def test_together_counts_iterations():
-    cost = ToyCost().operation_times
+    cost = operation_times
     # One prefill and five decode iterations for four requests.
     spent = request_times(cost, Scenario(RequestLevel(), 8, 5, 4))
     assert spent["qkv_proj"] == pytest.approx(6 / 4)
@@ -142,12 +122,12 @@ def test_steady_state_below_the_optimum_is_bound_by_decodes():
     # 2 chunks of 4 prompt tokens carry 3 decodes each, which leaves 12 - 2 * 3 of 12 for
     # decode-only batches of four.
     scenario = Scenario(Sarathi(chunk=7, min_decodes=3), 8, 12, 4)
-    spent = request_times(ToyCost().operation_times, scenario)
+    spent = request_times(operation_times, scenario)
     assert spent["qkv_proj"] == pytest.approx(2 + (12 - 2 * 3) / 4, rel=0.1)
 
 
 def test_steady_orca_takes_one_iteration_a_prompt():
-    spent = request_times(ToyCost().operation_times, Scenario(Orca(), 8, 12, 4))
+    spent = request_times(operation_times, Scenario(Orca(), 8, 12, 4))
     assert spent["qkv_proj"] == pytest.approx(1 + (12 - 3) / 4, rel=0.1)
 
 

@@ -33,6 +33,7 @@ from sarathi_lab.experiment.scenario import chunked
 from sarathi_lab.extensions.cluster.lockstep import Lockstep, SharedExperts
 from sarathi_lab.model.layers import ALIKE, Layers
 from sarathi_lab.policy import VllmV1
+from sarathi_lab.results.intervals import ends_of_draws
 
 DEEPSEEK, QWEN, NEMOTRON, NANO = (
     load_option("model", name)
@@ -140,9 +141,11 @@ def test_attention_is_as_uncertain_as_its_worse_kind(spec):
     """Nothing is fitted to Mamba-2's: its error is unknown, and so is that of all attention."""
     cost = make_cost_model("analytic", spec, H200, 2, Parallel())
     known = [error for kind, error in cost.uncertainty.items() if "attention" in kind]
-    found = CostBench(cost).seconds(chunked(64, 64), ("attn",))
-    assert found.error == pytest.approx(float(np.max(known)), nan_ok=True)
-    assert np.isnan(found.error) == (spec is NANO)
+    estimate = CostBench(cost).seconds(chunked(64, 64), ("attn",))
+    ends = ends_of_draws(estimate.value, estimate.draws)
+    assert np.isnan(ends.high) == np.isnan(np.max(known)) == (spec is NANO)
+    if spec is QWEN:
+        assert ends.high / estimate.value > 1 + max(known)
 
 
 def test_experts_in_some_layers_take_their_share_of_the_mean_layer():

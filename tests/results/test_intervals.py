@@ -9,7 +9,16 @@ import math
 import numpy as np
 import pytest
 
-from sarathi_lab.results.intervals import FEWEST_PAIRS, LEVEL, ends_of_median, median_of
+from sarathi_lab.results.intervals import (
+    FEWEST_PAIRS,
+    LEVEL,
+    Ends,
+    draws_of_median,
+    ends_of_draws,
+    ends_of_median,
+    median_of,
+    wider,
+)
 
 
 def test_a_median_and_quantiles_by_hand():
@@ -88,3 +97,26 @@ def test_what_is_too_wide_says_why(samples, reason):
 def test_pairs_that_could_not_be_measured_do_not_count():
     found = median_of([2.0, math.nan, *[2.0] * 5], max_spread=0.1)
     assert (found.median, found.num_pairs, found.reason) == (2.0, 6, None)
+
+
+def test_an_interval_of_draws_is_symmetric_where_errors_multiply():
+    low, high, confidence = ends_of_draws(2.0, [1.0, 4.0])
+    assert low * high == pytest.approx(4.0)
+    assert math.isnan(confidence)
+    low, high, _ = ends_of_draws(-1.0, [-3.0, 1.0])  # a loss that may be a gain
+    assert (low, high) == pytest.approx((-1 - 1.96 * 2, -1 + 1.96 * 2))
+    assert math.isnan(ends_of_draws(1.0, []).low)
+    assert math.isnan(ends_of_draws(1.0, [1.0, 1.0]).low)  # a value over itself
+
+
+def test_seeds_and_draws_widen_an_interval_together():
+    seeds = Ends(0.7, 1.4, 0.97)
+    both = wider(1.0, seeds, Ends(0.6, 1.3, math.nan))
+    assert both == pytest.approx((0.5, 1.5, 0.97))
+    assert wider(1.0, seeds, Ends(math.nan, math.nan, math.nan)) == seeds
+
+
+def test_a_draw_of_a_median_counts_no_seed_twice():
+    seeds = [1.0, 2.0, 9.0]
+    assert draws_of_median(seeds, [[1.1, 2.2, 9.9]]) == pytest.approx((2.2,))
+    assert draws_of_median([0.0, 1.0, 2.0], [[1.0, 2.0, 3.0]]) == (2.0,)

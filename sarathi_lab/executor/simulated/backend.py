@@ -9,13 +9,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
-from sarathi_lab.config.checked import check_fields, one_of
+from sarathi_lab.config.checked import check_fields, one_of, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.served_system import ServerSetup, ServingDevice
 from sarathi_lab.executor.simulated.attention_calls import caution_of
 from sarathi_lab.executor.simulated.cost_model import MEASURED_KERNELS, CostModel, make_cost_model
+from sarathi_lab.executor.simulated.drawn_times import (
+    NUM_DRAWS,
+    DrawnTimes,
+    IterationTime,
+    StageTimes,
+)
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import NO_HOST, WEIGHTS, Hardware, Host, Parallel
 from sarathi_lab.executor.simulated.kernel_times import at_measured_rates
@@ -71,6 +77,8 @@ class SimulatedBackend:
         weights: In "fp8" weights and activations of the layers' products have 8 bits (W8A8). In
             "int4" (AWQ, GPTQ) and "mxfp4" (experts) weights are stored, and products computed in
             the type of the rest.
+        draw: From 1 to `NUM_DRAWS`, in which the constants of the cost model err within its errors
+            (`DrawnTimes`); 0: none does.
     """
 
     name: ClassVar[str] = "simulated"
@@ -85,6 +93,13 @@ class SimulatedBackend:
     pipeline_parallel: int = 1
     host: Host = NO_HOST
     weights: StoredDtype = one_of("auto", name=WEIGHTS, valid=get_args(StoredDtype))
+    draw: int = whole(
+        0,
+        name="executor.draw",
+        minimum=0,
+        maximum=NUM_DRAWS,
+        fix=f"use 1 to {NUM_DRAWS}, or 0 for the constants as they are stated",
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.hardware, Hardware):
@@ -205,6 +220,11 @@ class SimulatedBackend:
                 f"hardware {self.hardware.name} is by its datasheet, with kernels as on a measured "
                 f"card; none was measured on it, and their mean error is assumed: {stated}"
             ]
+        if self.draw:
+            cautions.append(
+                f"executor.draw={self.draw}: the cost model's constants are off by errors of this "
+                "size, to show what they may change; the values are no prediction"
+            )
         hardware = self.attending
         within = hardware.causal_efficiency
         before = hardware.attention_efficiency
@@ -317,8 +337,14 @@ class SimulatedBackend:
             )
         cost = self.cost_of(spec)
         if self.num_stages > 1:
-            return PipelineExecutor(self.num_stages, cost.stage_times, cost.send_time)
-        return SimulatedExecutor(cost.iteration_time, self.host)
+            stage_times: StageTimes = cost.stage_times
+            if self.draw:
+                stage_times = DrawnTimes(cost).stage_times_of(self.draw, stage_times)
+            return PipelineExecutor(self.num_stages, stage_times, cost.send_time)
+        iteration_time: IterationTime = cost.iteration_time
+        if self.draw:
+            iteration_time = DrawnTimes(cost).iteration_time_of(self.draw)
+        return SimulatedExecutor(iteration_time, self.host)
 
     @property
     def attending(self) -> Hardware:
@@ -333,7 +359,10 @@ class SimulatedBackend:
             hardware = replace(hardware, iteration_overhead=0.0)
         device = (hardware, self.dtype_bytes, self.parallel)
         of_host = (self.host.graphs, tuple(self.host.fused or ()))
-        stamp = () if self.cost_model == "analytic" else tables_stamp(hardware.tables)
+        # Hardware is equal to another of other errors, which the cost model states.
+        errors = tuple(hardware.uncertainty.items())
+        files = () if self.cost_model == "analytic" else tables_stamp(hardware.tables)
+        stamp = (errors, files)
         arguments = (self.cost_model, spec, *device, *of_host)
         if not _is_hashable(arguments):
             return make_cost_model(*arguments)

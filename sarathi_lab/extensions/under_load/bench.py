@@ -186,11 +186,15 @@ class LoadExperiment(Experiment):
         )
 
     def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
-        """An interval is that of the median over the rounds: it shows how far seeds differ."""
-        samples: Samples = {}
-        for points in points_of_parts:
-            keep(samples, points)
-        return table_of(self.name, samples, math.inf, is_series=False)
+        """An interval is that of the median over the rounds, which shows how far seeds differ, and
+        of the draws of the cost model's constants, if any are among the parts of each round.
+        """
+        num_parts = len(points_of_parts) // FEWEST_PAIRS
+        by_draw: list[Samples] = [{} for _ in range(num_parts)]
+        for number, points in enumerate(points_of_parts):
+            keep(by_draw[number % num_parts], points)
+        samples, *drawn = by_draw
+        return table_of(self.name, samples, math.inf, is_series=False, drawn=drawn)
 
 
 def _replayed_table(bench: ServingBench) -> dict[str, pd.DataFrame]:

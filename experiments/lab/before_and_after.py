@@ -1,0 +1,121 @@
+"""What a commit had recorded, beside what is recorded now, in the numbers that a referee asks for.
+
+    python experiments/lab/before_and_after.py [COMMIT]
+
+COMMIT is f587a4db1c5d if none is named: the last before the errors were looked at. Both sides are
+judged by today's rules: verdicts of claims on simulated GPUs, intervals without a width, levels of
+one quantity that exclude each other, the mean errors against the paper's points, and the share of
+these within the intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from io import BytesIO
+from itertools import combinations
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pandas as pd
+
+from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.experiment.claims import VERDICTS, kind_of, verdicts
+from sarathi_lab.experiment.registry import KEYS, PAPERS
+from sarathi_lab.results.load import SIMULATED, load_paper
+
+BEFORE = "f587a4db1c5d"
+ERRORS = Path("sarathi/paper/results/errors.csv")
+PROFILED = "-profiled"
+TYPES = {"panel": str, "series": str, "x": float}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("commit", nargs="?", default=BEFORE)
+    commit = parser.parse_args().commit
+    with TemporaryDirectory() as folder:
+        before = recorded_at(commit, Path(folder))
+        sides = {commit[:12]: before, "now": EXPERIMENTS}
+        judged = {name: verdicts(root) for name, root in sides.items()}
+        counts = {name: counted(table) for name, table in judged.items()}
+        print("Simulated claims by verdict (a claim once on each device)")
+        print(pd.DataFrame(counts).fillna(0).astype(int).to_string())
+        print("\nOf predicted values and medians over seeds")
+        print(pd.DataFrame({name: widths(root) for name, root in sides.items()}).to_string())
+        for name, table in judged.items():
+            excluded = ", ".join(disjoint_levels(table)) or "none"
+            print(f"\nLevels that exclude each other, {name}: {excluded}")
+        print("\nMean error against the paper's points [%]")
+        errors = {name: errors_of_paper(root) for name, root in sides.items()}
+        print(pd.DataFrame(errors).to_string())
+        print("\nShare of the paper's points within the interval of the prediction")
+        shares = {name: covered(root) for name, root in sides.items()}
+        print(pd.DataFrame(shares).round(2).to_string())
+
+
+def recorded_at(commit: str, folder: Path) -> Path:
+    """Write what `commit` has in experiments/ into a folder, and return its place."""
+    command = ["git", "archive", "--format=tar", commit, "experiments"]
+    archive = subprocess.run(command, capture_output=True, check=True, cwd=EXPERIMENTS.parent)
+    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+    return folder / "experiments"
+
+
+def counted(judged: pd.DataFrame) -> pd.Series:
+    """Return how often each verdict is given on simulated devices."""
+    simulated = judged[judged.device.str.startswith(SIMULATED)]
+    return simulated.verdict.map(kind_of).value_counts().reindex(VERDICTS)
+
+
+def widths(root: Path) -> pd.Series:
+    """Return how many recorded intervals there are, and how many have no width."""
+    numbers = {"intervals": 0, "without a width": 0}
+    for path in sorted(root.glob(f"*/*/results/{SIMULATED}*/*.csv")):
+        table = pd.read_csv(path)
+        if {"low", "high", "num_pairs"} <= set(table):
+            numbers["intervals"] += int(table.low.notna().sum())
+            numbers["without a width"] += int((table.high <= table.low).sum())
+    return pd.Series(numbers)
+
+
+def disjoint_levels(judged: pd.DataFrame) -> Iterator[str]:
+    """Yield the claims whose intervals by formula and by tables exclude each other on a GPU."""
+    for claim, rows in judged.groupby("id", sort=False):
+        for first, second in combinations(rows.itertuples(), 2):
+            if second.device != f"{first.device}{PROFILED}":
+                continue
+            if first.high < second.low or second.high < first.low:
+                yield f"{claim} on {first.device.removeprefix(SIMULATED)}"
+
+
+def errors_of_paper(root: Path) -> pd.Series:
+    """Return the mean errors by row of the paper's figures and device, in percent."""
+    table = pd.read_csv(root / ERRORS).set_index(["row", "device"])
+    return (100 * table["mean"]).round(2)
+
+
+def covered(root: Path) -> pd.Series:
+    """Return the share of the paper's points within the interval of the prediction, by figure and
+    device. A point that the profile was made from is no test of it.
+    """
+    shares = {}
+    for figure in PAPERS:
+        paper = load_paper(figure)[[*KEYS, "y"]].astype(TYPES)
+        for path in sorted(root.glob(f"*/{figure}/results/{SIMULATED}*/{figure}.csv")):
+            if path.parent.name.startswith(f"{SIMULATED}pipeline"):
+                continue  # its iterations were measured, on a CPU
+            table = pd.read_csv(path, dtype=TYPES).fillna({"panel": ""})
+            both = table.merge(paper, on=KEYS, suffixes=("", "_of_paper"))
+            both = both[both.low < both.high]
+            is_within = (both.low <= both.y_of_paper) & (both.y_of_paper <= both.high)
+            if len(both):
+                shares[f"{figure}, {path.parent.name.removeprefix(SIMULATED)}"] = is_within.mean()
+    return pd.Series(shares)
+
+
+if __name__ == "__main__":
+    main()

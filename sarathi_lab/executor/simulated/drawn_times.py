@@ -1,0 +1,155 @@
+"""Seconds by operation with a cost model's constants drawn anew, eight times within their errors.
+
+A cost model states the mean absolute error of each kind of operation on shapes that no fit has
+seen. Here these errors are normal in the logarithm. A kind has two constants: of large batches,
+bound by arithmetic, and of small ones, bound by memory. A batch's error moves from one to the other
+with its tokens, so that shapes near to each other err alike. In the eight draws each constant is
+one standard deviation above its value four times and below it four times, and no two go together
+(Plackett and Burman, 1946): the variance over the draws is that of independent normal errors, and
+nothing hangs on a random number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Protocol
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.cost_model import KINDS, WHOLE
+from sarathi_lab.executor.simulated.hardware import EXPERTS
+
+NUM_DRAWS = 8
+RIDGE = 256  # tokens from which a product is bound by arithmetic on these GPUs, roughly
+# Standard deviation of a normal error over its mean absolute value.
+DEVIATION = math.sqrt(math.pi / 2)
+SHARED = 0.5  # of an error's variance: what shapes have in common, beside what each has alone
+SHAPES_OF_RUN = 4  # that most of a run of requests consists of
+OF_COMMUNICATION = 1.0  # which was compared with nothing: off by a factor of two in the mean
+PAIR = np.array([[1, 1], [1, -1]])
+# A row a draw, a column a constant; the first column of the Hadamard matrix is left out.
+SIGNS = np.kron(np.kron(PAIR, PAIR), PAIR)[:, 1:]
+LARGE_PRODUCTS, SMALL_PRODUCTS, LARGE_ATTENTION, SMALL_ATTENTION = SIGNS.T[:4]
+LARGE_EXPERTS, SMALL_EXPERTS, OTHERS = SIGNS.T[4:]
+PRODUCTS = frozenset((*KINDS["preproj"], *KINDS["postproj"], *KINDS["ffn"], "lm_head", WHOLE))
+ATTENTION = frozenset(KINDS["attn"])
+OF_DECODES = "decode_attention"
+IterationTime = Callable[[Batch], float]
+StageTimes = Callable[[Batch], list[float]]
+Values = NDArray[np.float64]  # the undrawn value, then those of the draws
+
+
+class PredictedTimes(Protocol):
+    """Seconds of a batch by operation, and the mean error of each kind."""
+
+    @property
+    def uncertainty(self) -> Mapping[str, float]: ...
+
+    def operation_times(self, batch: Batch) -> dict[str, float]: ...
+
+
+class DrawnTimes:
+    """Seconds by operation of `cost` as it is and of its draws, as `Values`."""
+
+    def __init__(self, cost: PredictedTimes) -> None:
+        self._cost = cost
+        errors = cost.uncertainty
+        attention = [error for kind, error in errors.items() if "attention" in kind]
+        of_products = errors.get("matmul", math.nan)
+        if not attention:  # whole iterations have one error
+            of_products = max(errors.values())
+            attention = [of_products]
+        self._products = _Kind(of_products, LARGE_PRODUCTS, SMALL_PRODUCTS)
+        self._attention = _Kind(float(np.max(attention)), LARGE_ATTENTION, SMALL_ATTENTION)
+        self._experts = _Kind(errors.get(EXPERTS, of_products), LARGE_EXPERTS, SMALL_EXPERTS)
+        # Streaming kernels and fixed costs are fitted with the products.
+        self._others = _Kind(of_products, OTHERS, OTHERS)
+        self._communication = _Kind(OF_COMMUNICATION, OTHERS, OTHERS)
+
+    def operation_times(self, batch: Batch) -> dict[str, Values]:
+        """Return the seconds by operation of a batch."""
+        times = {}
+        for name, seconds in self._cost.operation_times(batch).items():
+            times[name] = seconds * self._factors(name, batch)
+        return times
+
+    def iteration_time(self, batch: Batch) -> Values:
+        """Return the seconds of a batch."""
+        return sum(self.operation_times(batch).values(), np.zeros(1 + NUM_DRAWS))
+
+    def iteration_time_of(self, draw: int) -> IterationTime:
+        """Return the function of a batch's seconds in one draw, from 1."""
+
+        def iteration_time(batch: Batch) -> float:
+            seconds = 0.0
+            for name, undrawn in self._cost.operation_times(batch).items():
+                seconds += undrawn * float(self._factors(name, batch)[draw])
+            return seconds
+
+        return iteration_time
+
+    def stage_times_of(self, draw: int, stage_times: StageTimes) -> StageTimes:
+        """Return the function of a batch's seconds by stage in one draw, all of which err alike."""
+        iteration_time = self.iteration_time_of(draw)
+
+        def drawn(batch: Batch) -> list[float]:
+            undrawn = sum(self._cost.operation_times(batch).values())
+            factor = iteration_time(batch) / undrawn
+            return [factor * seconds for seconds in stage_times(batch)]
+
+        return drawn
+
+    def _factors(self, name: str, batch: Batch) -> Values:
+        if name == EXPERTS:
+            return self._experts.factors(batch.num_tokens)
+        if name in PRODUCTS:
+            return self._products.factors(batch.num_tokens)
+        if name == OF_DECODES:
+            return self._attention.factors(1)
+        if name in ATTENTION:
+            return self._attention.factors(batch.num_prefill_tokens)
+        if name in KINDS["communication"]:
+            return self._communication.factors(1)
+        return self._others.factors(1)
+
+
+class _Kind:
+    """Factors of the operations of a kind, by tokens."""
+
+    def __init__(self, error: float, large: Values, small: Values) -> None:
+        deviation = DEVIATION * math.log1p(error) * math.sqrt(SHARED)
+        self._large = deviation * large
+        self._small = deviation * small
+        self.factors = cache(self._factors)  # a run has few numbers of tokens
+
+    def _factors(self, num_tokens: int) -> Values:
+        share = num_tokens / (num_tokens + RIDGE)
+        if np.array_equal(self._large, self._small):
+            logarithms = self._large
+        else:  # the two have the variance of one
+            logarithms = math.sqrt(share) * self._large + math.sqrt(1 - share) * self._small
+        return np.concatenate([[1.0], np.exp(logarithms)])
+
+
+def scattered(values: Values, shape: str, num_shapes: int = 1) -> Values:
+    """Return drawn values with the part of their error that no other `shape` shares: normal numbers
+    that the shape's name seeds, with the spread that `SHARED` leaves to them. Over `num_shapes` of
+    a run it averages out.
+    """
+    if len(values) == 1:
+        return values
+    differences = values[1:] - values[0]
+    deviation = math.sqrt(float(np.mean(differences**2)) * (1 - SHARED) / SHARED / num_shapes)
+    if not deviation > 0:  # no error, or an unknown one
+        return values
+    normal = np.random.default_rng(crc32(shape.encode())).standard_normal(NUM_DRAWS)
+    standardised = (normal - normal.mean()) / normal.std()
+    if values.min() > 0:  # errors multiply
+        factors = np.exp(deviation / values[0] * standardised)
+        return np.concatenate([values[:1], values[1:] * factors])
+    return np.concatenate([values[:1], values[1:] + deviation * standardised])
