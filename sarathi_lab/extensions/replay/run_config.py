@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,8 +19,10 @@ from sarathi_lab.extensions.cluster.lockstep import Lockstep, LockstepBackend
 from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.extensions.replay.server_arguments import (
     CHUNKED_V0,
+    LOGGED_CACHE,
     NULL_BLOCKS,
     WHOLE_PROMPTS_V0,
+    LoggedCache,
 )
 from sarathi_lab.extensions.replay.settings import typed_settings, with_settings
 from sarathi_lab.model.checkpoint import resolve_model
@@ -149,9 +152,10 @@ def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
     chosen = _option_of(group, name or "")
     if not chosen:
         options = [option for option in files if option != AUTO]
+        by_file = "model.path=FOLDER with its config.json, or " if group == "model" else ""
         raise UserError(
             f"{run.source}: {group} {name or 'is not named and'} has no file in conf/{group}; add "
-            f"{group}=NAME, one of {', '.join(options)}"
+            f"{by_file}{group}=NAME, one of {', '.join(options)}"
         )
     return read_option(group, files[chosen])
 
@@ -245,7 +249,11 @@ def num_blocks(
 ) -> int:
     """Return the stated number, else what a server of the run's version leaves to a cache."""
     if isinstance(cfg.cache.num_blocks, int):
-        return int(cfg.cache.num_blocks)
+        number = int(cfg.cache.num_blocks)
+        logged = run.settings.stated.get(LOGGED_CACHE)
+        if logged is None or number != run.settings.num_blocks:
+            return number
+        return _logged_blocks(cfg, logged, spec, number)
     policy: Policy = build(cfg.policy, Policy)
     longest = cfg.max_model_len or spec.max_position
     setup = setup_of(policy, num_sequences, longest, memory_share(cfg))
@@ -253,6 +261,24 @@ def num_blocks(
         setup = replace(setup, rule=vllm_memory(run.version))
     held_back = 0 if run.policy in (CHUNKED_V0, WHOLE_PROMPTS_V0) else NULL_BLOCKS
     return backend.kv_blocks(spec, cfg.cache.block_size, setup) - held_back
+
+
+def _logged_blocks(cfg: DictConfig, logged: LoggedCache, spec: ModelSpec, number: int) -> int:
+    """Return the blocks of a cache that vLLM logs in tokens: of a model with windows, groups of
+    layers share them, each of which has its own for a token (`CachedWindow`).
+    """
+    window = spec.cached_window
+    if window is None or window.share == 0:
+        return number
+    block_size = cfg.cache.block_size
+    if not logged.is_of_longest:
+        return int(logged.tokens // block_size * (1 + window.share)) - NULL_BLOCKS
+    longest = cfg.max_model_len or spec.max_position
+    # What a window holds while a prompt is computed, by vLLM's rule.
+    held = min(window.window.size - 1 + (cfg.chunk or 0), longest)
+    of_window = math.ceil(held / block_size) + 1
+    of_longest = math.ceil(longest / block_size) + math.ceil(window.share * of_window)
+    return int(logged.tokens / longest * of_longest) - NULL_BLOCKS
 
 
 def with_host_of_stages(cfg: DictConfig, typed: DictConfig) -> DictConfig:

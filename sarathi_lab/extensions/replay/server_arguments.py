@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.policy.systems import WHOLE_PROMPT_TOKENS
 
-# What the lab's command line has no name for: the cache in tokens, whether replicas share experts,
-# the server's version.
-OF_FILES = ("cache.tokens", "cluster.shares_experts", "version")
+# What the lab's command line has no name for: the cache in tokens, and as vLLM logs it, whether
+# replicas share experts, the server's version.
+LOGGED_CACHE = "cache.logged"
+OF_FILES = ("cache.tokens", LOGGED_CACHE, "cluster.shares_experts", "version")
 NO_EFFECT = "-"
 UNCUT = -1  # a chunk of SGLang's that cuts no prompt
 NULL_BLOCKS = 1  # of vLLM's blocks, never allocated from its second engine (V1) on
@@ -80,6 +81,19 @@ class Statement:
     without_effect: Sequence[str] = ()
     is_complete: bool = False
     policy: str = ""
+
+
+class LoggedCache(NamedTuple):
+    """Tokens of vLLM's cache, as it logs them.
+
+    Attributes:
+        tokens: As logged.
+        is_of_longest: Whether they are those of as many of the longest sequences as fit; else of
+            the blocks that each group of layers would have.
+    """
+
+    tokens: int
+    is_of_longest: bool
 
 
 class NotSimulated(Exception):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import yaml
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.literals import CLOSING, OPENING, named_values
 from sarathi_lab.extensions.replay.server_arguments import (
+    LOGGED_CACHE,
+    LoggedCache,
     Statement,
     as_object,
     merged,
@@ -43,7 +46,7 @@ ENGINE = re.compile(r"engine \(v[^)]*\) with config: (.*)")
 V0_ENGINE = re.compile(r"Initializing an? (?:V0 LLM engine|LLM engine \(v0\.[0-7]\.)")
 VERSION = re.compile(r"(?:version |engine \(v)(\d+\.\d+(?:\.\d+)?)")
 BUDGET = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
-CACHE_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
+CACHE_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens(, Maximum concurrency)?")
 CACHE_BLOCKS = re.compile(r"# (?:GPU|cuda) blocks: (\d+)")
 MODEL_LENGTH = re.compile(r"Using max model len (\d+)")
 ASYNCHRONOUS = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
@@ -230,7 +233,11 @@ def _of_vllm_log(path: Path, text: str) -> Statement:
     )
     if V0_ENGINE.search(text):
         return with_rules_of_v0(statement)
-    return statement
+    logged = CACHE_TOKENS.search(text)
+    if logged is None:
+        return statement
+    cache = LoggedCache(_tokens(logged[1]), logged[2] is not None)
+    return replace(statement, settings={**statement.settings, LOGGED_CACHE: cache})
 
 
 def _graphs(config: str) -> dict[str, Any]:
@@ -252,9 +259,14 @@ def _num_blocks(text: str, typed: Mapping[str, Any]) -> int | None:
     tokens = CACHE_TOKENS.search(text)
     if tokens is not None:
         block_size = int(typed.get("block_size") or DEFAULT_BLOCK)
-        return int(tokens[1].replace(",", "")) // block_size
+        return _tokens(tokens[1]) // block_size
     blocks = CACHE_BLOCKS.search(text)
     return None if blocks is None else int(blocks[1])
+
+
+def _tokens(text: str) -> int:
+    """Read a number with commas."""
+    return int(text.replace(",", ""))
 
 
 def _of_sglang_log(path: Path, text: str) -> Statement:

@@ -349,6 +349,34 @@ def test_beside_a_clients_file_only_what_neither_states_is_asked_for(client, tmp
     assert (replay.engine.policy.name, replay.engine.num_blocks) == ("sglang", 900_032 // 64)
 
 
+@pytest.mark.parametrize(
+    ("line", "blocks"),
+    [
+        # 2 groups of 18 layers share 1,000 blocks, of which 500 are tokens of each.
+        ("GPU KV cache size: 8,000 tokens", 2 * 500),
+        # 10 sequences of 512 blocks, and 137 of a window with a chunk, share 6,490.
+        (
+            "GPU KV cache size: 81,920 tokens, Maximum concurrency for 8,192 tokens per request: "
+            "10.00x",
+            10 * (512 + 137),
+        ),
+    ],
+)
+def test_a_cache_in_tokens_is_of_as_many_groups_of_layers_as_there_are(
+    line, blocks, client, tmp_path
+):
+    log = tmp_path / "server.log"
+    log.write_text(
+        "INFO non-default args: {'model': 'openai/gpt-oss-120b', 'max_model_len': 8192, "
+        f"'max_num_batched_tokens': 2048, 'max_num_seqs': 64}}\nINFO {line}\n"
+    )
+    replay = replayed(client, f"task.log={log}", "hardware=h100").as_run
+    assert replay.engine.num_blocks == blocks - 1
+    log.write_text(log.read_text().replace("openai/gpt-oss-120b", MODEL))
+    dense = replayed(client, f"task.log={log}", "hardware=h100").as_run
+    assert dense.engine.num_blocks < blocks - 1
+
+
 def test_a_command_line_is_one_more_source(client):
     command = f"'vllm serve {MODEL} --max-num-seqs 128 --enable-lora'"
     case = replayed(client, "hardware=h100", f"task.server={command}", "batch=64")
