@@ -282,12 +282,14 @@ class Latent:
 class Index:
     """An index that selects the `size` tokens which attention to latents sees (sparse attention of
     DeepSeek-V3.2, arXiv 2512.02556, section 2.1): `num_heads` of queries [key_size] score one key
-    of each token, which has 8 bits in the cache. Raises UserError for impossible sizes.
+    of each token, which has 8 bits in the cache. So many layers have one (None: all); others see
+    what that of a layer before them selects. Raises UserError for impossible sizes.
     """
 
     num_heads: int = size_field()
     key_size: int = size_field()
     size: int = size_field()
+    num_layers: int | None = size_field(None)
 
     def __post_init__(self) -> None:
         check_fields(self, "layers.index.")
@@ -505,7 +507,7 @@ class Layers:
         if self.index is not None:
             selected = decodes
             expanded = 0
-            prompts = decodes = spec.num_full_layers * self.index.pair_flops
+            prompts = decodes = spec.num_index_layers * self.index.pair_flops
         elif self.window is not None:
             selected = self.window.num_layers * spec.window_heads.pair_flops
         token = 0

@@ -60,7 +60,7 @@ SHARED_EXPERTS = (
 )
 # Fields of parts that no formula has, and what they are; with these values they are not there.
 NOT_COUNTED: Mapping[str, tuple[str, Sequence[object]]] = {
-    "index_topk_freq": ("an index that several layers share", (1,)),
+    "index_kpool": ("an index of pooled keys", (1,)),
     "compress_ratios": ("a compressed cache (DeepSeek-V4)", ()),
     "hc_mult": ("several residual streams (DeepSeek-V4)", (1,)),
     "routed_expert_hidden_size": ("experts in a space of their own", ()),
@@ -490,8 +490,28 @@ class Reader:
         if not facts.has("index_topk"):
             return None
         return Index(
-            facts.size("index_n_heads"), facts.size("index_head_dim"), facts.size("index_topk")
+            facts.size("index_n_heads"),
+            facts.size("index_head_dim"),
+            facts.size("index_topk"),
+            self._num_index_layers(),
         )
+
+    def _num_index_layers(self) -> int | None:
+        """Count the layers with an index of their own; None: all."""
+        facts = self.facts
+        kinds = facts.names("indexer_types")
+        if kinds is not None:
+            return self.num_layers - kinds.count("shared")
+        pattern = facts.text("index_topk_pattern")
+        if pattern:
+            return self.num_layers - pattern.count("S")
+        frequency = facts.count("index_topk_freq", 1)
+        if frequency <= 1:
+            return None
+        # Of SGLang's `dsa_layer_skips_topk`: the first ones have their own, then every few.
+        first = facts.count("index_skip_topk_offset", 2)
+        steps = (max(layer - first + 1, 0) for layer in range(self.num_layers))
+        return sum(step % frequency == 0 for step in steps)
 
     def _borrowing(self, kinds: Sequence[str]) -> list[str]:
         """Return the kinds of the layers that use the keys and values of another: the last ones, or

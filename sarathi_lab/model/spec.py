@@ -238,6 +238,14 @@ class ModelSpec:
         return self.num_full_caching_layers + of_windows
 
     @property
+    def num_index_layers(self) -> int:
+        """Layers with an index that selects what attention sees."""
+        index = self.layers.index
+        if index is None:
+            return 0
+        return index.num_layers or self.num_attention_layers
+
+    @property
     def num_full_caching_layers(self) -> int:
         """Those of them without a window."""
         return self.num_full_layers - self.layers.borrowing
@@ -349,7 +357,8 @@ class ModelSpec:
             count = self.num_attention_layers
             products = layers.latent.linears(hidden, self.num_heads, self.head_size, count)
             if layers.index is not None:
-                products += layers.index.linears(hidden, layers.latent.query_rank, count)
+                rank = layers.latent.query_rank
+                products += layers.index.linears(hidden, rank, self.num_index_layers)
             return products
         window = layers.window
         if window is None or window.heads is None:
@@ -477,6 +486,8 @@ class ModelSpec:
         """
         window = self.layers.window
         written = self.num_full_caching_layers * self.kv_layer_bytes(dtype_bytes)
+        if self.layers.index is not None:
+            written += self.num_index_layers * self.layers.index.cached_bytes
         if window is None:
             return written
         return written + window.num_caching_layers * self._heads_bytes(
@@ -484,13 +495,12 @@ class ModelSpec:
         )
 
     def kv_layer_bytes(self, dtype_bytes: int) -> int:
-        """Keys and values of one token in one layer without a window, with the key of an index."""
+        """Keys and values of one token in one layer without a window, but the key of an index."""
         latent = self.layers.latent
         if latent is None:
             return self._heads_bytes(self.heads, dtype_bytes)
         value_bytes = dtype_bytes if self.kv_dtype == "auto" else 1
-        index = self.layers.index
-        return latent.cached_size * value_bytes + (index.cached_bytes if index else 0)
+        return latent.cached_size * value_bytes
 
     def _heads_bytes(self, heads: HeadSizes, dtype_bytes: int) -> int:
         """Keys and values of one token in one layer with `heads`."""
@@ -529,10 +539,9 @@ class ModelSpec:
         layer_bytes = self.kv_layer_bytes(dtype_bytes)
         if layers.index is not None:
             # Keys of the index of all tokens, and the latents of those that it selects.
-            index_bytes = layers.index.cached_bytes
+            index_bytes = self.num_index_layers * layers.index.cached_bytes
             selected = work.window_prefill_kv_tokens + work.window_decode_kv_tokens
-            read = num_tokens * index_bytes + selected * (layer_bytes - index_bytes)
-            return self.num_attention_layers * read
+            return num_tokens * index_bytes + selected * self.num_attention_layers * layer_bytes
         if layers.window is None and not layers.borrowing:
             return num_tokens * self.kv_bytes_per_token(dtype_bytes)
         read = num_tokens * (self.num_full_layers * layer_bytes)

@@ -198,6 +198,27 @@ def test_an_index_limits_what_attention_sees_and_not_what_is_cached() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "num_layers"),
+    [
+        ({"index_topk_freq": 4}, 21),  # of 78: the first two, and every fourth from the second
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 3}, 21),
+        ({"index_topk_pattern": "FFS" * 26}, 52),
+        ({"indexer_types": ["full", "shared", "shared"] * 26}, 26),
+    ],
+    ids=str,
+)
+def test_layers_may_share_an_index(fields: dict[str, Any], num_layers: int) -> None:
+    every = published("GLM-5")
+    shared = published("GLM-5", **fields)
+    assert shared.num_index_layers == num_layers
+    saved = every.kv_bytes_per_token(2) - shared.kv_bytes_per_token(2)
+    assert saved == (78 - num_layers) * 132
+    assert every.num_params - shared.num_params == (78 - num_layers) * (
+        2048 * 32 * 128 + 6144 * (128 + 32)
+    )
+
+
 def test_layers_with_a_window_may_have_heads_of_their_own_and_borrow() -> None:
     """Gemma 4: of 35 layers, 15 write keys and values, 3 of the whole context with wide heads."""
     spec = published("Gemma-4-E2B")

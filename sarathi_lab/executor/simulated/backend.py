@@ -279,7 +279,7 @@ class SimulatedBackend:
             cautions.append(
                 f"model {spec.name}: attention sees the {index.size} tokens that an index selects, "
                 "or all of fewer; the key of each token takes "
-                f"{index.cached_bytes} bytes of the cache in each layer"
+                f"{index.cached_bytes} bytes of the cache in {spec.num_index_layers} layers"
             )
         if spec.uncounted:
             cautions.append(

@@ -94,8 +94,8 @@ class SelectedTimes:
     device of `formula`: a roofline, as nothing was measured.
 
     The index, whose heads are on every device, scores all pairs, and decodes read its keys of all
-    tokens. Then each token of prompts and decodes gathers the latents of the selected ones, and
-    attends to them in the absorbed form.
+    tokens, in the layers that have one. Then each token of prompts and decodes gathers the latents
+    of the selected ones, and attends to them in the absorbed form.
     """
 
     error = math.nan
@@ -107,8 +107,9 @@ class SelectedTimes:
         value_bytes = formula.dtype_bytes if formula.spec.kv_dtype == "auto" else 1
         self._hardware = hardware
         self._selected = Window(formula.spec.num_attention_layers, index.size)
-        self._score_time = index.pair_flops / rate
-        self._key_time = index.cached_bytes / hardware.kv_rate
+        share = formula.spec.num_index_layers / formula.spec.num_attention_layers
+        self._score_time = share * index.pair_flops / rate
+        self._key_time = share * index.cached_bytes / hardware.kv_rate
         self._pair_time = formula.heads.num_heads * latent.absorbed_flops / rate
         self._latent_time = latent.cached_size * value_bytes / hardware.kv_rate
 
