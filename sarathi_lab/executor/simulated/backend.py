@@ -29,6 +29,7 @@ from sarathi_lab.executor.simulated.kv_capacity import (
     check_room,
     device_memory,
     served_tokens,
+    tokens_in,
 )
 from sarathi_lab.executor.tables import read_tables, tables_stamp
 from sarathi_lab.model.quantisation import STORED
@@ -305,6 +306,12 @@ class SimulatedBackend:
             self._held(spec), self.hardware, self.dtype_bytes, setup, self.parallel
         )
         return max(1, num_tokens // block_size)
+
+    def blocks_in(self, spec: ModelSpec, block_size: int, num_bytes: int) -> int:
+        """Compute the blocks of a cache of `num_bytes` on each device."""
+        self.parallel.check(spec)
+        tokens = tokens_in(self._held(spec), num_bytes, self.dtype_bytes, self.parallel)
+        return max(1, tokens // block_size)
 
     def describe_cache(self, spec: ModelSpec, setup: ServerSetup) -> str:
         """Describe how `kv_blocks` is calculated for one device."""

@@ -56,8 +56,7 @@ def served_tokens(
     """
     device = device_memory(spec, hardware, dtype_bytes, parallel, setup)
     num_bytes = setup.cache_bytes(device)
-    token_bytes = _device_token_bytes(spec, dtype_bytes, parallel, setup.rule.window_pool)
-    num_tokens = int(num_bytes // token_bytes)
+    num_tokens = tokens_in(spec, num_bytes, dtype_bytes, parallel, setup.rule.window_pool)
     if num_tokens < 1:
         more = "" if setup.share is None else "raise cache.memory_share, "
         raise UserError(
@@ -68,12 +67,16 @@ def served_tokens(
     return num_tokens
 
 
-def _device_token_bytes(
-    spec: ModelSpec, dtype_bytes: int, parallel: Parallel, window_pool: float | None
-) -> float:
-    """Return the bytes of a token's cache on one device."""
+def tokens_in(
+    spec: ModelSpec,
+    num_bytes: float,
+    dtype_bytes: int,
+    parallel: Parallel = ONE_DEVICE,
+    window_pool: float | None = None,
+) -> int:
+    """Compute the tokens of a cache of `num_bytes` on each device."""
     held = parallel.cache_copies(spec) * spec.cache_bytes_per_token(dtype_bytes, window_pool)
-    return held / parallel.num_devices
+    return int(num_bytes // (held / parallel.num_devices))
 
 
 def check_room(

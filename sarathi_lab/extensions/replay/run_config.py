@@ -18,6 +18,7 @@ from sarathi_lab.executor.simulated.hardware import NO_HOST
 from sarathi_lab.extensions.cluster.lockstep import Lockstep, LockstepBackend
 from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.extensions.replay.server_arguments import (
+    CACHE_BYTES,
     CHUNKED_V0,
     LOGGED_CACHE,
     NULL_BLOCKS,
@@ -254,12 +255,15 @@ def num_blocks(
         if logged is None or number != run.settings.num_blocks:
             return number
         return _logged_blocks(cfg, logged, spec, number)
+    held_back = 0 if run.policy in (CHUNKED_V0, WHOLE_PROMPTS_V0) else NULL_BLOCKS
+    num_bytes = run.settings.stated.get(CACHE_BYTES)
+    if num_bytes is not None:
+        return backend.blocks_in(spec, cfg.cache.block_size, num_bytes) - held_back
     policy: Policy = build(cfg.policy, Policy)
     longest = cfg.max_model_len or spec.max_position
     setup = setup_of(policy, num_sequences, longest, memory_share(cfg))
     if server_of(run) == "vllm":
         setup = replace(setup, rule=vllm_memory(run.version))
-    held_back = 0 if run.policy in (CHUNKED_V0, WHOLE_PROMPTS_V0) else NULL_BLOCKS
     return backend.kv_blocks(spec, cfg.cache.block_size, setup) - held_back
 
 
@@ -298,6 +302,8 @@ def without_unknown_weights(
         return cfg, []
     try:
         backend, spec = devices(cfg, run, is_named=is_named)
+        if spec.quantisation is not None:  # by its config.json
+            return with_settings(cfg, {"executor.weights": "auto"}), []
         backend.check(spec, 0)
     except UserError as error:
         reason = f"not simulated: executor.weights={cfg.executor.weights} ({error})"

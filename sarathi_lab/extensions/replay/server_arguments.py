@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.policy.systems import WHOLE_PROMPT_TOKENS
 
-# What the lab's command line has no name for: the cache in tokens, and as vLLM logs it, whether
-# replicas share experts, the server's version.
-LOGGED_CACHE = "cache.logged"
-OF_FILES = ("cache.tokens", LOGGED_CACHE, "cluster.shares_experts", "version")
+# What the lab's command line has no name for: the cache in tokens, as vLLM logs it, and in bytes of
+# a device; whether replicas share experts; the server's version.
+LOGGED_CACHE, CACHE_BYTES = "cache.logged", "cache.bytes"
+OF_FILES = ("cache.tokens", LOGGED_CACHE, CACHE_BYTES, "cluster.shares_experts", "version")
 NO_EFFECT = "-"
 UNCUT = -1  # a chunk of SGLang's that cuts no prompt
 NULL_BLOCKS = 1  # of vLLM's blocks, never allocated from its second engine (V1) on
@@ -48,6 +48,8 @@ LEFT_TO_SERVER = ("auto", "-1")  # numbers that a server chooses itself
 # vLLM's numbers of its modes of CUDA graphs, and pairs of them: of decodes, of other batches.
 GRAPH_MODES: dict[Any, str] = {0: "none", 1: "piecewise", 2: "full"}
 GRAPH_MODES |= {(2, 0): "full_decode_only", (2, 1): "full_and_piecewise"}
+# Weights that a method has, by a part of its name; of GPTQ the usual 4 bits.
+WEIGHTS_OF_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
 DTYPES = {"half": "float16", "float": "float32"}
 
 
@@ -328,9 +330,10 @@ def _dtype(row: Argument, value: str) -> str:
 
 
 def _weights(row: Argument, value: str) -> str:
-    if "fp8" not in value:
-        raise NotSimulated("weights are of the dtype here")
-    return "fp8"
+    for method, weights in WEIGHTS_OF_METHODS.items():
+        if method in value:
+            return weights
+    raise NotSimulated("weights are of the dtype here, unless model.path has its config.json")
 
 
 def _cache_dtype(row: Argument, value: str) -> str:
