@@ -7,12 +7,28 @@ one of `FAMILIES`, as another may have parts that its fields do not name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object
+from sarathi_lab.model.config_facts import (
+    AGAIN,
+    CHUNKED,
+    CONV,
+    FFN_LAYERS,
+    FULL,
+    HEADS,
+    LINEAR,
+    MAMBA,
+    SLIDING,
+    WIDTHS,
+    WITHOUT_CONTEXT,
+    Config,
+    Facts,
+)
+from sarathi_lab.model.families import FAMILIES, Family
 from sarathi_lab.model.layers import (
     ALIKE,
     HeadSizes,
@@ -20,37 +36,27 @@ from sarathi_lab.model.layers import (
     Latent,
     Layers,
     Linear,
-    LinearAttention,
     Window,
 )
+from sarathi_lab.model.own_fields import of_blocks
 from sarathi_lab.model.quantised_config import FIELD as QUANTISATION
 from sarathi_lab.model.quantised_config import read_quantisation, unused_fields
 from sarathi_lab.model.spec import ModelSpec
 
-Config = Mapping[str, object]
 # Beside the config.json of ModelOpt's checkpoints, which may lack the quantisation.
 QUANTISED_FILE = "hf_quant_config.json"
-AGAIN = "fetch the file again, or write conf/model/NAME.yaml"
-FULL, SLIDING, CHUNKED, LINEAR, MAMBA, CONV = (
-    *("full_attention", "sliding_attention", "chunked_attention"),
-    *("linear_attention", "mamba", "conv"),
-)
-WITHOUT_CONTEXT = (LINEAR, MAMBA, CONV)
 KINDS = (FULL, SLIDING, CHUNKED, *WITHOUT_CONTEXT)
 # Names of a layer's kind that mean one of the above.
 SAME_KIND = {"attention": FULL, "mamba2": MAMBA, "none": "", "indexed_attention": FULL}
 # Nemotron-H's letters: Mamba-2, attention, an FFN or experts instead of either.
 PATTERN_KINDS = {"M": MAMBA, "*": FULL, "-": "", "E": ""}
 FLOAT_BYTES = 4
-FFN_LAYERS = "num_ffn_layers"  # no field of a file: by `_of_blocks`
 FFN_SIZES = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = (
     *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"),
     *("experts_per_token", "top_k_experts"),
 )
-HEADS = ("num_attention_heads", "n_head", "num_heads")
-WIDTHS = ("hidden_size", "n_embd", "n_embed")
 POSITIONS = (
     *("max_position_embeddings", "n_positions", "n_ctx", "model_max_length"),
     *("max_seq_len", "seq_length"),
@@ -68,155 +74,6 @@ NOT_COUNTED: Mapping[str, tuple[str, Sequence[object]]] = {
     "moe_latent_size": ("experts in a space of their own", ()),
 }
 ENCODERS = ("vision_config", "audio_config")
-
-
-@dataclass(frozen=True)
-class Family:
-    """What config.json leaves to the code of an architecture.
-
-    Attributes:
-        gated: Whether an FFN has a gate.
-        tied: Whether the output head is the embedding, where the file does not say.
-        every_full: Of how many layers the last sees the whole context, where a window is set and no
-            layer is named; 0: none does.
-        has_window_switch: Whether a window counts only with `use_sliding_window`.
-        has_shared_gate: Whether a shared expert's output passes a gate.
-        has_output_gate: Whether attention's output passes a gate.
-        shared_size: The field of the width of shared experts, where no other has it.
-        dense_size: The field of the width of an FFN in layers without experts.
-        linear: How layers without a context are read, by their number.
-        normal: Returns fields by the names of other models, where an architecture has its own.
-        has_both: Whether every layer has attention of both kinds.
-        float_states: Whether vLLM keeps the states in float32 though the file does not say so.
-        defaults: Fields that published files leave out.
-    """
-
-    gated: bool = True
-    tied: bool = False
-    every_full: int = 0
-    has_window_switch: bool = False
-    has_shared_gate: bool = False
-    has_output_gate: bool = False
-    shared_size: str | None = None
-    dense_size: str = "intermediate_size"
-    linear: Callable[[Facts, int], LinearAttention] | None = None
-    normal: Callable[[Facts], Config] | None = None
-    has_both: bool = False
-    float_states: bool = False
-    defaults: Config = field(default_factory=dict)
-
-
-class Facts:
-    """The fields of a config.json, with their types checked. Raises UserError, naming the field."""
-
-    def __init__(self, config: Config) -> None:
-        self._config = config
-
-    def has(self, name: str) -> bool:
-        """Return whether a field is there and not null."""
-        return self._config.get(name) is not None
-
-    def first(self, *names: str) -> str | None:
-        """Return the first of `names` that the file has."""
-        return next((name for name in names if self.has(name)), None)
-
-    def size(self, *names: str) -> int:
-        """Return the first of the fields `names`. Raises UserError for none, or no whole number."""
-        name = self.first(*names)
-        if name is None:
-            raise UserError(f"{names[0]} is missing, which the size follows from; {AGAIN}")
-        return self.count(name)
-
-    def count(self, name: str, default: int = 0) -> int:
-        """Return a whole number from 0, or `default` for a field that is not there."""
-        value = self._config.get(name)
-        if value is None:
-            return default
-        if isinstance(value, list) and value and value.count(value[0]) == len(value):
-            value = value[0]  # of each layer, all alike
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise UserError(f"{name}={value!r} is not a whole number from 0; {AGAIN}")
-        return value
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        value = self._config.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise UserError(f"{name}={value!r} is not true or false; {AGAIN}")
-        return value
-
-    def text(self, name: str) -> str:
-        return str(self._config.get(name, ""))
-
-    def names(self, name: str) -> list[str] | None:
-        """Return a list of a name for each layer; None if it is not there."""
-        value = self._config.get(name)
-        if value is None:
-            return None
-        num_layers = self.size("num_hidden_layers", "n_layer")
-        if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != num_layers:
-            raise UserError(
-                f"{name} does not name each of num_hidden_layers={num_layers} layers; {AGAIN}"
-            )
-        return [str(of_layer) for of_layer in value]
-
-    def numbers(self, name: str) -> list[int] | None:
-        """Return a list of whole numbers; None if it is not there."""
-        value = self._config.get(name)
-        if value is None:
-            return None
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise UserError(f"{name}={value!r} is not a list of numbers; {AGAIN}")
-        numbers = []
-        for number in value:
-            if not isinstance(number, int):
-                raise UserError(f"{name} has {number!r}, which is no whole number; {AGAIN}")
-            numbers.append(number)
-        return numbers
-
-    def number(self, name: str, default: float) -> float:
-        """Return a number above 0, or `default` for a field that is not there."""
-        value = self._config.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise UserError(f"{name}={value!r} is not a number above 0; {AGAIN}")
-        return value
-
-    def optional_size(self, name: str, default: int) -> int | None:
-        """Return a size that may be null, or `default` for a field that is not there."""
-        if name in self._config and self._config[name] is None:
-            return None
-        return self.size(name) if self.has(name) else default
-
-    def object(self, name: str) -> Facts:
-        """Return the facts of an object; of none for a field that is not there."""
-        value = self._config.get(name)
-        if value is None:
-            return Facts({})
-        if not isinstance(value, Mapping):
-            raise UserError(f"{name}={value!r} is not an object; {AGAIN}")
-        return Facts(value)
-
-    def object_of_layers(self, name: str) -> Facts:
-        """Return the facts that an object has for some layers, all of which must have the same."""
-        value = self._config.get(name) or {}
-        if not isinstance(value, Mapping):
-            raise UserError(f"{name}={value!r} is not an object; {AGAIN}")
-        of_layers = list(value.values())
-        if not of_layers:
-            return Facts({})
-        if of_layers.count(of_layers[0]) != len(of_layers) or not isinstance(of_layers[0], Mapping):
-            raise UserError(f"{name} gives layers different sizes, which has no formula")
-        return Facts(of_layers[0])
-
-    def objects(self, name: str) -> list[Config]:
-        """Return a list of objects."""
-        value = self._config.get(name)
-        if not isinstance(value, Sequence) or not all(isinstance(each, Mapping) for each in value):
-            raise UserError(f"{name}={value!r} is not a list of objects; {AGAIN}")
-        return list(value)
 
 
 def read_published(directory: Path) -> ModelSpec:
@@ -255,7 +112,7 @@ def published_spec(config: Config, name: str) -> ModelSpec:
             "executor=vllm, which runs others"
         )
     if config.get("block_configs") is not None:
-        config = {**config, **_of_blocks(Facts(config))}
+        config = {**config, **of_blocks(Facts(config))}
     for name_of_part, (part, absent) in NOT_COUNTED.items():
         value = config.get(name_of_part)
         if value and value not in absent:
@@ -654,376 +511,3 @@ class Mixture:
     num_layers: int = 0
     num_dense: int = 0
     dense_width: int = 0
-
-
-def _of_blocks(facts: Facts) -> Config:
-    """Return what the `block_configs` of Llama Nemotron stand for, by the names of other models:
-    layers without attention or FFN, and FFNs of different widths, which count by their mean.
-    """
-    blocks = facts.objects("block_configs")
-    num_layers = facts.size("num_hidden_layers")
-    if len(blocks) != num_layers:
-        raise UserError(
-            f"block_configs has {len(blocks)} blocks for num_hidden_layers={num_layers}, each of "
-            f"which may be different; {AGAIN}"
-        )
-    kinds: list[str] = []
-    groups: set[int] = set()
-    widths: list[int] = []
-    for block in blocks:
-        attention = block.get("attention")
-        ffn = block.get("ffn")
-        if not isinstance(attention, Mapping) or not isinstance(ffn, Mapping):
-            raise UserError(f"block_configs has {block!r}, without attention or ffn; {AGAIN}")
-        if attention.get("replace_with_linear") or ffn.get("replace_with_linear"):
-            raise UserError("block_configs: replace_with_linear has no formula")
-        kinds.append("none" if attention.get("no_op") else FULL)
-        if not attention.get("no_op"):
-            groups.add(Facts(attention).size("n_heads_in_group"))
-        if not ffn.get("no_op"):
-            widths.append(_width_of(ffn, facts.size("hidden_size")))
-    if len(groups) != 1 or not widths:
-        raise UserError(
-            f"block_configs: n_heads_in_group of {sorted(groups)} with {len(widths)} FFNs has no "
-            "formula, which needs one number of KV heads"
-        )
-    return {
-        "layer_types": kinds,
-        "num_key_value_heads": facts.size("num_attention_heads") // groups.pop(),
-        "intermediate_size": round(sum(widths) / len(widths)),
-        FFN_LAYERS: len(widths),
-    }
-
-
-def _width_of(ffn: Config, hidden: int) -> int:
-    """Return the width of an FFN by its `ffn_mult`: two thirds of it, in whole 256."""
-    value = ffn.get("ffn_mult")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"block_configs: ffn_mult={value!r} is no number; {AGAIN}")
-    return math.ceil(int(2 * value * hidden / 3) / 256) * 256
-
-
-def _normal_lfm2(facts: Facts) -> Config:
-    """LFM2 states the width of its FFNs before a gate takes a third of it."""
-    width = facts.size("block_ff_dim", "intermediate_size")
-    if facts.flag("block_auto_adjust_ff_dim", default=False):
-        multiple = facts.count("block_multiple_of", 256)
-        width = int(2 * width / 3)
-        factor = facts.number("block_ffn_dim_multiplier", 1.0)
-        width = multiple * math.ceil(int(factor * width) / multiple)
-    return {
-        "intermediate_size": width,
-        "tie_word_embeddings": facts.flag(
-            "tie_embedding", default=facts.flag("tie_word_embeddings", default=True)
-        ),
-    }
-
-
-def _normal_kimi_linear(facts: Facts) -> Config:
-    """Kimi Linear has the kinds of its layers, by numbers from 1, in an object."""
-    attention = facts.object("linear_attn_config")
-    fields: dict[str, object] = {}
-    if attention.has("full_attn_layers"):
-        places = attention.numbers("full_attn_layers") or []
-        numbers = range(1, facts.size("num_hidden_layers") + 1)
-        fields["layer_types"] = [FULL if number in places else LINEAR for number in numbers]
-    for name, of_object in (
-        ("linear_num_heads", "num_heads"),
-        ("linear_head_dim", "head_dim"),
-        ("linear_conv_kernel_dim", "short_conv_kernel_size"),
-    ):
-        if attention.has(of_object):
-            fields[name] = attention.size(of_object)
-    if attention.flag("use_full_rank_gate", default=False):
-        fields["linear_gate_rank"] = None
-    return fields
-
-
-def _normal_mimo(facts: Facts) -> Config:
-    """MiMo-V2 numbers the kinds of its layers: 1 has a window, or experts."""
-    fields: dict[str, object] = {}
-    pattern = facts.numbers("hybrid_layer_pattern")
-    if pattern is not None:
-        fields["layer_types"] = [SLIDING if number else FULL for number in pattern]
-    of_experts = facts.numbers("moe_layer_freq")
-    if of_experts is not None:
-        fields["mlp_layer_types"] = ["sparse" if number else "dense" for number in of_experts]
-        fields["moe_layer_freq"] = None
-    if not facts.has("swa_num_key_value_heads"):
-        fields["swa_num_key_value_heads"] = 2 * facts.size("num_key_value_heads")
-    return fields
-
-
-def _normal_laguna(facts: Facts) -> Config:
-    """Laguna lists the heads of each layer, of which those with a window have more."""
-    heads = facts.numbers("num_attention_heads_per_layer")
-    kinds = facts.names("layer_types")
-    if heads is None or kinds is None or len(heads) != len(kinds):
-        return {}
-    fields: dict[str, object] = {}
-    of_kinds = ((FULL, "num_attention_heads"), (SLIDING, "swa_num_attention_heads"))
-    for kind, name in of_kinds:
-        numbers = {number for number, of in zip(heads, kinds, strict=True) if of == kind}
-        if len(numbers) > 1:
-            raise UserError(
-                f"num_attention_heads_per_layer has {sorted(numbers)} heads in layers of {kind}, "
-                "which has no formula"
-            )
-        if numbers:
-            fields[name] = numbers.pop()
-    return fields
-
-
-def _normal_minimax(facts: Facts) -> Config:
-    """MiniMax-01 numbers the kinds of its layers: 1 has attention to a context."""
-    pattern = facts.numbers("attn_type_list")
-    if pattern is None:
-        return {}
-    return {"layer_types": [FULL if number else LINEAR for number in pattern]}
-
-
-def _normal_gemma4(facts: Facts) -> Config:
-    """Gemma 4 states the heads of layers with a window, and others of the whole context; FFNs of
-    layers that borrow keys and values may be twice as wide.
-    """
-    full = facts.object_of_layers("per_layer_config")
-    same_values = facts.flag("attention_k_eq_v", default=False)
-    num_kv_heads = facts.size("num_key_value_heads")
-    num_full_kv_heads = full.count("num_key_value_heads", num_kv_heads)
-    if same_values:
-        num_full_kv_heads = facts.count("num_global_key_value_heads", num_full_kv_heads)
-    width = facts.size("intermediate_size")
-    if facts.flag("use_double_wide_mlp", default=False):
-        num_layers = facts.size("num_hidden_layers")
-        width = round(width * (1 + facts.count("num_kv_shared_layers") / num_layers))
-    fields: dict[str, object] = {
-        "swa_head_dim": facts.size("head_dim"),
-        "swa_num_key_value_heads": num_kv_heads,
-        "head_dim": full.count("head_dim", facts.count("global_head_dim", 512)),
-        "num_key_value_heads": num_full_kv_heads,
-        "intermediate_size": width,
-    }
-    if facts.flag("enable_moe_block", default=False):
-        fields["shared_expert_intermediate_size"] = width  # beside the experts of each layer
-    else:
-        fields["num_experts"] = None
-    return fields
-
-
-def _normal_nemotron_h(facts: Facts) -> Config:
-    """Nemotron-H's newer files have words for the letters of its layers."""
-    names = facts.names("layers_block_type")
-    if facts.has("hybrid_override_pattern") or names is None:
-        return {}
-    letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
-    return {"hybrid_override_pattern": "".join(letters.get(name, "?") for name in names)}
-
-
-def _normal_falcon(facts: Facts) -> Config:
-    """Falcon has as many KV heads as a flag says, and FFNs of four times the width."""
-    num_heads = facts.size(*HEADS)
-    num_kv_heads = facts.count("num_kv_heads", facts.count("n_head_kv", num_heads))
-    if not facts.flag("new_decoder_architecture", default=False):
-        num_kv_heads = 1 if facts.flag("multi_query", default=True) else num_heads
-    width = facts.count("ffn_hidden_size", 4 * facts.size("hidden_size"))
-    return {"num_key_value_heads": num_kv_heads, "intermediate_size": width}
-
-
-def _normal_gpt2(facts: Facts) -> Config:
-    """GPT-2 and its kind have FFNs of four times the width, unless they say otherwise."""
-    width = facts.count("n_inner", 4 * facts.size(*WIDTHS))
-    fields: dict[str, object] = {"n_inner": width}
-    if facts.flag("multi_query", default=False):
-        fields["num_key_value_heads"] = 1
-    return fields
-
-
-def _normal_longcat(facts: Facts) -> Config:
-    """LongCat-Flash has in each layer two attentions and FFNs, which all tokens pass, and experts
-    beside them; those that compute nothing are taken for chosen as often as others (arXiv
-    2509.01322, section 2.1).
-    """
-    num_layers = facts.size("num_layers")
-    num_experts = facts.size("n_routed_experts")
-    num_all = num_experts + facts.count("zero_expert_num")
-    chosen = facts.size("moe_topk") * num_experts / num_all
-    return {
-        "num_hidden_layers": 2 * num_layers,
-        FFN_LAYERS: num_layers,
-        "shared_expert_intermediate_size": 2 * facts.size("ffn_hidden_size"),
-        "moe_intermediate_size": facts.size("expert_ffn_hidden_size"),
-        "moe_topk": round(chosen),
-    }
-
-
-def _normal_jamba(facts: Facts) -> Config:
-    """Jamba may leave the rank of its step sizes to the width."""
-    if facts.text("mamba_dt_rank") == "auto":
-        return {"mamba_dt_rank": math.ceil(facts.size("hidden_size") / 16)}
-    return {}
-
-
-def _short_conv(facts: Facts, num_layers: int) -> LinearAttention:
-    """Read LFM2's short convolutions, as wide as the hidden state."""
-    return LinearAttention(
-        num_layers,
-        num_heads=1,
-        num_key_heads=1,
-        key_size=1,
-        value_size=facts.size("hidden_size"),
-        rule="short_conv",
-        conv_size=facts.count("conv_L_cache", 3),
-    )
-
-
-def _kda(facts: Facts, num_layers: int) -> LinearAttention:
-    """Read Kimi Linear's layers."""
-    num_heads = facts.size("linear_num_heads")
-    size = facts.size("linear_head_dim")
-    return LinearAttention(
-        num_layers,
-        num_heads=num_heads,
-        num_key_heads=num_heads,
-        key_size=size,
-        value_size=size,
-        rule="kda",
-        conv_size=facts.count("linear_conv_kernel_dim", 4),
-        gate_rank=facts.optional_size("linear_gate_rank", size),
-    )
-
-
-def _lightning(facts: Facts, num_layers: int) -> LinearAttention:
-    """Read MiniMax-01's layers, whose heads are as those of attention to a context."""
-    num_heads = facts.size("num_attention_heads")
-    size = facts.count("head_dim", facts.size("hidden_size") // num_heads)
-    return LinearAttention(
-        num_layers,
-        num_heads=num_heads,
-        num_key_heads=num_heads,
-        key_size=size,
-        value_size=size,
-        rule="lightning",
-        conv_size=1,
-        chunk=facts.count("block_size", 256),
-    )
-
-
-def _mamba1(facts: Facts, num_layers: int) -> LinearAttention:
-    """Read Jamba's layers of Mamba."""
-    return LinearAttention(
-        num_layers,
-        num_heads=1,
-        num_key_heads=1,
-        key_size=facts.size("mamba_d_state"),
-        value_size=facts.count("mamba_expand", 2) * facts.size("hidden_size"),
-        rule="mamba1",
-        conv_size=facts.count("mamba_d_conv", 4),
-        gate_rank=facts.size("mamba_dt_rank"),
-    )
-
-
-def _gated_delta(facts: Facts, num_layers: int) -> LinearAttention:
-    """Read Qwen3-Next's layers."""
-    return LinearAttention(
-        num_layers,
-        num_heads=facts.size("linear_num_value_heads"),
-        num_key_heads=facts.size("linear_num_key_heads"),
-        key_size=facts.size("linear_key_head_dim"),
-        value_size=facts.size("linear_value_head_dim"),
-        conv_size=facts.count("linear_conv_kernel_dim", 4),
-    )
-
-
-def _mamba2(facts: Facts, num_layers: int) -> LinearAttention:
-    """Read layers of Mamba-2, by the names of Nemotron-H or of Bamba and what came from it."""
-    num_heads = facts.size("mamba_num_heads", "mamba_n_heads")
-    if facts.text("mamba_d_head") == "auto":
-        inner = facts.size("mamba_expand") * facts.size("hidden_size")
-        value_size = inner // num_heads
-    else:
-        value_size = facts.size("mamba_head_dim", "mamba_d_head")
-    conv = facts.first("conv_kernel", "mamba_d_conv")
-    chunk = facts.first("chunk_size", "mamba_chunk_size")
-    return LinearAttention(
-        num_layers,
-        num_heads=num_heads,
-        num_key_heads=facts.size("n_groups", "mamba_n_groups"),
-        key_size=facts.size("ssm_state_size", "mamba_d_state"),
-        value_size=value_size,
-        rule="mamba2",
-        conv_size=facts.size(conv) if conv else 4,
-        chunk=facts.size(chunk) if chunk else 128,
-    )
-
-
-def _index_of(num_heads: int) -> Config:
-    """Return the fields of an index, which files of some converters leave out."""
-    return {"index_n_heads": num_heads, "index_head_dim": 128, "index_topk": 2048}
-
-
-_PLAIN = Family()
-_TIED = Family(tied=True)
-_UNGATED = Family(gated=False)
-_QWEN = Family(has_window_switch=True)
-_DELTA = Family(has_shared_gate=True, has_output_gate=True, linear=_gated_delta)
-# Of the 4B model, whose file names little else.
-_GEMMA3: Config = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-    "sliding_window": 1024,
-}
-_2048_POSITIONS: Config = {"max_position_embeddings": 2048}
-_LFM2 = Family(tied=True, linear=_short_conv, normal=_normal_lfm2)
-_GEMMA4 = Family(tied=True, normal=_normal_gemma4)
-_GPT2 = Family(gated=False, tied=True, normal=_normal_gpt2)
-FAMILIES: Mapping[str, Family] = {
-    **dict.fromkeys(("llama", "olmo", "olmo2", "granite", "glm", "glm4", "stablelm"), _PLAIN),
-    **dict.fromkeys(("seed_oss", "internlm2", "internlm3", "mistral", "phi3", "exaone"), _PLAIN),
-    **dict.fromkeys(("ministral", "ministral3", "aquila", "nemotron-nas", "helium"), _PLAIN),
-    **dict.fromkeys(("cwm", "hyperclovax", "iquestcoder", "minicpm3", "mellum"), _PLAIN),
-    **dict.fromkeys(("gemma", "cohere", "smollm3", "ernie4_5", "hunyuan_v1_dense"), _TIED),
-    **dict.fromkeys(("minicpm", "youtu"), _TIED),
-    **dict.fromkeys(("qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl"), _QWEN),
-    **dict.fromkeys(("nemotron", "gpt_neox", "apertus", "arcee", "phi", "jais2"), _UNGATED),
-    **dict.fromkeys(("opt", "starcoder2"), Family(gated=False, tied=True)),
-    **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
-    "bloom": replace(_GPT2, defaults=_2048_POSITIONS),
-    "gptj": Family(gated=False, normal=_normal_gpt2),
-    "falcon": Family(gated=False, tied=True, normal=_normal_falcon, defaults=_2048_POSITIONS),
-    **dict.fromkeys(("gemma2", "vaultgemma"), Family(tied=True, every_full=2)),
-    "gemma3": Family(tied=True, every_full=6, defaults=_GEMMA3),
-    "gemma3n": Family(tied=True, every_full=5),
-    **dict.fromkeys(("gemma4", "gemma4_unified"), _GEMMA4),
-    **dict.fromkeys(("cohere2", "cohere2_moe"), Family(tied=True, every_full=4)),
-    **dict.fromkeys(("olmo3", "exaone4", "exaone_moe"), Family(every_full=4)),
-    "gpt_oss": Family(every_full=2),
-    **dict.fromkeys(("mixtral", "minimax_m2", "olmoe", "phimoe", "granitemoe"), _PLAIN),
-    **dict.fromkeys(("glm4_moe", "dots1", "bailing_moe", "bailing_moe_v2"), _PLAIN),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), _PLAIN),
-    **dict.fromkeys(("solar_open", "hy_v3", "axk1"), _PLAIN),
-    **dict.fromkeys(("granitemoeshared", "flex_olmo", "glm4v", "glm4v_moe"), _PLAIN),
-    **dict.fromkeys(("ernie4_5_moe", "hunyuan", "hunyuan_v1_moe"), _TIED),
-    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe"), _QWEN),
-    "qwen2_moe": Family(has_window_switch=True, has_shared_gate=True),
-    "afmoe": Family(has_output_gate=True, every_full=4),
-    **dict.fromkeys(("mimo_v2_flash", "mimo_v2"), Family(normal=_normal_mimo)),
-    "longcat_flash": Family(normal=_normal_longcat),
-    "laguna": Family(normal=_normal_laguna),
-    "deepseek_v32": Family(defaults=_index_of(64)),
-    "glm_moe_dsa": Family(defaults=_index_of(32)),
-    "llama4": Family(
-        every_full=4, shared_size="intermediate_size", dense_size="intermediate_size_mlp"
-    ),
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _DELTA),
-    "olmo_hybrid": Family(linear=_gated_delta),
-    "kimi_linear": Family(linear=_kda, normal=_normal_kimi_linear, float_states=True),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
-    "minimax": Family(linear=_lightning, normal=_normal_minimax),
-    "jamba": Family(linear=_mamba1, normal=_normal_jamba),
-    "nemotron_h": Family(gated=False, linear=_mamba2, normal=_normal_nemotron_h, float_states=True),
-    "falcon_h1": Family(linear=_mamba2, has_both=True),
-    **dict.fromkeys(("granitemoehybrid", "bamba"), Family(linear=_mamba2)),
-}

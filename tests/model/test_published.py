@@ -32,8 +32,9 @@ from sarathi_lab.executor.simulated.kernel_times import (
 )
 from sarathi_lab.executor.simulated.kv_capacity import served_tokens
 from sarathi_lab.experiment.scenario import Scenario, request_times
+from sarathi_lab.model.families import FAMILIES
 from sarathi_lab.model.layers import CachedWindow, Window
-from sarathi_lab.model.published import FAMILIES, published_spec, read_published
+from sarathi_lab.model.published import published_spec, read_published
 from sarathi_lab.model.quantised_config import read_quantisation
 from sarathi_lab.model.roofline import roofline_time
 from sarathi_lab.model.spec import ModelSpec

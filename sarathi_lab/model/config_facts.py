@@ -1,0 +1,131 @@
+"""Fields of a published model's config.json, with their types checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sarathi_lab.config.errors import UserError
+
+Config = Mapping[str, object]
+AGAIN = "fetch the file again, or write conf/model/NAME.yaml"
+FULL, SLIDING, CHUNKED, LINEAR, MAMBA, CONV = (
+    *("full_attention", "sliding_attention", "chunked_attention"),
+    *("linear_attention", "mamba", "conv"),
+)
+WITHOUT_CONTEXT = (LINEAR, MAMBA, CONV)
+FFN_LAYERS = "num_ffn_layers"  # no field of a file: by `of_blocks`
+HEADS = ("num_attention_heads", "n_head", "num_heads")
+WIDTHS = ("hidden_size", "n_embd", "n_embed")
+
+
+class Facts:
+    """The fields of a config.json, with their types checked. Raises UserError, naming the field."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def has(self, name: str) -> bool:
+        """Return whether a field is there and not null."""
+        return self._config.get(name) is not None
+
+    def first(self, *names: str) -> str | None:
+        """Return the first of `names` that the file has."""
+        return next((name for name in names if self.has(name)), None)
+
+    def size(self, *names: str) -> int:
+        """Return the first of the fields `names`. Raises UserError for none, or no whole number."""
+        name = self.first(*names)
+        if name is None:
+            raise UserError(f"{names[0]} is missing, which the size follows from; {AGAIN}")
+        return self.count(name)
+
+    def count(self, name: str, default: int = 0) -> int:
+        """Return a whole number from 0, or `default` for a field that is not there."""
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if isinstance(value, list) and value and value.count(value[0]) == len(value):
+            value = value[0]  # of each layer, all alike
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise UserError(f"{name}={value!r} is not a whole number from 0; {AGAIN}")
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise UserError(f"{name}={value!r} is not true or false; {AGAIN}")
+        return value
+
+    def text(self, name: str) -> str:
+        return str(self._config.get(name, ""))
+
+    def names(self, name: str) -> list[str] | None:
+        """Return a list of a name for each layer; None if it is not there."""
+        value = self._config.get(name)
+        if value is None:
+            return None
+        num_layers = self.size("num_hidden_layers", "n_layer")
+        if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != num_layers:
+            raise UserError(
+                f"{name} does not name each of num_hidden_layers={num_layers} layers; {AGAIN}"
+            )
+        return [str(of_layer) for of_layer in value]
+
+    def numbers(self, name: str) -> list[int] | None:
+        """Return a list of whole numbers; None if it is not there."""
+        value = self._config.get(name)
+        if value is None:
+            return None
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise UserError(f"{name}={value!r} is not a list of numbers; {AGAIN}")
+        numbers = []
+        for number in value:
+            if not isinstance(number, int):
+                raise UserError(f"{name} has {number!r}, which is no whole number; {AGAIN}")
+            numbers.append(number)
+        return numbers
+
+    def number(self, name: str, default: float) -> float:
+        """Return a number above 0, or `default` for a field that is not there."""
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise UserError(f"{name}={value!r} is not a number above 0; {AGAIN}")
+        return value
+
+    def optional_size(self, name: str, default: int) -> int | None:
+        """Return a size that may be null, or `default` for a field that is not there."""
+        if name in self._config and self._config[name] is None:
+            return None
+        return self.size(name) if self.has(name) else default
+
+    def object(self, name: str) -> Facts:
+        """Return the facts of an object; of none for a field that is not there."""
+        value = self._config.get(name)
+        if value is None:
+            return Facts({})
+        if not isinstance(value, Mapping):
+            raise UserError(f"{name}={value!r} is not an object; {AGAIN}")
+        return Facts(value)
+
+    def object_of_layers(self, name: str) -> Facts:
+        """Return the facts that an object has for some layers, all of which must have the same."""
+        value = self._config.get(name) or {}
+        if not isinstance(value, Mapping):
+            raise UserError(f"{name}={value!r} is not an object; {AGAIN}")
+        of_layers = list(value.values())
+        if not of_layers:
+            return Facts({})
+        if of_layers.count(of_layers[0]) != len(of_layers) or not isinstance(of_layers[0], Mapping):
+            raise UserError(f"{name} gives layers different sizes, which has no formula")
+        return Facts(of_layers[0])
+
+    def objects(self, name: str) -> list[Config]:
+        """Return a list of objects."""
+        value = self._config.get(name)
+        if not isinstance(value, Sequence) or not all(isinstance(each, Mapping) for each in value):
+            raise UserError(f"{name}={value!r} is not a list of objects; {AGAIN}")
+        return list(value)
