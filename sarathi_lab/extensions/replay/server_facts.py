@@ -47,6 +47,8 @@ V0_ENGINE = re.compile(r"Initializing an? (?:V0 LLM engine|LLM engine \(v0\.[0-7
 VERSION = re.compile(r"(?:version |engine \(v)(\d+\.\d+(?:\.\d+)?)")
 BUDGET = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
 CACHE_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens(, Maximum concurrency)?")
+# Of an attention's kernels, or so that a block is as large as a state.
+BLOCK_SIZE = re.compile(r"(?:Setting|Forcing) (?:attention|kv cache) block size to (\d+)")
 CACHE_BLOCKS = re.compile(r"# (?:GPU|cuda) blocks: (\d+)")
 MODEL_LENGTH = re.compile(r"Using max model len (\d+)")
 ASYNCHRONOUS = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
@@ -221,6 +223,9 @@ def _of_vllm_log(path: Path, text: str) -> Statement:
         typed |= selected("vllm", named_values(listed[1]))
     if not typed.get("model"):
         typed.pop("model", None)
+    block_sizes = BLOCK_SIZE.findall(text)
+    if block_sizes:
+        typed["block_size"] = int(block_sizes[-1])  # of a state, after that of kernels
     blocks = _num_blocks(text, typed)
     if blocks is not None:
         resolved["num_gpu_blocks"] = blocks

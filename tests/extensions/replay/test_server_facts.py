@@ -377,6 +377,18 @@ def test_a_cache_in_tokens_is_of_as_many_groups_of_layers_as_there_are(
     assert dense.engine.num_blocks < blocks - 1
 
 
+def test_a_block_is_of_the_last_size_that_a_log_sets(client, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text(
+        f"INFO non-default args: {{'model': '{MODEL}', 'max_num_seqs': 8}}\n"
+        "INFO Setting kv cache block size to 32 for FLASH_ATTN backend(s).\n"
+        "INFO Setting attention block size to 528 tokens to ensure that it is >= mamba page size.\n"
+        "INFO GPU KV cache size: 52,800 tokens\n"
+    )
+    engine = replayed(client, f"task.log={log}", "hardware=h100").as_run.engine
+    assert (engine.block_size, engine.num_blocks) == (528, 100 - 1)
+
+
 def test_a_command_line_is_one_more_source(client):
     command = f"'vllm serve {MODEL} --max-num-seqs 128 --enable-lora'"
     case = replayed(client, "hardware=h100", f"task.server={command}", "batch=64")
