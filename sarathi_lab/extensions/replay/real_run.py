@@ -27,7 +27,7 @@ from sarathi_lab.extensions.replay.run_folder import (
     read_folder,
     read_surroundings,
 )
-from sarathi_lab.extensions.replay.server_arguments import Statement
+from sarathi_lab.extensions.replay.server_arguments import Statement, weights_in_name
 from sarathi_lab.extensions.replay.server_commands import read_command
 from sarathi_lab.extensions.replay.server_facts import (
     FIX as LOG_FIX,
@@ -44,6 +44,7 @@ NEEDED = {"model": ("model", "model=NAME"), "hardware": ("GPU", "hardware=NAME")
 TYPED = "task.chunk and task.batch"  # the source of what the command line states of the run
 # Of these, sources may differ: the ones of a client are how it names them.
 NAMES = ("version", "model", "hardware")
+WEIGHTS = "executor.weights"
 SGLANG = "sglang"  # the policy, whose server has versions of its own
 
 
@@ -56,6 +57,13 @@ class ServerSettings:
     @property
     def stated(self) -> dict[str, Any]:
         """Settings by the lab's names, and `server_arguments.OF_FILES`."""
+        settings = self._settings()
+        weights, _ = self._weights_in_name(settings)
+        if weights:
+            settings[WEIGHTS] = weights
+        return settings
+
+    def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {}
         is_sglang = self.policy == SGLANG
         for statement in self.statements:
@@ -84,6 +92,13 @@ class ServerSettings:
             return stated.get("cache.num_blocks")
         return int(stated["cache.tokens"] // stated.get("cache.block_size", BLOCK_SIZE))
 
+    def _weights_in_name(self, settings: Mapping[str, Any]) -> tuple[str, str]:
+        """Find the type of weights and its word in the model's name, if nothing else states it."""
+        names = (name for statement in self.statements for name in statement.not_simulated)
+        if WEIGHTS in settings or any(name.startswith("quantization") for name in names):
+            return "", ""
+        return weights_in_name(str(settings.get("model", "")))
+
     def notes(self) -> list[str]:
         """Name what of the server's arguments the simulator has not, and where sources differ."""
         not_simulated = dict[str, None]()
@@ -92,6 +107,12 @@ class ServerSettings:
             not_simulated |= dict.fromkeys(statement.not_simulated)
             without_effect |= dict.fromkeys(statement.without_effect)
         notes = []
+        settings = self._settings()
+        weights, word = self._weights_in_name(settings)
+        if weights:
+            notes.append(f"{WEIGHTS}={weights}, as the name of {settings['model']} tells")
+        elif word:
+            not_simulated[f"weights of {word} (as the name of {settings['model']} tells)"] = None
         if not_simulated:
             notes.append(f"not simulated: {', '.join(not_simulated)}")
         if without_effect:

@@ -17,6 +17,7 @@ import csv
 import difflib
 import fnmatch
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,6 +51,12 @@ GRAPH_MODES: dict[Any, str] = {0: "none", 1: "piecewise", 2: "full"}
 GRAPH_MODES |= {(2, 0): "full_decode_only", (2, 1): "full_and_piecewise"}
 # Weights that a method has, by a part of its name; of GPTQ the usual 4 bits.
 WEIGHTS_OF_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
+WEIGHTS_OF_METHODS |= {"auto_round": "int4", "auto-round": "int4"}
+# Words of a model's name that tell the type of its weights; "": one that can't be simulated.
+# The first that a name has counts, as GPTQ may have 8 bits.
+WEIGHTS_OF_NAMES = {"fp8": "fp8", "mxfp4": "mxfp4"}
+WEIGHTS_OF_NAMES |= dict.fromkeys(("int8", "w8a8", "w8a16", "8bit", "nvfp4", "gguf"), "")
+WEIGHTS_OF_NAMES |= dict.fromkeys(("int4", "w4a16", "4bit", "awq", "gptq"), "int4")
 DTYPES = {"half": "float16", "float": "float32"}
 
 
@@ -334,6 +341,18 @@ def _weights(row: Argument, value: str) -> str:
         if method in value:
             return weights
     raise NotSimulated("weights are of the dtype here, unless model.path has its config.json")
+
+
+def weights_in_name(model: str) -> tuple[str, str]:
+    """Find the type of a model's weights in its name, as in Qwen3-8B-AWQ.
+
+    Returns:
+        The type and the word that tells it; the type is empty where it can't be simulated, and both
+        are where no word tells one.
+    """
+    words = re.split(r"[-_.]", model.rstrip("/").rpartition("/")[2].lower())
+    word = next((known for known in WEIGHTS_OF_NAMES if known in words), "")
+    return WEIGHTS_OF_NAMES.get(word, ""), word
 
 
 def _cache_dtype(row: Argument, value: str) -> str:

@@ -38,15 +38,18 @@ FIX = (
     "config, SGLang's with server_args=ServerArgs), its server_info or its arguments as YAML"
 )
 DEFAULT_BLOCK = 16  # tokens of a block of vLLM's
+ROUNDED_BY = 0.006  # sequences of the longest context, of which vLLM logs two digits
 
 # vLLM's lines.
 CHANGED_ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
 ALL_ARGUMENTS = re.compile(r"\bargs: Namespace\((.*)\)")
-ENGINE = re.compile(r"engine \(v[^)]*\) with config: (.*)")
+# Over a fence where someone has set the arguments as code.
+ENGINE = re.compile(r"engine \(v[^)]*\) with config:?\s+(?:[~`]{3}\w*\s+)?(.*)")
 V0_ENGINE = re.compile(r"Initializing an? (?:V0 LLM engine|LLM engine \(v0\.[0-7]\.)")
 VERSION = re.compile(r"(?:version |engine \(v)(\d+\.\d+(?:\.\d+)?)")
 BUDGET = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
-CACHE_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens(, Maximum concurrency)?")
+CACHE_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
+CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
 # Of an attention's kernels, or so that a block is as large as a state.
 BLOCK_SIZE = re.compile(r"(?:Setting|Forcing) (?:attention|kv cache) block size to (\d+)")
 CACHE_BLOCKS = re.compile(r"# (?:GPU|cuda) blocks: (\d+)")
@@ -98,11 +101,23 @@ def find_facts(path: Path, text: str) -> Statement | None:
     if text.lstrip()[:1] == "{":
         return _of_description(path, text)
     if SGLANG_ARGUMENTS.search(text) or SGLANG_SIZES.search(text):
-        return _of_sglang_log(path, text)
+        return _with_command(_of_sglang_log(path, text), text)
     statement = _of_vllm_log(path, text)
     if statement.settings:
-        return statement
+        return _with_command(statement, text)
     return _of_yaml(path, text) or find_command(text, str(path))
+
+
+def _with_command(log: Statement, text: str) -> Statement:
+    """Add the command that stands above a log, where the log has no arguments."""
+    if log.is_complete:
+        return log
+    typed = [line for line in text.splitlines() if not LOG_LINE.match(line)]
+    command = find_command("\n".join(typed), log.source)
+    if command is None:
+        return log
+    # What the server made of its arguments counts, as of those it lists.
+    return replace(merged(command, log), policy=log.policy or command.policy)
 
 
 def _unwrapped(text: str) -> str:
@@ -241,8 +256,18 @@ def _of_vllm_log(path: Path, text: str) -> Statement:
     logged = CACHE_TOKENS.search(text)
     if logged is None:
         return statement
-    cache = LoggedCache(_tokens(logged[1]), logged[2] is not None)
+    cache = LoggedCache(_tokens(logged[1]), _is_of_longest(text, _tokens(logged[1])))
     return replace(statement, settings={**statement.settings, LOGGED_CACHE: cache})
+
+
+def _is_of_longest(text: str, tokens: int) -> bool:
+    """Return whether the logged tokens are those of as many of the longest sequences as fit, which
+    vLLM rounds to two digits.
+    """
+    concurrency = CONCURRENCY.search(text)
+    if concurrency is None:
+        return False
+    return abs(tokens / _tokens(concurrency[1]) - float(concurrency[2])) < ROUNDED_BY
 
 
 def _graphs(config: str) -> dict[str, Any]:

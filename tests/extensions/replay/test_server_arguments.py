@@ -335,7 +335,7 @@ def test_what_is_not_simulated_is_named_in_one_line(result, capsys, tmp_path):
     for words in (
         "speculative_config (how many drafts were accepted",
         "scheduling_policy=priority (the recorded requests have no priorities)",
-        "quantization=awq",
+        "quantization=modelopt",
         "an_argument_of_next_year (unknown here)",
     ):
         assert words in line

@@ -18,7 +18,7 @@ from sarathi_lab.extensions.replay.real_run import ServerSettings
 from sarathi_lab.extensions.replay.run_config import begins_with
 from sarathi_lab.extensions.replay.server_arguments import Statement
 from sarathi_lab.extensions.replay.server_commands import read_command
-from sarathi_lab.extensions.replay.server_facts import find_facts
+from sarathi_lab.extensions.replay.server_facts import find_facts, read_facts
 from sarathi_lab.workload.text_files import COLORS
 
 MODEL = "meta-llama/Llama-3.1-8B"
@@ -360,6 +360,11 @@ def test_beside_a_clients_file_only_what_neither_states_is_asked_for(client, tmp
             "10.00x",
             10 * (512 + 137),
         ),
+        (
+            "GPU KV cache size: 81,920 tokens\n"
+            "INFO Maximum concurrency for 8,192 tokens per request: 10.00x",
+            10 * (512 + 137),
+        ),
     ],
 )
 def test_a_cache_in_tokens_is_of_as_many_groups_of_layers_as_there_are(
@@ -387,6 +392,30 @@ def test_a_block_is_of_the_last_size_that_a_log_sets(client, tmp_path):
     )
     engine = replayed(client, f"task.log={log}", "hardware=h100").as_run.engine
     assert (engine.block_size, engine.num_blocks) == (528, 100 - 1)
+
+
+def test_a_command_above_a_log_without_arguments_counts():
+    text = f"vllm serve {MODEL} \\\n --max-num-seqs 8\nINFO # GPU blocks: 1001\n"
+    facts = read_facts(Path("server.log"), text)
+    assert facts.settings == {"model": MODEL, "batch": 8, "cache.num_blocks": 1000}
+
+
+def test_arguments_of_an_engine_may_be_fenced():
+    text = f"engine (v0.11.0) with config\n~~~\nmodel='{MODEL}', max_seq_len=4096\n~~~\n"
+    assert read_facts(Path("server.log"), text).settings["max_model_len"] == 4096
+
+
+def test_the_name_of_a_model_tells_the_type_of_its_weights(client):
+    def replayed_with(command):
+        return replayed(client, "hardware=h100", f"task.server='{command}'").as_run
+
+    fp8 = replayed_with(f"vllm serve {MODEL}-FP8-dynamic")
+    assert fp8.config["executor"]["weights"] == "fp8"
+    assert f"executor.weights=fp8, as the name of {MODEL}-FP8-dynamic" in " ".join(fp8.describe())
+    int8 = replayed_with(f"vllm serve {MODEL}-GPTQ-Int8")
+    assert "not simulated: weights of int8" in " ".join(int8.describe())
+    stated = replayed_with(f"vllm serve {MODEL}-quantized.w4a16 --quantization fp8")
+    assert stated.config["executor"]["weights"] == "fp8"
 
 
 def test_a_command_line_is_one_more_source(client):
