@@ -176,6 +176,12 @@ def _what_it_is(content: Content) -> str:
         return f"is empty and has no benchmark; {FIX}"
     if any(name in content.text[:2000] for name in OF_TRACES):
         return f"is a trace, which has no results; serve it by workload=trace workload.path={path}"
+    results = [str(name) for name in content.first if "ttft" in str(name).lower()]
+    if results:
+        return (
+            f"has results such as {results[0]}, but in the form of no known client; name the "
+            "client's own file that it was made from"
+        )
     if find_facts(path, content.text) is not None:
         return (
             "describes a server and has no requests; name it as task.log="

@@ -664,6 +664,10 @@ def test_cached_tokens_are_not_computed(tmp_path):
             "is a server's log without iterations; name it as task.log=",
         ),
         ("model: x/y\nmax-num-seqs: 8\n", "describes a server and has no requests; name it as"),
+        (
+            json.dumps({"framework": "vllm", "tp": 2, "mean_ttft": 0.3}),
+            "has results such as mean_ttft, but in the form of no known client",
+        ),
         (json.dumps({"backend": "vllm", "completed": 2}), "such as by --save-detailed"),
         (json.dumps(vllm_detailed(itls=[[], []])), "has no times of first tokens"),
         (json.dumps([inference_perf(1.0, 9, [1.0], info={"input_tokens": 9})]), "not streamed"),
