@@ -107,3 +107,11 @@ def test_a_distribution_rises_from_nothing_to_all():
     rows = distribution(pd.Series([3.0, math.nan, 1.0]))
     assert rows.to_numpy().tolist() == [[1.0, 0.0], [1.0, 0.5], [3.0, 1.0]]
     assert distribution(pd.Series([math.nan])).empty
+
+
+def test_a_filled_look_is_an_area_from_zero_in_parts_where_a_row_has_no_place():
+    along = [0.0, 1.0, math.nan, 2.0, 3.0]
+    rows = table(replace(BLUE, is_filled=True), x=along, value=[1.0, 1.0, math.nan, 2.0, 2.0])
+    _, axes = plot(rows, x="x", grid=Grid(["a"], 1, SIZE))
+    (area,) = axes["a"].collections
+    assert [path.get_extents().bounds for path in area.get_paths()] == [(0, 0, 1, 1), (2, 0, 1, 2)]

@@ -14,10 +14,12 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from sarathi_lab.results.plots import style
 
@@ -45,9 +47,12 @@ class Look:
     is_hollow: bool = False
     drawstyle: str = "default"  # or steps-pre and steps-post of matplotlib
     is_thinned: bool = False  # to some markers where points are dense
+    is_filled: bool = False  # from the axis up to the line
 
-    def key(self) -> Line2D:
+    def key(self) -> Artist:
         """Return the series' key for a legend."""
+        if self.is_filled:
+            return Patch(color=self.colour, label=self.name)
         return Line2D([], [], label=self.name, **self.marks())
 
     def marks(self) -> dict[str, Any]:
@@ -150,7 +155,7 @@ def distribution(values: pd.Series) -> pd.DataFrame:
 
 
 def _draw_line(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> None:
-    is_across = rows[x].isna()
+    is_across = rows[x].isna() & rows[y].notna()
     _draw_across(ax, rows[is_across], y, look)
     _draw_points(ax, rows[~is_across], x, y, look)
 
@@ -184,6 +189,9 @@ def _draw_points(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> No
         marks["markevery"] = math.ceil(len(rows) / MOST_MARKERS)
     along = rows[x].to_numpy(float)
     upwards = rows[y].to_numpy(float)
+    if look.is_filled:
+        ax.fill_between(along, upwards, color=look.colour, linewidth=0)
+        return
     if "low" in rows and rows["low"].notna().any():
         values = rows["value"]
         below = (values - rows["low"]).clip(lower=0.0)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from sarathi_lab.config.console import amount
 from sarathi_lab.results.plots import style
-from sarathi_lab.results.plots.plot import Grid, Look, plot, styled
+from sarathi_lab.results.plots.axes import LOG_SCALE
+from sarathi_lab.results.plots.plot import Grid, Look, distribution, plot, styled
+from sarathi_lab.results.serving_metrics import waits
 from sarathi_lab.results.table import heading
 
 # By column of the iterations the factor and the y label.
@@ -31,59 +31,68 @@ STACKED = {
 DASHES = ("-", "--", "-.", ":")
 LABEL_WIDTH = 52  # characters
 PERCENTILES = {0.5: "--", 0.99: ":"}
+DISTRIBUTIONS = ("ttft", "tbt")
+SHARE = Look("", "C0", drawstyle="steps-post")
 
 
 def draw_run(iterations: pd.DataFrame, requests: pd.DataFrame, title: str) -> Figure:
     """Draw a run's tokens and requests over time, and the distributions of its TTFT and TBT."""
-    style.use_style()
-    figure = style.plt.figure(figsize=(style.WIDTH, 6.4), layout="constrained")
-    rows: Any = [*([name, name] for name in STACKED), ["ttft", "tbt"]]
-    grid = figure.subplot_mosaic(rows, height_ratios=[1, 1, 1.3])
-    for name, columns in STACKED.items():
-        _stack(grid[name], iterations, columns)
-        grid[name].set_ylabel(name)
-    grid["requests"].set_xlabel("time [s]")
-    gaps = requests["token_times"].map(np.diff)
-    waits = requests["first_token_time"] - requests["arrival_time"]
-    _distribution(grid["ttft"], waits.to_numpy(float), "ttft")
-    _distribution(grid["tbt"], np.concatenate([np.zeros(0), *gaps]), "tbt")
+    times = waits(requests)
+    rows = []
+    for panel, columns in STACKED.items():
+        rows += _areas(iterations, columns, panel)
+    for name in DISTRIBUTIONS:
+        shares = distribution(1e3 * pd.Series(times[name]))
+        rows.append(styled(shares.assign(panel=name), SHARE))
+    grid = Grid([*STACKED, *DISTRIBUTIONS], 2, (style.WIDTH, 5.4))
+    figure, axes = plot(pd.concat(rows), x="at", grid=grid)
+    for panel, columns in STACKED.items():
+        looks = _looks_of_areas(columns)
+        axes[panel].legend(handles=[look.key() for look in looks.values()], frameon=True)
+        end = float(iterations["end"].max())
+        axes[panel].set(xlabel="time [s]", ylabel=panel, xlim=(0, end), ylim=(0, None))
+    for name in DISTRIBUTIONS:
+        _label_distribution(axes[name], 1e3 * pd.Series(times[name]).dropna(), name)
     return style.finished(figure, title)
 
 
-def _stack(ax: Axes, iterations: pd.DataFrame, columns: Mapping[str, str]) -> None:
-    """Draw columns of the iterations on top of each other, each from its start to its end."""
+def _looks_of_areas(columns: Mapping[str, str]) -> dict[str, Look]:
+    """Return the look of each area by its name, from below."""
+    names = enumerate(columns)
+    return {name: Look(name, f"C{number}", is_filled=True) for number, name in names}
+
+
+def _areas(iterations: pd.DataFrame, columns: Mapping[str, str], panel: str) -> list[pd.DataFrame]:
+    """Return columns of the iterations on top of each other, each from its start to its end."""
     start = iterations["start"].to_numpy(float)
     end = iterations["end"].to_numpy(float)
     times = np.column_stack([start, end]).ravel()
     # Nothing is drawn between iterations that do not follow at once: NaN there.
     gaps = 2 * np.flatnonzero(start[1:] > end[:-1]) + 2
-    x = np.insert(times, gaps, np.nan)
-    below = np.zeros(len(times))
-    for i, (label, column) in enumerate(columns.items()):
-        top = below + np.repeat(iterations[column].to_numpy(float), 2)
-        low = np.insert(below, gaps, np.nan)
-        high = np.insert(top, gaps, np.nan)
-        ax.fill_between(x, low, high, color=f"C{i}", label=label, linewidth=0)
-        below = top
-    ax.set(xlim=(0, times[-1]), ylim=(0, None))
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    at = np.insert(times, gaps, np.nan)
+    looks = _looks_of_areas(columns)
+    top = np.zeros(len(times))
+    areas = []
+    for name, column in columns.items():
+        top = top + np.repeat(iterations[column].to_numpy(float), 2)
+        values = pd.DataFrame({"at": at, "value": np.insert(top, gaps, np.nan)})
+        areas.append(styled(values.assign(panel=panel), looks[name]))
+    return areas[::-1]  # the lowest is drawn last, over the others
 
 
-def _distribution(ax: Axes, seconds: NDArray[np.float64], name: str) -> None:
-    """Draw the share of `seconds` up to each value, with lines at `PERCENTILES`."""
-    milliseconds = 1e3 * seconds[np.isfinite(seconds)]
+def _label_distribution(ax: Axes, milliseconds: pd.Series, name: str) -> None:
+    """Label the axes of a distribution, with lines at `PERCENTILES`."""
     label = heading(f"{name}_p50").replace(" P50", "")
     ax.set(xlabel=label, ylabel="share", ylim=(0, 1.02))
-    if not len(milliseconds):
+    if milliseconds.empty:
         return
-    ax.ecdf(milliseconds, color="C0")
     for share, dash in PERCENTILES.items():
-        value = float(np.quantile(milliseconds, share))
+        value = float(milliseconds.quantile(share))
         percentile = f"P{100 * share:.0f}: {amount(value)} ms"
         ax.axvline(value, color="black", ls=dash, lw=1.0, label=percentile)
-    low = milliseconds.min()
+    low = float(milliseconds.min())
     if low > 0 and milliseconds.max() > 3 * low:
-        ax.set_xscale("log")
+        ax.set(xscale="log", xlabel=f"{label}, {LOG_SCALE}")
         style.tick_in_steps(ax.xaxis)
     ax.legend(loc="best", frameon=True)
 
