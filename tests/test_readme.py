@@ -11,6 +11,7 @@ from cards import CARDS
 from documented import COMMANDS, DOCUMENTS, KNOWN, PAGES, find_commands
 from omegaconf import OmegaConf
 
+from sarathi_lab.__main__ import COMMANDS as MAIN_COMMANDS
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.run import main
@@ -88,6 +89,40 @@ def test_the_readme_s_example_against_chunking_gives_its_number(tmp_path):
 def test_the_page_of_settings_names_every_model():
     text = (REPOSITORY / "docs" / "reference" / "settings.md").read_text()
     assert not [one.stem for one in CONF.glob("model/*.yaml") if f"`{one.stem}`" not in text]
+
+
+COMMAND = re.compile(r"(?:python -m sarathi_lab|sarathi-lab) ([a-z]+)([^`\n>]*)")
+SCRIPT = re.compile(r"python ((?:docs|experiments|notebooks|tests)/[\w/]+\.py)([^`\n#]*)")
+
+
+def test_every_command_and_script_is_there_with_its_options():
+    sources: dict[str, str] = {}
+    for path in DOCUMENTS:
+        text = path.read_text()
+        named = [(f"sarathi-lab {name}", options) for name, options in COMMAND.findall(text)]
+        for command, options in [*named, *SCRIPT.findall(text)]:
+            if command not in sources:
+                sources[command] = source_of(command)
+            for option in re.findall(r"--[a-z-]+", options):
+                is_there = option in ("--help", "--dry-run") or f'"{option}"' in sources[command]
+                assert is_there, f"{path}: {command} {option}"
+    assert len(sources) > 20
+
+
+def source_of(command: str) -> str:
+    """The text of a script, or of the module of a command, with those beside it in a package."""
+    path = REPOSITORY / command
+    if command.startswith("sarathi-lab "):
+        name = command.removeprefix("sarathi-lab ")
+        if name in ("run", "completion"):
+            return ""
+        module, _ = MAIN_COMMANDS[name]
+        path = (REPOSITORY / module.replace(".", "/")).with_suffix(".py")
+    if not path.is_file():
+        path = path.with_suffix("")
+        assert path.is_dir(), command
+        return "".join(file.read_text() for file in path.glob("*.py"))
+    return path.read_text()
 
 
 def test_every_make_target_exists():
