@@ -72,7 +72,10 @@ def redraw(root: Path = EXPERIMENTS) -> int:
     """Draw figures by their names, and sweeps by the table beside them."""
     names = CATALOG.keys() & load.recorded(root)
     for path in sorted(root.rglob("*.png")):
-        picture = draw(path.stem) if path.stem in names else _redrawn_sweep(path)
+        group = path.relative_to(root).parts[0]
+        # A page of another group, such as the leaderboard's, may have a picture of that name.
+        is_experiment = path.stem in names and load.group_of(path.stem) == group
+        picture = draw(path.stem) if is_experiment else _redrawn_sweep(path)
         if picture is not None:
             save_figure(picture, path)
             print_place("figure", path)

@@ -21,6 +21,7 @@ from sarathi_lab.experiment.recorded import paper, points_of
 from sarathi_lab.experiment.registry import CATALOG, load_experiment
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.panels import draw
+from sarathi_lab.results.plots.spec import PlotSpec
 from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.run import main as run
 from sarathi_lab.tasks import figures
@@ -50,11 +51,18 @@ def test_recorded_pictures_are_drawn_anew_where_they_lie(tmp_path):
     shutil.copy(kept, place)
     for name in ("chunk_size.png", "other.png"):
         (place / name).write_bytes(b"old")
+    table = tmp_path / "after_sarathi" / "p_pas_gain" / "results" / "simulated" / "p_pas_gain.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text("y\n1\n")
+    page_of_another = tmp_path / "lab" / "leaderboard" / "results" / "p_pas_gain.png"
+    page_of_another.parent.mkdir(parents=True)
+    page_of_another.write_bytes(b"old")
     assert figures.redraw(tmp_path) == 0
     with pytest.raises(SystemExit, match="2"):
         figures.main(["--recorded", "--out", str(tmp_path)])
     assert is_drawn(place / "chunk_size.png")
     assert (place / "other.png").read_bytes() == b"old"
+    assert page_of_another.read_bytes() == b"old"
 
 
 def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkeypatch):
@@ -78,6 +86,17 @@ def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkey
     assert ax.get_xlabel() == "chunk"
     assert " ".join(ax.get_ylabel().split()).startswith("gain, axis from 0.")
     assert list(ax.lines[0].get_xdata()) == [8, 16]
+
+
+def test_an_axis_shows_more_than_the_last_digits_and_says_where_it_begins():
+    columns = {"figure": "f", "panel": "p", "series": "s", "unit": "ratio", "device": "cpu"}
+    points = pd.DataFrame({"x": [1.0, 2.0], "y": [0.56, 0.560006], "low": None, "high": None})
+    rows = rows_of_points(points.assign(**columns, source="recorded"))
+    (ax,) = draw(PlotSpec(x="P:D", y="gain", log_x=True), rows).axes
+    low, high = ax.get_ylim()
+    assert high - low > 0.02
+    assert ax.get_ylabel().split() == ["gain,", *f"axis from {low:.3g}".split()]
+    assert ax.get_xlabel().split() == ["P:D,", "log", "scale"]
 
 
 def test_bars_of_the_paper_are_drawn_where_too_little_was_measured():

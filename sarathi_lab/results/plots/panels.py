@@ -36,7 +36,7 @@ SIMULATED: Sequence[Dash] = (
 PANEL, COLUMN, LEAST_WIDTH = 2.5, 3.2, 5.0  # inches: height of a panel, width of one and of all
 PREDICTED = "simulated"  # group of the paper's points and all that is simulated
 LETTERS = 11  # of a title in an inch
-YLABEL = 26  # letters of a line of an axis' label
+YLABEL = 24  # letters of a line of an axis' label
 LEAST_SPAN = 0.02  # of the largest value, that an axis shows
 MOST_LEVEL = 5  # bars whose names fit beside each other
 NOT_RUN = "not run: exceeds the cache, or the chunk is below the batch"
@@ -322,7 +322,10 @@ def _label_lines(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
     label = spec.ys.get(first.panel, spec.y or label)
     note = _scale_y(ax, rows.value, is_log=spec.log_y)
     along = spec.xs.get(first.panel, spec.x)
-    ax.set_xlabel(f"{along}, {LOG_SCALE}" if is_log_x else along)
+    if is_log_x:
+        along = f"{along}, {LOG_SCALE}"
+    letters = int(style.inches_wide(ax) / style.LETTER)
+    ax.set_xlabel(textwrap.fill(along, letters))
     ax.set_ylabel(textwrap.fill(f"{label}, {note}" if note else label, YLABEL))
 
 
@@ -340,7 +343,7 @@ def _scale_y(ax: Axes, values: pd.Series, *, is_log: bool) -> str:
     if high - low < LEAST_SPAN * high:  # else ticks would show the last digits alone
         ax.set_ylim(high - LEAST_SPAN * high, high + LEAST_SPAN * high)
     start = ax.get_ylim()[0]
-    return f"axis from {start:.3g}" if start > 0 else ""
+    return f"axis\N{NO-BREAK SPACE}from\N{NO-BREAK SPACE}{start:.3g}" if start > 0 else ""
 
 
 def _label_bars(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
