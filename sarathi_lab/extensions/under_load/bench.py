@@ -376,9 +376,9 @@ def compared(
         for quantity, value in values.items():
             unit = units.get(quantity, "s")
             yield point(dataset, quantity, unit, series, value, x, kind=kind)
-        for called, other in others.items():
-            if other is not values:
-                yield from ratios(dataset, called, series, values, other, x, kind=kind)
+        for called, reference in others.items():
+            if reference is not values:
+                yield from ratios(dataset, called, series, values, reference, x, kind=kind)
 
 
 def ratios(
@@ -386,15 +386,15 @@ def ratios(
     called: str,
     series: str,
     values: Values,
-    other: Values,
+    reference: Values,
     x: float = 0.0,
     *,
     kind: Kind = "value",
 ) -> Iterator[Point]:
     """Yield the values of a series over those of another, of the quantities that both have."""
     for quantity, value in values.items():
-        if quantity in other:
-            ratio = value / other[quantity]
+        if quantity in reference:
+            ratio = value / reference[quantity]
             yield point(dataset, f"{quantity} / {called}", "ratio", series, ratio, x, kind=kind)
 
 
