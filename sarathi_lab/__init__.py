@@ -28,9 +28,13 @@ if TYPE_CHECKING:
     from sarathi_lab.results.load import find_sweeps, load_rows, load_runs
 
 __version__ = "0.1.0"
-_KERNELS = Path(__file__).parents[1] / "kernels"
-if (_KERNELS / "sarathi_kernels").is_dir():  # a checkout, which need not be installed
-    sys.path.append(str(_KERNELS))
+_PACKAGE = Path(__file__).parent
+_FOLDERS = {
+    "sarathi_kernels": _PACKAGE.parent / "kernels",  # of a checkout, which need not be installed
+    # Hydra looks for sweepers in packages of this name alone.
+    "hydra_plugins": _PACKAGE / "config" / "plugins",
+}
+sys.path += [str(folder) for name, folder in _FOLDERS.items() if (folder / name).is_dir()]
 _HOMES = {
     "ModelSpec": "model.spec",
     "Playground": "api.playground",

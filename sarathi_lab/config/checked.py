@@ -57,6 +57,7 @@ def refuse_unread(settings: Any, names: Iterable[str], reason: str, prefix: str 
     """
     for name in names:
         value = getattr(settings, name)
+        # A dataclass keeps the default of a field as an attribute of the class.
         default = getattr(type(settings), name, None)
         if value != default:
             raise errors.UserError(f"{prefix}{name}={value} has no effect{reason}")

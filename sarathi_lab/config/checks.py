@@ -37,12 +37,13 @@ def check_jobs(
         for number, job in enumerate(jobs):
             prepared = elsewhere[number] if number in elsewhere else _checked(job.cfg)
             advance(1)
+            # A list of jobs for another machine is of use without the package.
             if is_dry_run and isinstance(prepared, MissingPackage):
                 notes[f"{NOT_CHECKED}{prepared}"] = None
                 passed.append(job)
                 continue
             if not isinstance(prepared, UserError):
-                job.prepared = prepared if keeps else None
+                job.prepared = prepared if keeps else None  # of thousands: too much memory
                 passed.append(job)
                 continue
             name = job.named(swept)

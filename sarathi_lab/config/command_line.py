@@ -83,20 +83,8 @@ class Arguments:
 
 def read_arguments(args: Sequence[str]) -> Arguments:
     """Read a command line; of `resume=FOLDER` alone that of the sweep there. Raises UserError."""
-    for arg in args:
-        if re.match(r"-[^-].", arg) and arg not in ("-sc", "-cd"):
-            raise _unknown(arg)  # argparse would take -chunk for -c hunk
-    try:
-        parsed, unknown = _parser().parse_known_intermixed_args(list(args))
-    except argparse.ArgumentError as error:
-        raise UserError(f"{error}; --help lists the options") from None
-    if unknown:
-        raise _unknown(unknown[0])
-    options = vars(parsed)
-    shows = any(options[name] for name in SHOWING)
-    for name in ("resolve", "package"):
-        if options[name] and not parsed.cfg:
-            raise UserError(f"option --{name} has no effect without --cfg; add --cfg job")
+    parsed = _parsed(args)
+    shows = any(vars(parsed)[name] for name in SHOWING)
     topics: list[str] = []
     if parsed.help:
         topics = [word for word in parsed.settings if "=" not in word]
@@ -104,9 +92,10 @@ def read_arguments(args: Sequence[str]) -> Arguments:
     if parsed.verbose:
         settings.append("hydra.verbose=true")
     settings = _with_datasheet(settings)
-    if parsed.config_dir and (parsed.help or not shows):
-        settings = _with_folder(settings, parsed.config_dir)
-    if not shows or parsed.help:
+    # Hydra's own flags are Hydra's to check; --help is the lab's.
+    if parsed.help or not shows:
+        if parsed.config_dir:
+            settings = _with_folder(settings, parsed.config_dir)
         with explained(settings):
             check_names(settings)
     if not shows:
@@ -121,6 +110,23 @@ def read_arguments(args: Sequence[str]) -> Arguments:
     not_of_hydra = ("-v", "--verbose", "--dry-run", *parsed.settings)
     flags = tuple(arg for arg in args if arg not in not_of_hydra)
     return Arguments(flags, tuple(settings), (), parsed.help, tuple(topics))
+
+
+def _parsed(args: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a command line. Raises UserError for unknown and useless ones."""
+    for arg in args:
+        if re.match(r"-[^-].", arg) and arg not in ("-sc", "-cd"):
+            raise _unknown(arg)  # argparse would take -chunk for -c hunk
+    try:
+        parsed, unknown = _parser().parse_known_intermixed_args(list(args))
+    except argparse.ArgumentError as error:
+        raise UserError(f"{error}; --help lists the options") from None
+    if unknown:
+        raise _unknown(unknown[0])
+    for name in ("resolve", "package"):
+        if vars(parsed)[name] and not parsed.cfg:
+            raise UserError(f"option --{name} has no effect without --cfg; add --cfg job")
+    return parsed
 
 
 def _refuse_several_values(settings: Sequence[str]) -> None:
@@ -153,13 +159,15 @@ def _with_recorded(arguments: Arguments) -> Arguments:
     resumes = [setting for setting in arguments.settings if name_of(setting) == "resume"]
     if not resumes:
         return arguments
-    value = resumes[-1].partition("=")[2].strip("'\"")
-    if value in ("", "null"):
+    _, _, value = resumes[-1].partition("=")
+    folder = value.strip("'\"")
+    if folder in ("", "null"):
         raise UserError("resume= names nothing; use resume=true, or resume=FOLDER of a sweep")
     launchers = [setting for setting in arguments.settings if setting not in resumes]
-    if value.lower() in ("true", "false") or not all(map(_sets_launcher, launchers)):
+    if folder.lower() in ("true", "false") or not all(map(_sets_launcher, launchers)):
         return arguments
-    recorded = read_arguments(SweepRecord.read(Path(value)).arguments)
+    record = SweepRecord.read(Path(folder))
+    recorded = read_arguments(record.arguments)
     settings = list(recorded.settings)
     if launchers:
         settings = [setting for setting in settings if not _sets_launcher(setting)]
@@ -194,12 +202,16 @@ def _searchpath(settings: Sequence[str]) -> list[str]:
 
 def folders_of(settings: Sequence[str]) -> list[Path]:
     """The folders that `hydra.searchpath` adds to conf/. Raises UserError for one that is none."""
-    sources = [source.removeprefix("file://") for source in _searchpath(settings)]
-    folders = [Path(source) for source in sources if "://" not in source]
-    for folder in folders:
+    folders = []
+    for source in _searchpath(settings):
+        path = source.removeprefix("file://")
+        if "://" in path:  # a package
+            continue
+        folder = Path(path)
         if not folder.is_dir():
             remedy = "name one such as file:///home/me/conf"
             raise UserError(f"hydra.searchpath={folder} is not a folder; {remedy}")
+        folders.append(folder)
     return folders
 
 
@@ -208,14 +220,16 @@ def _with_folder(settings: list[str], folder: str) -> list[str]:
     if not Path(folder).is_dir():
         raise UserError(f"--config-dir {folder} is not a folder; name one that has policy/ or such")
     folders = [*_searchpath(settings), f"file://{Path(folder).absolute()}"]
+    searchpath = ",".join(map(quoted, folders))
     others = [setting for setting in settings if name_of(setting) != "hydra.searchpath"]
-    return [f"hydra.searchpath=[{','.join(map(quoted, folders))}]", *others]
+    return [f"hydra.searchpath=[{searchpath}]", *others]
 
 
 def _with_datasheet(settings: list[str]) -> list[str]:
     """Choose the option whose parameters are named, where a card is described and none chosen."""
     names = set(map(name_of, settings))
-    if "hardware" in names or names.isdisjoint(f"hardware.{name}" for name in OF_DATASHEET):
+    of_datasheet = {f"hardware.{name}" for name in OF_DATASHEET}
+    if "hardware" in names or names.isdisjoint(of_datasheet):
         return settings
     return ["hardware=datasheet", *settings]
 
@@ -223,6 +237,7 @@ def _with_datasheet(settings: list[str]) -> list[str]:
 def check_names(settings: Sequence[str]) -> None:
     """Refuse settings and options that there are not, before Hydra composes anything."""
     names = [*CHOICES, *top_level()]
+    # Hydra composes for a fifth of a second before it finds a typo, and suggests no other name.
     folders = folders_of(settings)
     for override in OverridesParser.create().parse_overrides(list(settings)):
         name = override.key_or_group
@@ -231,15 +246,17 @@ def check_names(settings: Sequence[str]) -> None:
             options = option_files(name, folders)
         if options:
             _check_options(override, options)
-        is_choice = "/" in name
         if override.is_hydra_override():
             continue
-        if re.split(r"[./]", name)[0] not in names or (is_choice and not options):
+        is_choice = "/" in name
+        group = re.split(r"[./]", name)[0]
+        if group not in names or (is_choice and not options):
             raise unknown_name(name, names, "a setting")
 
 
 def _check_options(override: Override, options: Collection[str]) -> None:
-    name, value = override.key_or_group, override.value()
+    name = override.key_or_group
+    value = override.value()
     if isinstance(value, list):
         remedy = f"sweep over them by {name}={','.join(map(str, value))} -m"
         raise UserError(f"{override.input_line} is a list, not an option; {remedy}")
@@ -289,13 +306,22 @@ def _explain(error: Exception, settings: Sequence[str]) -> UserError:
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         return _unknown_key(str(cause.full_key), settings)
     if isinstance(error, ConfigCompositionException):
-        for override in OverridesParser.create().parse_overrides(list(settings)):
-            name = override.key_or_group
-            if override.is_add() and _is_listed(name, settings):
-                return UserError(f"+{name} is listed already; write {name}=VALUE without the +")
-    message = f"{error}\n{cause or ''}".strip().partition("\n")[0].strip()
-    reason = message or type(error).__name__
+        name = _added_again(settings)
+        if name is not None:
+            return UserError(f"+{name} is listed already; write {name}=VALUE without the +")
+    messages = f"{error}\n{cause or ''}".strip()
+    first_line = messages.partition("\n")[0].strip()
+    reason = first_line or type(error).__name__
     return UserError(f"{' '.join(settings)}: {reason}; --help shows the settings")
+
+
+def _added_again(settings: Sequence[str]) -> str | None:
+    """Return the first setting that is added with a + although it is listed."""
+    for override in OverridesParser.create().parse_overrides(list(settings)):
+        name = override.key_or_group
+        if override.is_add() and _is_listed(name, settings):
+            return name
+    return None
 
 
 def _is_listed(name: str, settings: Sequence[str]) -> bool:
@@ -329,7 +355,9 @@ def chosen_options(settings: Sequence[str]) -> dict[str, Path]:
     chosen |= typed
     files: dict[str, Path] = {}
     for group, option in chosen.items():
-        path = option_files(group, folders).get(option) if group in CHOICES else None
+        if group not in CHOICES:
+            continue
+        path = option_files(group, folders).get(option)
         if path is not None:
             files[group] = path
     return files
@@ -340,9 +368,11 @@ def _default_options(path: Path) -> dict[str, str]:
     config: Any = OmegaConf.load(path)
     options: dict[str, str] = {}
     for entry in config.get("defaults", []):
-        if OmegaConf.is_dict(entry):
-            for group, option in entry.items():
-                options[str(group).removeprefix("override ").strip("/")] = option
+        if not OmegaConf.is_dict(entry):
+            continue
+        for typed, option in entry.items():
+            group = str(typed).removeprefix("override ").strip("/")
+            options[group] = option
     return options
 
 
@@ -350,10 +380,9 @@ def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
     group, _, parameter = key.partition(".")
     files = chosen_options(settings)
     if group not in files:
-        node: Any = top_level().get(group)
         names = list(top_level())
-        if OmegaConf.is_dict(node):
-            names = [f"{group}.{name}" for name in node]
+        if OmegaConf.is_dict(top_level().get(group)):
+            names = [f"{group}.{name}" for name in top_level()[group]]
         return unknown_name(key, names, "a setting")
     node = read_option(group, files[group])
     names = parameter_names(node, group)
@@ -386,14 +415,16 @@ def combine(settings: Sequence[Override]) -> list[tuple[str, ...]]:
     """All combinations of the settings' values; of two settings of a name the last counts."""
     values: dict[str, list[str]] = {}
     for setting in settings:
-        key, line = setting.get_key_element(), str(setting.input_line)
+        key = setting.get_key_element()
+        line = str(setting.input_line)
         values[key] = [line]
         if setting.is_discrete_sweep():
             first = islice(setting.sweep_string_iterator(), MOST_JOBS + 1)
             values[key] = [f"{key}={value}" for value in first]
         elif setting.is_sweep_override():
             raise UserError(f"{line} has no end of values; name them, as in {key}=1,2")
-        if not 0 < math.prod(map(len, values.values())) <= MOST_JOBS:
+        num_jobs = math.prod(map(len, values.values()))
+        if not 0 < num_jobs <= MOST_JOBS:
             raise UserError(
                 f"{line} makes a sweep of 0, or of more than {MOST_JOBS} runs; name other values"
             )

@@ -48,16 +48,18 @@ def typed(command: str) -> str:
     start = Path(sys.argv[0]).name
     if start == "run.py":
         return f"python -m sarathi_lab.{command}"
-    return f"{start if start == 'sarathi-lab' else 'python -m sarathi_lab'} {command}"
+    if start == "sarathi-lab":
+        return f"sarathi-lab {command}"
+    return f"python -m sarathi_lab {command}"
 
 
-def print_words(words: str, style: str | None = None) -> None:
+def print_words(text: str, style: str | None = None) -> None:
     """Print lines wrapped at words on a terminal and where COLUMNS is stated, indented below their
     start; whole in a file, and where they are flags of a command, which are copied.
     """
-    out, lines = console(), words.split("\n")
+    out = console()
     has_width = sys.stdout.isatty() or _stated_width() is not None
-    for line in lines:
+    for line in text.split("\n"):
         start = line[: len(line) - len(line.lstrip())]
         if has_width and not line.lstrip().startswith("--"):
             line = textwrap.fill(
@@ -70,9 +72,9 @@ def print_words(words: str, style: str | None = None) -> None:
         out.print(line, style=style, soft_wrap=True)
 
 
-def print_place(what: str, where: Path | str) -> None:
+def print_place(what: str, path: Path | str) -> None:
     """A path or a command on a separate line, unbroken, so that it can be copied."""
-    console().print(f"{what:<7} {where}", soft_wrap=True)
+    console().print(f"{what:<7} {path}", soft_wrap=True)
 
 
 @contextmanager

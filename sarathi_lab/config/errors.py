@@ -17,7 +17,9 @@ EXIT_FAILED = 1  # by what no user can mend
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141  # as a shell has it of a program that SIGPIPE ends
-MOST, LEAST = 2**63 - 1, 1e-18  # of any quantity but 0: what 64 bits hold, and no time overflows
+# Of any quantity but 0: what 64 bits hold, and no time overflows.
+MOST = 2**63 - 1
+LEAST = 1e-18
 LAST_SECOND = 1e9  # of a run: later, doubles hold less than microseconds
 CREDENTIALS = re.compile(r"//[^/@\s]+@")  # of an address, which no message repeats
 
@@ -62,11 +64,13 @@ def require_number(
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{name}={value} is not a number; {fix}")
-    if above is not None and not above < value <= sys.float_info.max:
+    is_finite = value <= sys.float_info.max  # math.isfinite fails for larger integers
+    if above is not None and not (above < value and is_finite):
         raise UserError(f"{name}={value} must be a finite number above {above:g}; {fix}")
-    if minimum is not None and not minimum <= value <= sys.float_info.max:
+    if minimum is not None and not (minimum <= value and is_finite):
         raise UserError(f"{name}={value} must be a finite number from {minimum:g}; {fix}")
-    if value and not LEAST <= abs(value) <= MOST:
+    is_of_size = LEAST <= abs(value) <= MOST
+    if value and not is_of_size:
         raise UserError(f"{name}={value} is not from {LEAST:g} to {MOST:.3g}; {fix}")
     return float(value)
 
@@ -79,16 +83,18 @@ def require_share(name: str, value: object, fix: str) -> None:
 
 def require_text(name: str, value: object, fix: str) -> None:
     """Raise `UserError` unless `value` is text, not blank and without control characters."""
-    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+    is_text = isinstance(value, str) and value.strip() and value.isprintable()
+    if not is_text:
         raise UserError(f"{name}={value!r} must be a non-empty string; {fix}")
 
 
 def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
     """Raise `UserError` unless `value` is one of `valid`."""
     options = tuple(valid)
-    if value not in options:
-        close = suggestion(str(value), options)
-        raise UserError(f"{name}={value} is unknown{close}; use one of {', '.join(options)}")
+    if value in options:
+        return
+    similar = suggestion(str(value), options)
+    raise UserError(f"{name}={value} is unknown{similar}; use one of {', '.join(options)}")
 
 
 # Settings that are gone, and what does it now.
@@ -159,7 +165,8 @@ def exit_code(command: Callable[[], int], remains: str) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # by `| head`, which has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except (UserError, OSError, ModuleNotFoundError) as error:
         return report(error)
@@ -175,5 +182,6 @@ def report(error: Exception) -> int:
     reason = as_user_error(error)
     if reason is None:
         raise error
-    print(f"error: {CREDENTIALS.sub('//***@', str(reason))}", file=sys.stderr)
+    message = CREDENTIALS.sub("//***@", str(reason))
+    print(f"error: {message}", file=sys.stderr)
     return reason.exit_code

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from pathlib import Path
 
 from sarathi_lab.config.command_line import LAUNCHER, LAUNCHERS, chosen_options, folders_of
 from sarathi_lab.config.console import typed
 from sarathi_lab.config.errors import unknown_name
-from sarathi_lab.config.instantiate import CHOICES, option_files, top_level
+from sarathi_lab.config.instantiate import CHOICES, GROUPS, option_files, top_level
 from sarathi_lab.config.paths import CONF
 
 COLUMNS = 80
@@ -51,32 +50,39 @@ def help_text(settings: Sequence[str], topics: Sequence[str] = ()) -> str:
     """
     sections = [f"usage: {typed('run')} [NAME=VALUE[,VALUE ...] ...] [-m]"]
     if ALL in topics:
-        sections += [FLAGS, *(_options_of(group, settings) for group in GROUPS_WITH_HELP)]
-        sections += [_top_level_settings(), *_settings_of_options(settings)]
+        sections.append(FLAGS)
+        sections += [_options_of(group, settings) for group in GROUPS_WITH_HELP]
+        sections.append(_top_level_settings())
+        sections += _settings_of_options(settings)
     elif topics:
         sections += [_topic(name, settings) for name in topics]
     elif settings:
-        sections += [*_settings_of_options(settings, only_typed=True)]
+        sections += _settings_of_options(settings, only_typed=True)
     else:
-        sections += list(_overview())
+        sections += _overview()
     lines = "\n\n".join(sections).split("\n")
-    return "\n".join(_wrapped(line) for line in lines)
+    return "\n".join(map(_wrapped, lines))
 
 
 def _overview() -> Iterator[str]:
     """One screen: examples, flags, groups, the first settings, and where to read on."""
     command = typed("run")
-    yield "\n".join(f"  {command} {example}\n      {says}" for example, says in EXAMPLES)
+    examples = [f"  {command} {example}\n      {purpose}" for example, purpose in EXAMPLES]
+    yield "\n".join(examples)
     yield f"flags:\n{FLAGS}"
     yield _list_groups()
     comments = dict(re.findall(r"^(\w+):.*? # ([^;\n]+)", _top_level_text(), flags=re.MULTILINE))
-    shown = [f"  {name:10} {comments[name]}" for name in FIRST_SETTINGS]
-    yield "\n".join(["settings, among others:", *shown])
-    yield "\n".join(["more:", *(f"  {example:24} {says}" for example, says in POINTERS)])
+    settings = [f"  {name:10} {comments[name]}" for name in FIRST_SETTINGS]
+    yield "\n".join(["settings, among others:", *settings])
+    pointers = [f"  {example:24} {purpose}" for example, purpose in POINTERS]
+    yield "\n".join(["more:", *pointers])
 
 
 def _list_groups() -> str:
-    names = [f"{group} ({len(option_files(group, ()))})" for group in CHOICES]
+    names = []
+    for group in CHOICES:
+        number = len(option_files(group, ()))
+        names.append(f"{group} ({number})")
     text = textwrap.fill(", ".join(names), COLUMNS - 2, break_on_hyphens=False)
     return f"groups (and how many options):\n{textwrap.indent(text, '  ')}"
 
@@ -92,12 +98,15 @@ def _topic(name: str, settings: Sequence[str]) -> str:
 
 
 def _options_of(group: str, settings: Sequence[str]) -> str:
+    lines = [f"{group}="]
     if group == LAUNCHER:
-        return "\n".join([f"{LAUNCHER}=", *(f"  {name}" for name in LAUNCHERS)])
+        lines += [f"  {name}" for name in LAUNCHERS]
+        return "\n".join(lines)
     options = option_files(group, folders_of(settings))
     width = max(map(len, options))
-    rows = [f"  {name:{width}}  {_summary(path)}" for name, path in options.items()]
-    return "\n".join([f"{group}=", *rows])
+    for name, path in options.items():
+        lines.append(f"  {name:{width}}  {_summary(path)}")
+    return "\n".join(lines)
 
 
 def _lines_about(name: str, settings: Sequence[str]) -> Iterator[str]:
@@ -109,7 +118,9 @@ def _lines_about(name: str, settings: Sequence[str]) -> Iterator[str]:
         for line in _matching(_top_level_text().splitlines(), parameter):
             yield f"{group}.{line.lstrip()}"
     # An experiment's file sets what other groups own.
-    owners = [choice for choice in CHOICES if choice != "experiment" and group in ("", choice)]
+    owners = [group] if group in GROUPS else []
+    if not group:
+        owners = list(GROUPS)
     for owner in owners:
         by_line: dict[str, list[str]] = {}
         for option, path in option_files(owner, folders_of(settings)).items():
@@ -190,6 +201,10 @@ def _wrapped(line: str) -> str:
 def _summary(path: Path) -> str:
     """Return the first sentence of the comment that a file begins with."""
     text = path.read_text().removeprefix("# @package _global_\n")
-    comment = takewhile(lambda line: line.startswith("# "), text.splitlines())
-    sentence = " ".join(line[2:] for line in comment).partition(". ")[0].rstrip(".")
-    return sentence.removesuffix("/README.md")
+    words = []
+    for line in text.splitlines():
+        if not line.startswith("# "):
+            break
+        words.append(line[2:])
+    sentence, _, _ = " ".join(words).partition(". ")
+    return sentence.rstrip(".").removesuffix("/README.md")

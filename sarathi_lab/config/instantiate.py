@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
@@ -56,13 +56,17 @@ def _batches(num_measured: int, num_simulated: int, *, _root_: DictConfig) -> in
         number = OmegaConf.select(_root_, name)
         if isinstance(number, int):
             num_engines *= number
-    batch = _root_.batch if isinstance(_root_.batch, int) else PAPER_BATCH
+    batch = PAPER_BATCH
+    if isinstance(_root_.batch, int):
+        batch = _root_.batch
     takes_time = is_measured(_root_)
     num_batches = num_measured if takes_time else num_simulated
     if not _arrive_over_time(_root_):
         return num_batches * num_engines * batch
     users = OmegaConf.select(_root_, "workload.users")  # of all engines
-    num_turns = TURNS * users if isinstance(users, int) else 0
+    num_turns = 0
+    if isinstance(users, int):
+        num_turns = TURNS * users
     if takes_time:  # the minutes of the machine at hand
         return max(num_batches * num_engines * batch, num_turns)
     return max(FEWEST_ARRIVALS * num_engines, num_turns, _minute_of_arrivals(_root_))
@@ -113,9 +117,18 @@ def name_of(setting: str) -> str:
     return setting.partition("=")[0].lstrip("+~")
 
 
-def build(
-    node: DictConfig | ListConfig | Mapping[str, Any], kind: type[Built] | None = None
-) -> Any:
+Node = DictConfig | ListConfig | Mapping[str, object]
+
+
+@overload
+def build(node: Node) -> Any: ...
+
+
+@overload
+def build(node: Node, kind: type[Built]) -> Built: ...
+
+
+def build(node: Node, kind: type[object] | None = None) -> object:
     """Make the object that a node of the configuration describes by `_target_` and arguments.
 
     Raises:
@@ -128,7 +141,7 @@ def build(
     return built
 
 
-def _made(settings: Any) -> Any:
+def _made(settings: object) -> object:
     if isinstance(settings, list):
         return [_made(item) for item in settings]
     if not isinstance(settings, dict):
@@ -223,13 +236,14 @@ def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
         valid = parameters_of(target)
         if valid is None:
             continue
+        is_exchanged = f"{group}._target_" in typed
         for parameter in set(node).difference(valid):
             if parameter.startswith("_"):
                 continue
             name = f"{group}.{parameter}"
-            if f"{group}._target_" not in typed or name in typed:
-                parameters = [f"{group}.{parameter}" for parameter in valid]
-                raise unknown_name(name, parameters, "a parameter")
+            if name in typed or not is_exchanged:
+                names = [f"{group}.{known_parameter}" for known_parameter in valid]
+                raise unknown_name(name, names, "a parameter")
             with open_dict(node):
                 del node[parameter]
 
@@ -247,13 +261,15 @@ def read_by() -> dict[str, tuple[str, ...]]:
 
     Only an option of these groups reads them, so they have no effect on another option.
     """
-    groups: dict[str, dict[str, None]] = {}
+    settings = {*GROUPS, *top_level()}
+    settings.remove("output")  # where each run leaves its results
+    readers: dict[str, dict[str, None]] = {}
     for group in GROUPS:
         for path in sorted(CONF.glob(f"{group}/*.yaml")):
             for name in re.findall(r"\$\{(\w+)\}", path.read_text()):
-                groups.setdefault(name, {})[group] = None
-    settings = {*GROUPS, *top_level()} - {"output"}  # where each run leaves its results
-    return {name: tuple(readers) for name, readers in groups.items() if name in settings}
+                if name in settings:
+                    readers.setdefault(name, {})[group] = None
+    return {name: tuple(groups) for name, groups in readers.items()}
 
 
 def check_structure(cfg: DictConfig) -> None:
@@ -279,15 +295,17 @@ def check_values(cfg: DictConfig) -> None:
 
 
 def _check_keys(node: Any, valid: Collection[str], prefix: str) -> None:
-    names = [f"{prefix}{name}" for name in valid if name not in ("_target_", "hydra")]
+    shown = [f"{prefix}{name}" for name in valid if name not in ("_target_", "hydra")]
     if not OmegaConf.is_dict(node):
-        raise UserError(f"{prefix[:-1]}={node} is no setting itself; use {', '.join(names)}")
+        setting = prefix.removesuffix(".")
+        raise UserError(f"{setting}={node} is no setting itself; use {', '.join(shown)}")
     for name in map(str, node):
         if name not in valid:
-            raise unknown_name(f"{prefix}{name}", names, "a setting")
+            raise unknown_name(f"{prefix}{name}", shown, "a setting")
     for name in valid:
         if name not in node and name != "hydra":
-            raise UserError(f"{prefix}{name} is missing; put it back (~{prefix}{name} removed it)")
+            setting = f"{prefix}{name}"
+            raise UserError(f"{setting} is missing; put it back (~{setting} removed it)")
 
 
 def option_files(group: str, folders: Sequence[Path] | None = None) -> dict[str, Path]:

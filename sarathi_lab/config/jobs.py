@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -38,7 +38,22 @@ MOST_ROUNDS = 1000
 MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one runs
 
 
-class Composition:
+class TaskTraits:
+    """What a command line is checked by, of the class that `task._target_` names."""
+
+    # Groups and settings that it reads besides `task.*`; others are refused. None: all.
+    reads: ClassVar[Collection[str] | None] = None
+    has_runs: ClassVar[bool] = False  # whether it leaves runs that a sweep's table can compare
+    num_rounds: ClassVar[int] = 1  # of a sweep by repeat=auto, where times are measured
+
+
+def traits_of(cfg: DictConfig) -> type[TaskTraits]:
+    """Return the class of the task, for one that is no task the defaults."""
+    task = class_of(cfg, "task")
+    return task if issubclass(task, TaskTraits) else TaskTraits
+
+
+class ComposedOptions:
     """What Hydra makes of a combination of options, shared by all jobs that choose them."""
 
     def __init__(self, composed: DictConfig, settings: Sequence[str]) -> None:
@@ -82,8 +97,11 @@ class Composition:
         if group:
             node = OmegaConf.select(self.cfg, group)
             return OmegaConf.is_dict(node) and parameter in node
-        texts = [OmegaConf.to_yaml(self.cfg[reader]) for reader in read_by()[name]]
-        return any(f"${{{name}}}" in text for text in texts)
+        interpolation = f"${{{name}}}"
+        for reader in read_by()[name]:
+            if interpolation in OmegaConf.to_yaml(self.cfg[reader]):
+                return True
+        return False
 
     def reader(self, name: str) -> str:
         """Return the classes that a setting is for."""
@@ -93,20 +111,22 @@ class Composition:
 
     def refuse_unread(self, settings: Sequence[str]) -> None:
         """Refuse what the task does not read, and a short name that no chosen option reads."""
-        task = class_of(self.cfg, "task")
-        read: Collection[str] | None = getattr(task, "reads", None)
+        task = traits_of(self.cfg)
+        read = task.reads
         of_all = set(READ_BY_ALL_TASKS)
-        if getattr(task, "has_runs", False):
+        if task.has_runs:
             of_all.update(OF_RUNS)
         for setting in settings:
             typed = name_of(setting)
             name = re.split(r"[./]", typed)[0]
             if read is not None and of_all.union(read).isdisjoint({name, typed}):
                 raise _unread(setting, typed, task.__name__)
-            if name in read_by() and not self.reads(name):
-                needs_simulation = read is None and name in OF_SIMULATION
-                remedy = ", or simulate it by executor=simulated" if needs_simulation else ""
-                raise _unread(setting, name, self.reader(name), remedy)
+            if name not in read_by() or self.reads(name):
+                continue
+            remedy = ""
+            if read is None and name in OF_SIMULATION:
+                remedy = ", or simulate it by executor=simulated"
+            raise _unread(setting, name, self.reader(name), remedy)
 
 
 def _set_values(cfg: DictConfig, values: Mapping[str, object]) -> None:
@@ -123,7 +143,7 @@ class Job:
     """One run: its settings as they are typed, and what its task's check has prepared for it."""
 
     settings: tuple[str, ...]
-    composition: Composition
+    composition: ComposedOptions
     values: Mapping[str, object] = field(default_factory=dict)  # set on the composition
     prepared: Any = None
 
@@ -162,7 +182,7 @@ class Job:
             numbers_itself = ROUND in swept or "seed" in swept
             if numbers_itself or not takes_time:
                 return 1
-            return int(getattr(class_of(self.cfg, "task"), "num_rounds", 1))
+            return traits_of(self.cfg).num_rounds
         require_int("repeat", repeat, 1, "use a number of rounds such as 6, or auto", MOST_ROUNDS)
         if repeat > 1 and ROUND in swept:
             raise UserError(f"repeat={repeat} has no effect: {ROUND} numbers them; drop it")
@@ -188,10 +208,10 @@ class Composer:
             settings: All settings of the command line, with all their values.
         """
         self._compose = compose
-        self._is_single = {
-            setting.get_key_element(): _has_single_values(setting, settings) for setting in settings
-        }
-        self._compositions: dict[tuple[str, ...], Composition] = {}
+        self._is_single: dict[str, bool] = {}
+        for setting in settings:
+            self._is_single[setting.get_key_element()] = _has_single_values(setting, settings)
+        self._compositions: dict[tuple[str, ...], ComposedOptions] = {}
         self._values: dict[str, object] = {}  # by setting, as typed
         self._parser = OverridesParser.create()
 
@@ -206,10 +226,10 @@ class Composer:
                 options.append(name)
             else:
                 options.append(setting)
-        key = tuple(options)
+        key = tuple(options)  # jobs that differ in values alone share a composition
         if key not in self._compositions:
             composed = self._compose(list(settings))
-            composition = Composition(composed, settings)
+            composition = ComposedOptions(composed, settings)
             self._compositions[key] = composition
         return Job(tuple(settings), self._compositions[key], values)
 
@@ -226,8 +246,11 @@ def _has_single_values(setting: Override, settings: Sequence[Override]) -> bool:
     if not is_changed or is_choice(name) or _has_nodes(setting):
         return False
     # A node that is stated whole is merged with its settings in the order of the command line.
-    nodes = {stated.key_or_group for stated in settings}.difference(CHOICES)
-    return not any(_is_within(name, node) or _is_within(node, name) for node in nodes)
+    names = {stated.key_or_group for stated in settings}
+    for node in names.difference(CHOICES):
+        if _is_within(name, node) or _is_within(node, name):
+            return False
+    return True
 
 
 def _is_within(name: str, node: str) -> bool:

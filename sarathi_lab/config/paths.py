@@ -63,14 +63,14 @@ def read_object(path: Path, fix: str) -> dict[str, Any]:
     return json_object(text, str(path), fix)
 
 
-def json_object(text: str, where: str, fix: str = "write one object a line") -> dict[str, Any]:
+def json_object(text: str, source: str, fix: str = "write one object a line") -> dict[str, Any]:
     """The object in a line of JSONL or a file of JSON. Raises UserError, naming the place."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON ({error}); {fix}") from None
+        raise UserError(f"{source} is not JSON ({error}); {fix}") from None
     if not isinstance(row, dict):
-        raise UserError(f"{where} is not a JSON object; {fix}")
+        raise UserError(f"{source} is not a JSON object; {fix}")
     return row
 
 

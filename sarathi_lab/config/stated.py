@@ -11,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import fit_targets, name_of
 
-LENGTHS = ("prompt_len", "output_len")
 NO_OBJECTIVE = "none"  # the option of `slo` without bounds
 
 
@@ -27,7 +26,10 @@ def follow_stated(cfg: DictConfig, settings: Sequence[str]) -> None:
     """Set in `cfg` what follows from `settings`, and tell them to a task that asks (`task.stated`):
     what is typed means something there even where it is the default.
     """
-    stated = {name_of(setting): setting.partition("=")[2] or "null" for setting in settings}
+    stated: dict[str, str] = {}
+    for setting in settings:
+        _, _, value = setting.partition("=")
+        stated[name_of(setting)] = value or "null"
     with read_write(cfg):
         _follow_lengths(cfg, stated)
         _follow_objective(cfg, stated)
@@ -41,8 +43,9 @@ def _check_tables(cfg: DictConfig, stated: Mapping[str, str]) -> None:
     """Raise UserError for tables that the cost model does not read; hardware=auto reads its file
     beside them.
     """
-    model = cfg.executor.get("cost_model")
-    if "hardware.tables" in stated and model == "analytic" and cfg.hardware.get("name") != "auto":
+    if "hardware.tables" not in stated or cfg.hardware.get("name") == "auto":
+        return
+    if cfg.executor.get("cost_model") == "analytic":
         raise UserError(
             f"hardware.tables={stated['hardware.tables']} has no effect with "
             "executor.cost_model=analytic; add executor.cost_model=profiled, or drop it"
@@ -53,29 +56,35 @@ def _follow_lengths(cfg: DictConfig, stated: Mapping[str, str]) -> None:
     """Let seq_len and pd_ratio be those of prompts and outputs of stated lengths, so that all that
     reads one pair has the other. The workload refuses pairs that contradict each other.
     """
-    lengths = [cfg.workload.get(name) for name in LENGTHS]
-    if not all(isinstance(length, int) and length > 0 for length in lengths):
+    prompt_len = cfg.workload.get("prompt_len")
+    output_len = cfg.workload.get("output_len")
+    if not (_is_length(prompt_len) and _is_length(output_len)):
         return  # there are none, or the workload refuses them
-    prompt_len, output_len = lengths
     if "seq_len" not in stated:
         cfg.seq_len = prompt_len + output_len
     if "pd_ratio" not in stated:
-        is_whole = prompt_len % output_len == 0
-        cfg.pd_ratio = prompt_len // output_len if is_whole else prompt_len / output_len
+        cfg.pd_ratio = prompt_len / output_len
+        if prompt_len % output_len == 0:
+            cfg.pd_ratio = prompt_len // output_len  # is shown and compared as typed: 4, not 4.0
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 def _follow_objective(cfg: DictConfig, stated: Mapping[str, str]) -> None:
     """Let a stated bound between tokens replace the option's of the other kind, and name the
     objective by what is stated: "tbt=0.05", "strict,tbt=0.05".
     """
-    typed: dict[str, str] = {}
+    typed: dict[str, str] = {}  # bounds by their names
     for name, value in stated.items():
         if name.startswith("slo."):
             typed[name.removeprefix("slo.")] = value
     if not typed or "_target_" in typed:
         return
     for bound, replaced in (("tbt", "tbt_factor"), ("tbt_factor", "tbt")):
-        if typed.get(bound, "null") != "null" and replaced not in typed:
+        is_stated = typed.get(bound, "null") != "null"
+        if is_stated and replaced not in typed:
             OmegaConf.update(cfg.slo, replaced, None)
     if "name" not in typed:
         names = [f"{name}={value}" for name, value in typed.items()]

@@ -15,6 +15,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
 from hydra.plugins.sweeper import Sweeper
@@ -35,6 +36,7 @@ MULTIRUN = "hydra.mode=MULTIRUN"  # for -m
 NOT_RECORDED = ("resume", "hydra.sweeper.dry_run")
 POLL_SECONDS = 0.5
 MANY_JOBS = 50  # take some seconds to compose and check
+# Settings that have no effect on a single run.
 OF_SWEEPS = r"\+*(hydra[/.](launcher|sweeper(?!\.dry_run)|sweep)\b|repeat=|plot\.|skip_invalid="
 OF_SWEEPS += r"|resume=(?!false))"
 
@@ -75,16 +77,11 @@ class LabSweeper(Sweeper):
         """Compose all jobs, and find their folder. Raises UserError for what nothing reads."""
         hydra = self.config.hydra
         typed: list[str] = list(hydra.overrides.hydra)
-        names = {*map(name_of, arguments)}  # a class replaces all options that an experiment sweeps
-        params: list[str] = []
-        for setting in self._params:
-            if f"{name_of(setting)}._target_" not in names:
-                params.append(setting)
-        parser = OverridesParser.create(self.hydra_context.config_loader)
-        parsed = parser.parse_overrides([*params, *arguments])
-        self.settings = [setting for setting in parsed if setting.key_or_group != "resume"]
-        swept = [setting for setting in self.settings if setting.is_sweep_override()]
-        self.swept = [setting.key_or_group for setting in swept]
+        self.settings = self._parsed(arguments)
+        self.swept = []
+        for setting in self.settings:
+            if setting.is_sweep_override():
+                self.swept.append(setting.key_or_group)
         self.is_sweep = MULTIRUN in typed or bool(self._params)
         self._check_settings([*typed, *arguments])
         resume = str(self.config.resume)
@@ -93,19 +90,14 @@ class LabSweeper(Sweeper):
             run_context.SweepRecord.read(Path(resume))  # before thousands of jobs are composed
         self._composer = Composer(self._compose, self.settings)
         self.jobs = self.make_jobs()
+        # Of each composition one job is looked at: the others read the same settings.
         first_jobs = {id(job.composition): job for job in reversed(self.jobs)}
         for job in reversed(first_jobs.values()):
             job.composition.refuse_unread(job.settings)
-        recorded: list[str] = []
-        for setting in [*typed, *arguments]:
-            if setting == MULTIRUN:
-                recorded.append("-m")
-            elif name_of(setting) not in NOT_RECORDED:
-                recorded.append(setting)
         folder = hydra.sweep.dir if self.is_sweep else hydra.run.dir
         self.record = run_context.SweepRecord(
             folder=Path(str(folder)).absolute(),
-            arguments=recorded,
+            arguments=_as_recorded([*typed, *arguments]),
             fingerprint=run_context.fingerprint([job.config for job in self.jobs]),
             num_jobs=len(self.jobs),
             started_at=datetime.now(UTC).isoformat(),
@@ -116,6 +108,18 @@ class LabSweeper(Sweeper):
             self.record = self.record.resumed(resume, self.config.output)
         elif self.is_sweep:
             self.record.check_unused()
+
+    def _parsed(self, arguments: Sequence[str]) -> list[Override]:
+        """Return the settings of the sweeper (an experiment's) and of the command line."""
+        names = {*map(name_of, arguments)}
+        params: list[str] = []
+        for setting in self._params:
+            # A class replaces all options that an experiment sweeps.
+            if f"{name_of(setting)}._target_" not in names:
+                params.append(setting)
+        parser = OverridesParser.create(self.hydra_context.config_loader)
+        parsed = parser.parse_overrides([*params, *arguments])
+        return [setting for setting in parsed if setting.key_or_group != "resume"]
 
     def _check_settings(self, settings: Sequence[str]) -> None:
         """Refuse settings that what is run has no use for."""
@@ -221,7 +225,8 @@ class LabSweeper(Sweeper):
         merged = dict[tuple[str, ...], None]()
         for job in jobs:
             dropped = unread[_choice_of(job, groups)].keys() - unread_by_all
-            merged[tuple(setting for setting in job if name_of(setting) not in dropped)] = None
+            read = [setting for setting in job if name_of(setting) not in dropped]
+            merged[tuple(read)] = None
         return list(merged)
 
     def _unread_settings(
@@ -233,15 +238,18 @@ class LabSweeper(Sweeper):
         names = set[str]()
         for settings in jobs:
             names.update(map(name_of, settings))
-        chosen = _choosers(groups)
-        fields = {name for name in names - chosen if name.partition(".")[0] in groups}
-        fields = {name for name in fields if "." in name}
+        fields = set[str]()
+        for name in names - _choosers(groups):
+            group, dot, _ = name.partition(".")
+            if dot and group in groups:
+                fields.add(name)
         short_names = names & read_by().keys()
         unread: dict[tuple[str, ...], dict[str, str]] = {}
         for job in jobs:
             choice = _choice_of(job, groups)
             if choice in unread:
                 continue
+            # A class that lacks the fields would refuse them.
             without_fields = [setting for setting in job if name_of(setting) not in fields]
             options = self.compose_job(without_fields).composition
             unread[choice] = {}
@@ -254,6 +262,7 @@ class LabSweeper(Sweeper):
         """Let the tasks check and prepare all jobs. Raises UserError (see `check_jobs`)."""
         # Other processes prepare theirs, and what thousands of jobs prepare would fill the memory.
         keeps = not (self._is_remote or self._is_dry_run) and len(self.jobs) < MANY_JOBS
+        # Rounds are alike: no job is refused for its number.
         swept = {*self.swept} - {ROUND} if self.is_sweep else ()
         skips = self.config.skip_invalid
         self.jobs, notes = check_jobs(
@@ -294,6 +303,7 @@ class LabSweeper(Sweeper):
             if error is not None:
                 raise error
         finally:
+            # Also behind an error, of a baseline, that the run itself has outlived.
             if (self.record.folder / "run.json").is_file():
                 print_place("results", Path(str(self.config.hydra.run.dir)))
 
@@ -301,9 +311,13 @@ class LabSweeper(Sweeper):
         """Run a job in this process, that of a sweep by its number; return what it raised."""
         composed = job.composed()
         hydra = composed.hydra
-        mode, folder, subfolder = RunMode.RUN, "hydra.run.dir", None
+        mode = RunMode.RUN
+        folder = "hydra.run.dir"
+        subfolder = None
         if number is not None:
-            mode, folder, subfolder = RunMode.MULTIRUN, "hydra.sweep.dir", "hydra.sweep.subdir"
+            mode = RunMode.MULTIRUN
+            folder = "hydra.sweep.dir"
+            subfolder = "hydra.sweep.subdir"
         with read_write(composed), open_dict(composed):
             OmegaConf.update(composed, folder, str(self.record.folder))
             hydra.mode = mode
@@ -429,6 +443,17 @@ class LabSweeper(Sweeper):
         if any("traceback" in end for end in errors):  # what no user can mend
             failure.exit_code = EXIT_FAILED
         return failure
+
+
+def _as_recorded(settings: Sequence[str]) -> list[str]:
+    """Return the command line of a sweep's record, with which it is continued."""
+    recorded: list[str] = []
+    for setting in settings:
+        if setting == MULTIRUN:
+            recorded.append("-m")
+        elif name_of(setting) not in NOT_RECORDED:
+            recorded.append(setting)
+    return recorded
 
 
 def _choosers(groups: Collection[str]) -> set[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -13,7 +13,7 @@ from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.checks import NOT_CHECKED
 from sarathi_lab.config.console import console, duration, print_place, progress_of
 from sarathi_lab.config.instantiate import build, resolved
-from sarathi_lab.config.jobs import Job
+from sarathi_lab.config.jobs import Job, TaskTraits
 from sarathi_lab.config.run_context import RunContext, SweepRecord, group_of, run_name
 from sarathi_lab.config.sweeper import LabSweeper
 from sarathi_lab.results.load import merge_settings
@@ -27,13 +27,8 @@ OF_DEVICES = ("device", "threads", "hostname", "workload")  # labels that no set
 SAMPLED = 20  # jobs of a sweep by which its time is told
 
 
-class Task(ABC):
+class Task(TaskTraits, ABC):
     """Kind of work. The constructor is cheap and checks the task's arguments (UserError)."""
-
-    # Groups and settings that it reads besides `task.*`; others are refused. None: all.
-    reads: ClassVar[Collection[str] | None] = None
-    has_runs: ClassVar[bool] = False  # whether it leaves runs that a sweep's table can compare
-    num_rounds: ClassVar[int] = 1  # of a sweep by repeat=auto, where times are measured
 
     def __post_init__(self) -> None:
         check_fields(self, "task.")
@@ -64,40 +59,33 @@ class Task(ABC):
             return
         print_sweep(record.folder, record.num_jobs, resolved(job.cfg)["plot"])
         if is_tracked and (record.folder / "sweep.csv").is_file():
-            swept, host, folder = record.swept, record.host, record.folder
             tracker: Tracker = build(job.cfg.tracking)
-            config = {"task": "sweep", "swept": list(swept), "hostname": host}
-            tracker.leave(
-                TrackedRun(
-                    name=f"sweep of {', '.join(swept)}",
-                    group=group_of(folder, job.choices, swept, host),
-                    job_type="sweep",
-                    folder=folder,
-                    tags=["sweep"],
-                    config={**config, "command": record.command},
-                    has_tables=True,
-                )
-            )
+            tracker.leave(_tracked_sweep(job, record))
 
     def print_jobs(self, sweeper: LabSweeper) -> None:
         """List the checked jobs that are not finished, as `--dry-run` does."""
         record = sweeper.record
         swept = record.swept if sweeper.is_sweep else None
-        jobs = [(n, job) for n, job in enumerate(sweeper.jobs) if not record.is_finished(n)]
-        for note in sweeper.notes:
-            console().print(note, soft_wrap=True)
-        for number, job in jobs:
-            policy = str(job.choices["policy"])
-            console().print(f"{number}  {run_name(policy, job.settings, swept)}", soft_wrap=True)
-        num_finished = len(sweeper.jobs) - len(jobs)
+        lines = list(sweeper.notes)
+        jobs = []
+        for number, job in enumerate(sweeper.jobs):
+            if record.is_finished(number):
+                continue
+            jobs.append(job)
+            name = run_name(str(job.choices["policy"]), job.settings, swept)
+            lines.append(f"{number}  {name}")
         is_checked = not any(note.startswith(NOT_CHECKED) for note in sweeper.notes)
-        state = "checked and not started" if is_checked else "listed and not started"
-        text = f"{len(jobs)} run{'s' * (len(jobs) != 1)}, {state}"
-        text += f"; {num_finished} finished before" * bool(num_finished)
-        console().print(text, soft_wrap=True)
+        state = "checked" if is_checked else "listed"
+        runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
+        summary = f"{runs}, {state} and not started"
+        num_finished = len(sweeper.jobs) - len(jobs)
+        if num_finished:
+            summary += f"; {num_finished} finished before"
+        lines.append(summary)
         if is_checked:
-            for line in self._expected([job for _, job in jobs]):
-                console().print(line, soft_wrap=True)
+            lines += self._expected(jobs)
+        for line in lines:
+            console().print(line, soft_wrap=True)
 
     def _expected(self, jobs: Sequence[Job]) -> list[str]:
         """State beside what jobs run, and about how long they take."""
@@ -133,6 +121,24 @@ def check_picture(jobs: Sequence[Job], swept: Sequence[str]) -> None:
     check_stated(axes, list(settings), swept, own)
 
 
+def _tracked_sweep(job: Job, record: SweepRecord) -> TrackedRun:
+    """Return a sweep's table and picture as a run to be tracked; `job` is one of its runs."""
+    return TrackedRun(
+        name=f"sweep of {', '.join(record.swept)}",
+        group=group_of(record.folder, job.choices, record.swept, record.host),
+        job_type="sweep",
+        folder=record.folder,
+        tags=["sweep"],
+        config={
+            "task": "sweep",
+            "swept": list(record.swept),
+            "hostname": record.host,
+            "command": record.command,
+        },
+        has_tables=True,
+    )
+
+
 def run_task(cfg: DictConfig, context: RunContext) -> None:
     """Run the task of `cfg` and keep its result. Raises what the task raises."""
     task: Task = build(cfg.task)
@@ -151,8 +157,9 @@ def conclude(
         try:
             result = work()
         except Exception as error:
-            done = _with_settings(error.result if isinstance(error, Stopped) else Result(), cfg)
+            done = _with_settings(Result(), cfg)
             if isinstance(error, Stopped):
+                done = _with_settings(error.result, cfg)
                 write_stopped(done, context, str(error))
             if is_run:
                 track(done, context, tracker, is_run=True, has_failed=True)
@@ -164,4 +171,6 @@ def conclude(
 
 
 def _with_settings(result: Result, cfg: DictConfig) -> Result:
-    return replace(result, config=resolved(cfg)) if result.config is None else result
+    if result.config is not None:
+        return result
+    return replace(result, config=resolved(cfg))
