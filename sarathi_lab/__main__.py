@@ -99,8 +99,8 @@ def print_completion(shell: Sequence[str]) -> int:
         print(f"usage: {typed('completion')} bash\n{COMPLETION_HELP}")
         return 0
     named = " ".join(shell) or "no shell"
-    fix = "use sarathi-lab completion bash, which --help explains, for zsh, too"
-    print(f"error: {named} is not supported; {fix}", file=sys.stderr)
+    advice = "use sarathi-lab completion bash, which --help explains, for zsh, too"
+    print(f"error: {named} is not supported; {advice}", file=sys.stderr)
     return 2
 
 

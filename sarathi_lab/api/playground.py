@@ -63,6 +63,7 @@ class Playground:
         work = fingerprint(plan)
         if work not in self._ledgers:
             if len(self._ledgers) >= MOST_LEDGERS:
+                # Dictionaries keep the order of insertion.
                 oldest = next(iter(self._ledgers))
                 del self._ledgers[oldest]
             ledger = Ledger()

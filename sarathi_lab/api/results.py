@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -45,7 +45,8 @@ class Results:
         tables: Mapping[str, Sequence[Reader]] | None = None,
     ) -> None:
         self.runs = runs
-        self.settings = [name for name in map(str, runs) if name in settings]
+        columns = list(map(str, runs))
+        self.settings = [name for name in columns if name in settings]
         self._tables = tables or {}
 
     def __repr__(self) -> str:
@@ -63,10 +64,13 @@ class Results:
 
         shown = sweep_table(self.runs, f"{len(self.runs)} runs")
         rows = pd.DataFrame(list(map(dict, shown.rows)))
-        table = rows.to_html(index=False, border=0, max_rows=MOST_ROWS)
-        return "\n".join(
-            [f"<b>{shown.title}</b>", table, *notes_of(self.runs), *conclusion(self.runs)]
-        )
+        lines = [
+            f"<b>{shown.title}</b>",
+            rows.to_html(index=False, border=0, max_rows=MOST_ROWS),
+            *notes_of(self.runs),
+            *conclusion(self.runs),
+        ]
+        return "\n".join(lines)
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -108,7 +112,7 @@ class Results:
         return names
 
     def compare(
-        self, to: str | Mapping[str, Any] = "orca", metrics: Sequence[str] = METRICS
+        self, to: str | Mapping[str, object] = "orca", metrics: Sequence[str] = METRICS
     ) -> pd.DataFrame:
         """Return what varies, `metrics`, and their ratios `<metric>_vs_<to>` to the run of policy
         `to` (or with the settings in `to`) on the same work, a row a run.
@@ -117,23 +121,34 @@ class Results:
         if there is none at all, or several for one run.
         """
         wanted = {"policy": to} if isinstance(to, str) else dict(to)
-        name = "_".join(map(str, wanted.values()))
-        keys = [key for key in sweep_analysis.same_work(self.runs) if key not in wanted]
+        work = sweep_analysis.same_work(self.runs)
+        keys = [key for key in work if key not in wanted]
         base = self._matching(wanted)
+        self._refuse_several(base, keys, to)
         runs = sweep_analysis.without_baselines(self.runs)
         shown = [metric for metric in metrics if metric in self.runs]
+        ratios = sweep_analysis.ratios(runs, base, shown, keys)
+        name = "_".join(map(str, wanted.values()))
+        columns = dict.fromkeys(["policy", *self.varying, *shown])
+        with_names = ratios.add_suffix(f"_vs_{name}")
+        return runs[list(columns)].join(with_names)
+
+    def _refuse_several(self, base: pd.DataFrame, keys: Sequence[str], to: object) -> None:
+        """Raise UserError where several runs of `base` agree in `keys`."""
         work = sweep_analysis.group_keys(base, keys)
         repeated = work[work.duplicated()]
-        if not repeated.empty:
-            same = base[work == repeated.iloc[0]]
-            differ = [name for name in self.varying if same[name].map(str).nunique() > 1]
-            raise UserError(
-                f"to={to} is {len(same)} runs that differ in {', '.join(differ) or 'nothing'}; "
-                f'name one, as in to={{"policy": ..., "chunk": 256}}'
-            )
-        ratios = sweep_analysis.ratios(runs, base, shown, keys)
-        first = dict.fromkeys(["policy", *self.varying])
-        return runs[[*first, *shown]].join(ratios.add_suffix(f"_vs_{name}"))
+        if repeated.empty:
+            return
+        same = base[work == repeated.iloc[0]]
+        differ = []
+        for name in self.varying:
+            texts = same[name].map(str)
+            if texts.nunique() > 1:
+                differ.append(name)
+        raise UserError(
+            f"to={to} is {len(same)} runs that differ in {', '.join(differ) or 'nothing'}; "
+            f'name one, as in to={{"policy": ..., "chunk": 256}}'
+        )
 
     def plot(
         self,
@@ -163,41 +178,52 @@ class Results:
         if not readers:
             raise UserError("these runs have no tables of iterations; load them by their folders")
         numbers = [self.names.index(name) for name in names] or self._best()
-        return curves({self.names[number]: readers[number]() for number in numbers}, x)
+        tables = {self.names[number]: readers[number]() for number in numbers}
+        return curves(tables, x)
 
     def _best(self) -> list[int]:
         """Return the places of runs with most throughput, a policy each first, and a reference; of
         repetitions the best.
         """
-        runs = self.runs.reset_index(drop=True).sort_values("throughput", ascending=False)
-        is_base = runs["policy"] == sweep_analysis.reference(runs)
-        others = sweep_analysis.without_baselines(runs[~is_base])
+        runs = self.runs.reset_index(drop=True)
+        runs = runs.sort_values("throughput", ascending=False)
+        is_reference = runs["policy"] == sweep_analysis.reference(runs)
+        others = sweep_analysis.without_baselines(runs[~is_reference])
         settings = ["policy", *sweep_analysis.varied(others)]
-        others = others[~sweep_analysis.group_keys(others, settings).duplicated()]
-        order = [*others.drop_duplicates("policy").index, *others.index]
-        return [*list(dict.fromkeys(order))[: MOST_CURVES - 1], *runs[is_base].index[:1]]
+        is_repetition = sweep_analysis.group_keys(others, settings).duplicated()
+        once = others[~is_repetition]
+        best_of_policies = once.drop_duplicates("policy")
+        order = dict.fromkeys([*best_of_policies.index, *once.index])
+        chosen = list(order)[: MOST_CURVES - 1]
+        references = runs[is_reference]
+        return [*chosen, *references.index[:1]]
 
-    def _matching(self, wanted: Mapping[str, Any]) -> pd.DataFrame:
+    def _matching(self, wanted: Mapping[str, object]) -> pd.DataFrame:
         """Return the runs with these settings, or else the baselines."""
         for name in wanted:
             if name not in self.runs:
                 raise UserError(f"{name} is not a setting of the runs; use some of {self.varying}")
         for runs in (sweep_analysis.without_baselines(self.runs), self.runs):
-            matching = runs[(runs[list(wanted)] == pd.Series(wanted)).all(axis="columns")]
+            is_equal = runs[list(wanted)] == pd.Series(wanted)
+            matching = runs[is_equal.all(axis="columns")]
             if len(matching):
                 return matching
         policies = ", ".join(sorted(set(self.runs["policy"])))
         raise UserError(f"to={wanted} matches no run; their policies are {policies}")
 
     def _tidy(self, kind: str) -> pd.DataFrame:
+        """Return the rows of all runs' tables of a kind, each beside its run's settings."""
         tables = [read() for read in self._tables.get(kind, ())]
         if not tables:
             return pd.DataFrame()
-        run_of_row = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
         rows = pd.concat(tables, ignore_index=True)
-        settings = self.runs[[name for name in self.settings if name not in rows]]
-        texts = settings.select_dtypes(exclude="number").columns  # repeated: kept once
+        names = [name for name in self.settings if name not in rows]
+        settings = self.runs[names]
+        texts = settings.select_dtypes(exclude="number").columns
+        # As categories, texts that millions of rows repeat take a byte each.
         settings = settings.astype(dict.fromkeys(texts, "category"))
+        lengths = [len(table) for table in tables]
+        run_of_row = np.repeat(np.arange(len(tables)), lengths)
         settings_of_rows = settings.take(run_of_row).reset_index(drop=True)
         return pd.concat([settings_of_rows, rows], axis="columns")
 
@@ -210,7 +236,7 @@ def load(*places: str | Path) -> Results:
     Projects and records have no tables of requests and iterations. Raises UserError for a
     place without runs.
     """
-    loaded = [_load(folder) for folder in places or (OUTPUTS,)]
+    loaded = [_load(place) for place in places or (OUTPUTS,)]
     if len(loaded) == 1:
         return loaded[0]
     runs = pd.concat([results.runs for results in loaded], ignore_index=True)
@@ -218,38 +244,55 @@ def load(*places: str | Path) -> Results:
     tables: dict[str, list[Reader]] = {"requests": [], "iterations": []}
     for results in loaded:
         settings += results.settings
+        no_tables = [pd.DataFrame] * len(results.runs)
         for kind, readers in tables.items():
-            readers += results._tables.get(kind, [pd.DataFrame] * len(results.runs))
+            readers += results._tables.get(kind, no_tables)
     return Results(runs, settings, tables)
 
 
 def _load(place: str | Path) -> Results:
     path = Path(place)
     if path.is_file() and path.suffix in CLIENT_SUFFIXES:
-        benchmarks = import_module(CLIENT_FILES).read_benchmarks(path)
-        runs = pd.DataFrame([{**load.labels, **load.summary} for load in benchmarks])
-        requests = [partial(getattr, load, "requests") for load in benchmarks]
-        return Results(runs, benchmarks[0].labels, {"requests": requests})
+        return _load_benchmarks(path)
     if files.find_runs(path):
-        runs = files.load_runs(path)
-        if runs.empty:
-            raise UserError(f"{place} holds no run that can be read; name another")
-        tables = {
-            "requests": [partial(files.load_requests, folder) for folder in runs["path"]],
-            "iterations": [partial(files.load_iterations, folder) for folder in runs["path"]],
-        }
-        return Results(runs, runs.attrs["settings"], tables)
+        return _load_folder(path)
     if re.fullmatch(r"[\w-]+/[\w.-]+", str(place)) and not path.exists():
-        fetched = fetch_runs(str(place))
-        runs = pd.DataFrame([{**settings, **summary} for settings, summary in fetched])
-        names: set[str] = set()
-        for settings, _ in fetched:
-            names |= settings.keys()
-        return Results(runs, names)
+        return _load_project(str(place))
     if path.exists() or str(place) not in files.recorded():
         raise UserError(
             f"{place} holds no finished run; name a folder such as outputs, a recorded experiment "
             "such as orca, or a project on W&B as entity/project"
         )
     table = files.load(str(place))
-    return Results(table, [name for name in map(str, table) if sweep_analysis.is_setting(name)])
+    settings = filter(sweep_analysis.is_setting, map(str, table))
+    return Results(table, list(settings))
+
+
+def _load_benchmarks(path: Path) -> Results:
+    """Load what a benchmark client measured."""
+    benchmarks = import_module(CLIENT_FILES).read_benchmarks(path)
+    runs = pd.DataFrame([{**load.labels, **load.summary} for load in benchmarks])
+    requests = [partial(getattr, load, "requests") for load in benchmarks]
+    return Results(runs, benchmarks[0].labels, {"requests": requests})
+
+
+def _load_folder(path: Path) -> Results:
+    """Load the runs below a folder."""
+    runs = files.load_runs(path)
+    if runs.empty:
+        raise UserError(f"{path} holds no run that can be read; name another")
+    tables = {
+        "requests": [partial(files.load_requests, folder) for folder in runs["path"]],
+        "iterations": [partial(files.load_iterations, folder) for folder in runs["path"]],
+    }
+    return Results(runs, runs.attrs["settings"], tables)
+
+
+def _load_project(project: str) -> Results:
+    """Load the runs of a project on W&B's server."""
+    rows = []
+    names: set[str] = set()
+    for settings, summary in fetch_runs(project):
+        rows.append({**settings, **summary})
+        names |= settings.keys()
+    return Results(pd.DataFrame(rows), names)

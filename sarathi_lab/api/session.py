@@ -72,6 +72,7 @@ def _prepared(settings: Mapping[str, Any], flags: list[str], verbose: bool) -> I
     output = nullcontext() if verbose else redirect_stdout(StringIO())
     with TemporaryDirectory() as folder, output:
         args = _arguments({**UNTRACKED, **settings}, flags, Path(folder))
+        # Without `hydra.main`, which would read this process's command line.
         sweeper = compose(args, inspect.unwrap(run))
         sweeper.check()
         task: Task = build(sweeper.jobs[0].cfg.task)
@@ -126,7 +127,7 @@ def text_of(value: Any, options: PolicyOptions) -> str:
         return _dotted_name(value)
     if value is None:
         return "null"
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # before int, which it is as well
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
@@ -147,13 +148,19 @@ def text_of(value: Any, options: PolicyOptions) -> str:
 
 def _dotted_name(function: Callable[..., object]) -> str:
     """Return the name that a function is imported by. Raises UserError for one that has none."""
-    module, name = function.__module__, function.__qualname__
-    if getattr(sys.modules.get(module), name, None) is not function:
+    name = function.__qualname__
+    if not _is_named(function):
         raise UserError(
-            f"{name} is not in {module} under that name; define it at the top of a module or in a "
-            "notebook's cell"
+            f"{name} is not in {function.__module__} under that name; define it at the top of a "
+            "module or in a notebook's cell"
         )
-    return f"{module}.{name}"
+    return f"{function.__module__}.{name}"
+
+
+def _is_named(code: Callable[..., object]) -> bool:
+    """Return whether a function or class is what its module has under its name."""
+    module = sys.modules.get(code.__module__)
+    return getattr(module, code.__qualname__, None) is code
 
 
 class PolicyOptions:
@@ -172,7 +179,7 @@ class PolicyOptions:
         cls = policy if isinstance(policy, type) else type(policy)
         remedy = 'give the class a name: name: ClassVar[str] = "mine"'
         require_text(f"{cls.__name__}.name", getattr(cls, "name", None), remedy)
-        if getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is not cls:
+        if not _is_named(cls):
             raise UserError(
                 f"policy={cls.__qualname__} is not in {cls.__module__} under that name; define it "
                 "at the top of a module or in a notebook's cell, and make its objects again"

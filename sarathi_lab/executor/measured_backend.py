@@ -7,18 +7,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.engine.executor import Executor, Sizes
 from sarathi_lab.engine.served_system import ServerSetup
 from sarathi_lab.executor import device as devices
 from sarathi_lab.executor.memory import Memory
+from sarathi_lab.executor.timeline import HostTimeline
 from sarathi_lab.model.degrees import Degrees
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
+
+
+class DeviceExecutor(Executor, Protocol):
+    """An executor of a real device, which has a cache of its own."""
+
+    num_blocks: int
+    block_size: int  # tokens
+    timeline: HostTimeline
 
 
 class MeasuredBackend(ABC):
@@ -54,7 +63,7 @@ class MeasuredBackend(ABC):
         """List what limits the times, a line each."""
 
     @abstractmethod
-    def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Any:
+    def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> DeviceExecutor:
         """Return a warmed-up executor."""
 
     @property
@@ -72,7 +81,7 @@ class MeasuredBackend(ABC):
         return None
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> Mapping[str, object]:
         """What ran the last batches; empty where the executor's name says it."""
         return {}
 

@@ -71,9 +71,6 @@ class Bench(ABC):
     def __init__(self, cost: IterationTimes) -> None:
         self.cost = cost
 
-    def start(self, number: int) -> None:  # noqa: B027
-        """Begin a part in a round: what is measured is measured again."""
-
     def times(self, work: Work) -> Times:
         """Return the seconds of `work` by operation."""
         return work.times(self._times)

@@ -20,6 +20,7 @@ from sarathi_lab.config.paths import EXPERIMENTS, readable
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL, Ends, ends_of_draws, ends_of_median, wider
 from sarathi_lab.results.metrics import REPLAY_TOLERANCE
+from sarathi_lab.results.table import Row
 
 CLAIMS = EXPERIMENTS / "claims.yaml"
 DIRECTIONS = ("at least", "at most", "near")
@@ -150,8 +151,9 @@ class Claim:
         """Return the claimed side of no effect; without `neutral` what is `claimed`."""
         if self.neutral is None:
             return claimed
-        is_above = self.expected > self.neutral or self.direction == "at least"
-        return Bounds(self.neutral, math.inf) if is_above else Bounds(-math.inf, self.neutral)
+        if self.expected > self.neutral or self.direction == "at least":
+            return Bounds(self.neutral, math.inf)
+        return Bounds(-math.inf, self.neutral)
 
 
 def kind_of(verdict: str) -> str:
@@ -185,32 +187,48 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
     else the claim's caveat, and whether the policies differ in what was replayed; `mark` is
     `FITTED` where the value is no prediction. `attrs["names"]` are the machines that were measured.
     """
-    tables: dict[str, dict[str, pd.DataFrame]] = {}  # by experiment and device
-    for name in load.recorded(root):
-        by_device = load.load(name, root).groupby("device")
-        tables[name] = {str(device): rows for device, rows in by_device}
+    if claims is None:
+        claims = load_claims()
+    tables = _recorded_tables(root)
     machines = _machines(tables)
-    remarks_on = cache(lambda name, device: replay_remark(load.load_serving(name, device, root)))
+
+    @cache  # claims of one experiment ask for the same devices
+    def remarks_on(experiment: str, device: str) -> list[str]:
+        return replay_remark(load.load_serving(experiment, device, root))
+
     judged = []
-    for claim in load_claims() if claims is None else claims:
+    for claim in claims:
         rows_by_device = tables.get(claim.experiment, {})
-        devices = dict.fromkeys([*sorted(machines), *rows_by_device]) or [NO_DEVICE]
-        for device in devices:
+        devices = list(dict.fromkeys([*sorted(machines), *rows_by_device]))
+        for device in devices or [NO_DEVICE]:
             value, reason = _value(claim, rows_by_device.get(device))
             is_of_other_model = device not in machines and device != NO_DEVICE
             if reason is not None and is_of_other_model:
                 continue
-            row = _judged(claim, device, value)
-            notes = [reason or row["note"]]
+            notes = [reason or _note_on(claim, value)]
             if not math.isnan(value.measured):
                 notes += remarks_on(claim.experiment, device)
-            judged.append({**row, "note": "; ".join(notes)})
+            row = _judged(claim, device, value)
+            row["note"] = "; ".join(notes)
+            judged.append(row)
     table = pd.DataFrame(judged, columns=COLUMNS)
     table.attrs["names"] = {device: "; ".join(names) for device, names in machines.items()}
     return table
 
 
-def _machines(tables: Mapping[str, Mapping[str, pd.DataFrame]]) -> dict[str, list[str]]:
+# Recorded rows by experiment and device.
+Tables = dict[str, dict[str, pd.DataFrame]]
+
+
+def _recorded_tables(root: Path) -> Tables:
+    tables: Tables = {}
+    for name in load.recorded(root):
+        by_device = load.load(name, root).groupby("device")
+        tables[name] = {str(device): rows for device, rows in by_device}
+    return tables
+
+
+def _machines(tables: Tables) -> dict[str, list[str]]:
     """Return the names of the machines that were measured, by device."""
     machines: dict[str, list[str]] = {}
     for rows_by_device in tables.values():
@@ -225,11 +243,15 @@ def _machines(tables: Mapping[str, Mapping[str, pd.DataFrame]]) -> dict[str, lis
     return machines
 
 
-def _judged(claim: Claim, device: str, value: Value) -> dict[str, Any]:
-    """Return the row of a claim on a device."""
-    note = claim.caveat
+def _note_on(claim: Claim, value: Value) -> str:
+    """Return why nothing can be decided, else the claim's caveat."""
     if value.confidence < LEVEL:
-        note = f"the interval is one of {value.confidence:.0%}, not of {LEVEL:.0%}"
+        return f"the interval is one of {value.confidence:.0%}, not of {LEVEL:.0%}"
+    return claim.caveat
+
+
+def _judged(claim: Claim, device: str, value: Value) -> dict[str, object]:
+    """Return the row of a claim on a device, without its note."""
     is_fitted = device.startswith(f"{load.SIMULATED}{claim.fitted}")
     return {
         "id": claim.id,
@@ -241,7 +263,6 @@ def _judged(claim: Claim, device: str, value: Value) -> dict[str, Any]:
         "mark": FITTED if is_fitted else "",
         "verdict": claim.judge(value),
         "unit": claim.unit,
-        "note": note,
         "experiment": claim.experiment,
     }
 
@@ -253,8 +274,10 @@ def replay_remark(serving: pd.DataFrame) -> list[str]:
     rows = serving[serving.quantity == load.REPLAYED]
     if rows.empty:
         return []
-    shares = rows.groupby([name for name in SAME_REQUESTS if name in rows], dropna=False).value
-    difference = float((shares.max() - shares.min()).max())
+    labels = [name for name in SAME_REQUESTS if name in rows]
+    shares = rows.groupby(labels, dropna=False).value
+    differences = shares.max() - shares.min()
+    difference = float(differences.max())
     if difference <= REPLAY_TOLERANCE:
         return []
     return [
@@ -269,8 +292,9 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
     """
     if rows is None:
         return Value(), "no results of this device"
-    queries = [claim.where] if claim.over is None else [claim.where, claim.over]
-    picked = [_query(claim, query, rows) for query in queries]
+    picked = [_query(claim, claim.where, rows)]
+    if claim.over is not None:
+        picked.append(_query(claim, claim.over, rows))
     take = TAKES[claim.take]
     candidates = _chosen(claim, picked, at_once=1)
     if take.is_line:
@@ -284,16 +308,20 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
     if take.is_of_draws and candidates.draws.map(len).min() > 0 and candidates.samples.isna().all():
         return _in_every_draw(take, candidates), None
     eligible = take.eligible(candidates)
-    # The maximum of n points is overestimated if any of n upper ends is too low, underestimated if
-    # one lower end is too high: n + 1 of the 2 n ends can fail (Bonferroni).
-    at_once = float(len(eligible)) if take.is_line else (len(eligible) + 1) / 2
+    at_once = float(len(eligible))
+    if not take.is_line:
+        # The maximum of n points is overestimated if any of n upper ends is too low, underestimated
+        # if one lower end is too high: n + 1 of the 2 n ends can fail (Bonferroni).
+        at_once = (len(eligible) + 1) / 2
     # Each has an interval so wide that all hold together.
     widened = eligible
     if at_once > 1:
         widened = _chosen(claim, picked, at_once).loc[eligible.index]
-    failing = at_once * (1 - widened.confidence.astype(float)).mean(skipna=False)
+    failing_each = 1 - widened.confidence.astype(float)
+    failing = at_once * failing_each.mean(skipna=False)
     value, low, high = take.value(widened)
-    return Value(float(value), float(low), float(high), max(1 - failing, 0.0)), None
+    confidence = max(1 - failing, 0.0)
+    return Value(float(value), float(low), float(high), confidence), None
 
 
 def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
@@ -397,7 +425,8 @@ def _query(claim: Claim, query: str, rows: pd.DataFrame) -> pd.DataFrame:
     try:
         named = {str(name): rows[name] for name in rows if str(name) in query}
         is_chosen: Any = pd.eval(query, resolvers=[named])  # rows.eval would prepare all columns
-        return rows.loc[is_chosen, [*dict.fromkeys([*READ, *claim.match])]]
+        columns = dict.fromkeys([*READ, *claim.match])
+        return rows.loc[is_chosen, list(columns)]
     except Exception as error:  # pandas passes on any error of the expression
         raise UserError(
             f"claims.yaml: {claim.id}.where can't be evaluated ({error}); correct the query"
@@ -407,7 +436,9 @@ def _query(claim: Claim, query: str, rows: pd.DataFrame) -> pd.DataFrame:
 def _line_ends(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the least and largest x; none if these are one."""
     ordered = rows.sort_values("x")
-    return ordered.iloc[[0, -1]] if ordered.x.nunique() > 1 else ordered[:0]
+    if ordered.x.nunique() < 2:
+        return ordered[:0]
+    return ordered.iloc[[0, -1]]
 
 
 Interval = tuple[float, float, float]  # value, low and high
@@ -434,7 +465,8 @@ def _smallest(rows: pd.DataFrame) -> Interval:
 
 
 def _x_of_max(rows: pd.DataFrame) -> Interval:
-    return rows.sort_values("y").x.iloc[-1], rows.x.min(), rows.x.max()
+    ascending = rows.sort_values("y")
+    return ascending.x.iloc[-1], rows.x.min(), rows.x.max()
 
 
 def _last_over_first(rows: pd.DataFrame) -> Interval:
@@ -466,18 +498,21 @@ TAKES: Mapping[str, Take] = {
 }
 
 
-def in_words(row: Mapping[Any, Any]) -> str:
+def in_words(row: Row) -> str:
     """Describe a row of `verdicts`, such as "1.31 (1.25 to 1.36, 97 %)", with the level of samples
     and the mark; empty if nothing was measured.
     """
-    value = Value(*(float(row[name]) for name in Value._fields))
+    numbers = [float(row[name]) for name in Value._fields]
+    value = Value(*numbers)
     if math.isnan(value.measured):
         return ""
     text = f"{value.measured:.3g}"
     has_level = not math.isnan(value.confidence)
     if has_level or value.low < value.high:
-        level = f", {100 * value.confidence:.0f} %" if has_level else ""
-        text += f" ({value.low:.3g} to {value.high:.3g}{level})"
+        interval = f"{value.low:.3g} to {value.high:.3g}"
+        if has_level:
+            interval += f", {100 * value.confidence:.0f} %"
+        text += f" ({interval})"
     return f"{text} {row['mark']}".rstrip()
 
 
@@ -489,7 +524,8 @@ def verdict(experiment: str, table: pd.DataFrame) -> str:
     lines = []
     for claim, rows in judged.groupby("claim", sort=False):
         values = []
-        for row in rows[rows.verdict != NOT_MEASURED].to_dict("records"):
+        measured = rows[rows.verdict != NOT_MEASURED]
+        for row in measured.to_dict("records"):
             values.append(f"{row['device']} **{in_words(row)}** ({row['verdict']})")
         described = "; ".join(values) or NOT_MEASURED
         lines.append(f"- {claim} ({rows.expected.iloc[0]}): {described}.")

@@ -9,12 +9,11 @@ from typing import ClassVar
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.executor import Backend
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.bench import Bench, CostBench, IterationTimes
 from sarathi_lab.experiment.grid import Map
 from sarathi_lab.experiment.points import Parts, Point, part
-from sarathi_lab.experiment.registry import Ints, Job, Platform, Sizes, experiment
+from sarathi_lab.experiment.registry import Ints, Platform, SimulatedJob, Sizes, experiment
 from sarathi_lab.experiment.scenario import Scenario, lengths
 from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.spec import ModelSpec
@@ -56,19 +55,19 @@ class LoadMap(Map):
 
     shares_bench: ClassVar[bool] = False
 
-    def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
-        if isinstance(backend, SimulatedBackend) and backend.composes_kernels:
+    def check_simulated(self, backend: SimulatedBackend, spec: ModelSpec, sizes: Sizes) -> None:
+        if backend.composes_kernels:
             raise UserError(
                 f"executor.cost_model={backend.cost_model} has times at measured sizes only, and "
                 f"{self.name} serves batches of any; use executor.cost_model=profiled"
             )
-        super().check(backend, spec, sizes)
+        super().check_simulated(backend, spec, sizes)
 
-    def bench(self, job: Job) -> CacheBench:
+    def bench(self, job: SimulatedJob) -> CacheBench:
         sizes = job.sizes
         largest = Sarathi(max(sizes["chunks"]))
         setup = setup_of(largest, max(sizes["batches"]), max(sizes["seq_lens"]))
-        backend = job.simulated_backend
+        backend = job.backend
         kv_tokens = backend.kv_blocks(job.spec, 1, setup)
         cost = super().bench(job).cost
         state_tokens = backend.state_tokens(job.spec)

@@ -23,11 +23,13 @@ def speedup(
 
     Marginal is that batch less a prefill of as many tokens, per decode (section 5.1.1, Table 2).
     """
-    riders = size - 1
+    riders = size - 1  # the prompt takes one of the batch's places
     alone = batch(num_decodes=size, context=seq_len)
+    # As many tokens as the prefill alone, so that the tiles of products are equally full.
     hybrid = batch(prefill_tokens=chunk - riders, num_decodes=riders, context=seq_len)
     prefill = batch(prefill_tokens=chunk)
     saving = bench.saving(alone, hybrid, prefill)
+    # Of `size` decodes alone over `riders` that ride: per decode.
     yield Point(panel, series, x, saving * (riders / size))
 
 

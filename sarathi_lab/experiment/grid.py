@@ -10,7 +10,14 @@ import pandas as pd
 
 from sarathi_lab.experiment.bench import CostBench, room_of
 from sarathi_lab.experiment.points import Part, Point, predicted_table
-from sarathi_lab.experiment.registry import COUNTED, Experiment, Job, Measured, Sizes
+from sarathi_lab.experiment.registry import (
+    COUNTED,
+    Experiment,
+    Measured,
+    MeasuredJob,
+    SimulatedJob,
+    Sizes,
+)
 from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.model.spec import ModelSpec
 
@@ -27,8 +34,8 @@ class Grid(Experiment):
     def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
         return Room.largest(room_of(part) for part in self.parts(spec, sizes))
 
-    def bench(self, job: Job) -> CostBench:
-        backend = job.simulated_backend
+    def bench(self, job: SimulatedJob) -> CostBench:
+        backend = job.backend
         is_counting = job.method == COUNTED or backend.composes_kernels
         return CostBench(backend.cost_of(job.spec), is_counting=is_counting)
 
@@ -37,7 +44,7 @@ class Grid(Experiment):
         table = predicted_table(self.name, points_of_parts)
         return table.dropna(subset="y").reset_index(drop=True)
 
-    def measure(self, job: Job) -> Measured:
+    def measure(self, job: MeasuredJob) -> Measured:
         from sarathi_lab.experiment.measure import measure_parts  # torch takes seconds
 
         return measure_parts(self.parts(job.spec, job.sizes), job)

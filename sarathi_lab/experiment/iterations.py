@@ -49,6 +49,7 @@ def _token_costs(bench: Bench, number: int, seq_len: int) -> Iterator[Point]:
         for name, kinds in series.items():
             y = bench.seconds(phase, kinds) * (1e3 / phase.num_tokens)
             yield Point(panel, name, number, y, "ms/token")
+    # Per token: a prefill has `seq_len` of them for each decode.
     prefilled = bench.seconds(prefills) * (1 / prefills.num_tokens)
     decoded = bench.seconds(decodes) * (1 / number)
     yield Point("ratio", "decode / prefill", number, decoded / prefilled)
@@ -130,6 +131,7 @@ def _intensity(
         "ffn": (hidden, spec.ffn_size),
     }
     k, n = shapes[operation]
+    # 2 rows k n FLOPs over the elements of both inputs and the output.
     intensity = max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n)))
     yield Point(f"{phase} intensity", operation, number, Estimate(intensity), "FLOP/B")
 

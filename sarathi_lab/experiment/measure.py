@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +18,7 @@ from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.iteration_probe import REFERENCE
-from sarathi_lab.executor.measured_backend import MeasuredBackend
+from sarathi_lab.executor.measured_backend import DeviceExecutor, MeasuredBackend
 from sarathi_lab.executor.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
@@ -27,7 +26,7 @@ from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.experiment.bench import EVERYTHING, NOTHING, Bench, PlanningBench
 from sarathi_lab.experiment.measured_cost import TOO_SMALL, MeasuredCostModel
 from sarathi_lab.experiment.points import Estimate, Part, Point, Samples, keep, table_of
-from sarathi_lab.experiment.registry import Job, Measured
+from sarathi_lab.experiment.registry import Measured, MeasuredJob
 from sarathi_lab.experiment.scenario import (
     BLOCK_SIZE,
     Room,
@@ -51,7 +50,7 @@ class DeviceBench(Bench):
 
     cost: MeasuredCostModel
 
-    def __init__(self, executor: Any, spec: ModelSpec | None = None) -> None:
+    def __init__(self, executor: DeviceExecutor, spec: ModelSpec | None = None) -> None:
         super().__init__(MeasuredCostModel(executor, spec))
         self.executor = executor
         self.runs: defaultdict[Scenario, list[Served]] = defaultdict(list)
@@ -71,6 +70,7 @@ class DeviceBench(Bench):
     def times(self, work: Work) -> Times:
         if not self._is_warm:
             self._is_warm = True
+            # The first batch compiles kernels and wakes cores, which later ones do not pay for.
             super().times(work)
             self.cost.forget()
         return super().times(work)
@@ -131,7 +131,7 @@ class DeviceBench(Bench):
             )
         except RunError as error:
             reason = str(error)
-            while executor.num_in_flight:
+            while executor.num_in_flight:  # else the next run would collect them
                 executor.collect()
         if served is None:
             self._too_large.add(scenario)
@@ -188,30 +188,30 @@ COMPOSITIONS = "compositions"  # the end of the name of their table
 SERVING = "serving"  # of that of what was served
 
 
-def expect(job: Job) -> None:
+def expect(job: MeasuredJob) -> None:
     """Announce the room, so that one engine is made for all experiments of a sweep, where the
     backend shares it.
     """
-    sizes = engine_sizes(job.measured_backend, job.room)
-    job.measured_backend.expect(job.spec, None, sizes)
+    sizes = engine_sizes(job.backend, job.room)
+    job.backend.expect(job.spec, None, sizes)
 
 
 @contextmanager
-def loaded(job: Job) -> Iterator[tuple[Any, Advance]]:
+def loaded(job: MeasuredJob) -> Iterator[tuple[DeviceExecutor, Advance]]:
     """Load the model with a cache of the experiment's room, or of what the memory holds."""
-    executor = load_executor(job.measured_backend, job.spec, job.room)
+    executor = load_executor(job.backend, job.spec, job.room)
     title = f"measuring {job.experiment.name} with {job.spec.name}"
     with progress_of(title, job.seconds, "s") as advance, exclude_stolen_time(executor):
         yield executor, advance
 
 
-def measured_table(job: Job, samples: Samples, *, is_series: bool = True) -> pd.DataFrame:
+def measured_table(job: MeasuredJob, samples: Samples, *, is_series: bool = True) -> pd.DataFrame:
     """Return the recorded points of an experiment. `is_series`: see `ends_of_median`."""
     table = table_of(job.experiment.name, samples, job.max_spread, is_series=is_series)
     return table.assign(
         model=job.spec.name,
-        dtype=job.measured_backend.dtype_name,
-        device_name=job.measured_backend.device_name,
+        dtype=job.backend.dtype_name,
+        device_name=job.backend.device_name,
     )
 
 
@@ -230,7 +230,7 @@ def engine_sizes(backend: MeasuredBackend, room: Room) -> Sizes:
     )
 
 
-def load_executor(backend: MeasuredBackend, spec: ModelSpec, room: Room) -> Any:
+def load_executor(backend: MeasuredBackend, spec: ModelSpec, room: Room) -> DeviceExecutor:
     """Build the executor of `spec` with random weights and a cache of `room`, or of what the memory
     holds. Memory is not checked again here: an engine that earlier experiments left for this one
     holds it. Raises RunError if the weights do not fit.
@@ -248,7 +248,7 @@ def load_executor(backend: MeasuredBackend, spec: ModelSpec, room: Room) -> Any:
     return backend.build(spec, None, sizes)
 
 
-def measure_parts(parts: Sequence[Part], job: Job) -> Measured:
+def measure_parts(parts: Sequence[Part], job: MeasuredJob) -> Measured:
     """Measure parts on one executor, which has room for each of them."""
     with loaded(job) as (executor, advance):
         is_own_model = isinstance(executor, TorchExecutor)
@@ -266,7 +266,7 @@ def measure_parts(parts: Sequence[Part], job: Job) -> Measured:
     table.loc[table.num_pairs == 0, "reason"] = bench.cost.reason or LEFT_OUT
     table.loc[[not values for values in samples.values()], "reason"] = LEFT_OUT
     tables = {"": table}
-    compositions = bench.cost.rows(job.spec.name, job.measured_backend.dtype_bytes)
+    compositions = bench.cost.rows(job.spec.name, job.backend.dtype_bytes)
     if compositions:
         tables[COMPOSITIONS] = pd.DataFrame(compositions)
     serving = bench.serving_rows(job.spec.name)
@@ -277,7 +277,7 @@ def measure_parts(parts: Sequence[Part], job: Job) -> Measured:
 
 def measure(
     parts: Sequence[Part],
-    bench: Any,
+    bench: object,
     *,
     seconds: float = math.inf,
     max_rounds: int = MAX_ROUNDS,
@@ -302,6 +302,7 @@ def measure(
         for position, part in enumerate(list(due)):
             elapsed = time.monotonic() - begun
             is_late = elapsed > seconds / FEWEST_PAIRS
+            # As many parts as FEWEST_PAIRS rounds of them have the time for.
             if is_cut and number == 0 and position > 0 and is_late:
                 unmeasured = due[position:]
                 del due[position:]
@@ -309,6 +310,8 @@ def measure(
             if number >= FEWEST_PAIRS and elapsed + longest[id(part)] > seconds:
                 due.clear()
                 break
+            if isinstance(bench, DeviceBench):
+                bench.start(number)
             points = part.points(bench, number)
             keep(samples, points)
             elapsed_after = time.monotonic() - begun
@@ -316,6 +319,7 @@ def measure(
             longest[id(part)] = max(longest[id(part)], took)
             expected = None
             if number == 0 and seconds < math.inf:
+                # By now a share of the parts has been measured once; cut ones not all will be.
                 share = 1.0 if is_cut else (position + 1) / len(due)
                 expected = max(seconds, FEWEST_PAIRS * elapsed_after / share)
             advance(took, expected)

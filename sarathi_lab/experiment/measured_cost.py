@@ -17,6 +17,7 @@ from sarathi_lab.engine.compositions import placed
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.single_iteration import SingleIteration, single_iteration
 from sarathi_lab.executor.iteration_probe import REFERENCE, IterationProbe, Timing
+from sarathi_lab.executor.measured_backend import DeviceExecutor
 from sarathi_lab.executor.simulated.cost_model import WHOLE
 from sarathi_lab.executor.steal_corrected_clock import stolen
 from sarathi_lab.executor.timeline import HostTimeline
@@ -41,16 +42,28 @@ ALTERNATED = 1.0  # seconds of iterations whose difference is asked for, in a ro
 FEWEST_TURNS = 3  # of them
 MAX_TURNS = 32
 
-Composition = tuple[tuple[int, int, bool, int], ...]  # start, tokens, is decode, how many of them
+
+class EqualChunks(NamedTuple):
+    """Chunks of a batch that are equal, and how many they are."""
+
+    start: int
+    num_tokens: int
+    is_decode: bool
+    number: int
 
 
-def composition(batch: Batch) -> Composition:
+BatchShape = tuple[EqualChunks, ...]
+
+
+def composition(batch: Batch) -> BatchShape:
     """What a batch is made of, in the order of its chunks; equal for batches of equal cost."""
-    counts = Counter((chunk.start, chunk.num_tokens, chunk.is_decode) for chunk in batch.chunks)
-    return tuple((*key, count) for key, count in counts.items())
+    counts: Counter[tuple[int, int, bool]] = Counter()
+    for chunk in batch.chunks:
+        counts[chunk.start, chunk.num_tokens, chunk.is_decode] += 1
+    return tuple([EqualChunks(*kind, number) for kind, number in counts.items()])
 
 
-def _probe_of(executor: Any) -> OperationProbe | HookedProbe | IterationProbe:
+def _probe_of(executor: DeviceExecutor) -> OperationProbe | HookedProbe | IterationProbe:
     if isinstance(executor, TorchExecutor):
         # It fills the cache with random values: zeros run faster.
         return OperationProbe(executor)
@@ -62,13 +75,13 @@ def _probe_of(executor: Any) -> OperationProbe | HookedProbe | IterationProbe:
 def describe(batch: Batch) -> str:
     """The composition in words, such as "239 at 512 + 17 decodes at 1024"."""
     terms = []
-    for start, tokens, is_decode, count in composition(batch):
-        if is_decode:
-            terms.append(f"{count} decodes at {start + 1}")
-        elif count > 1:
-            terms.append(f"{count} x {tokens} at {start}")
+    for chunks in composition(batch):
+        if chunks.is_decode:
+            terms.append(f"{chunks.number} decodes at {chunks.start + 1}")
+        elif chunks.number > 1:
+            terms.append(f"{chunks.number} x {chunks.num_tokens} at {chunks.start}")
         else:
-            terms.append(f"{tokens} at {start}")
+            terms.append(f"{chunks.num_tokens} at {chunks.start}")
     return " + ".join(terms)
 
 
@@ -79,7 +92,10 @@ def _lower(seconds: Sequence[float]) -> float:
 
 def _lower_times(timings: Sequence[Times]) -> Times:
     """Return the `LOWER` quantile by name."""
-    return {name: _lower([times[name] for times in timings]) for name in timings[0]}
+    lower = {}
+    for name in timings[0]:
+        lower[name] = _lower([times[name] for times in timings])
+    return lower
 
 
 class Measurement(NamedTuple):
@@ -109,13 +125,18 @@ class MeasuredCostModel:
 
     uncertainty: ClassVar[Mapping[str, float]] = {"matmul": math.nan, "attention": math.nan}
 
-    def __init__(self, executor: Any, spec: ModelSpec | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, executor: DeviceExecutor, spec: ModelSpec | None = None, seed: int = 0
+    ) -> None:
         """Measure on an `executor` with the model `spec`; None: that of the lab's executor."""
         self.executor = executor
-        self.spec: ModelSpec = spec or executor.model.spec
+        if spec is None:
+            assert isinstance(executor, TorchExecutor), "others do not tell their model"
+            spec = executor.model.spec
+        self.spec = spec
         self.is_shared = type(executor.timeline) is HostTimeline  # with other processes
-        self.measurements: dict[Composition, Measurement] = {}
-        self._earlier: dict[Composition, Measurement] = {}  # of parts before
+        self.measurements: dict[BatchShape, Measurement] = {}
+        self._earlier: dict[BatchShape, Measurement] = {}  # of parts before
         self.probe: Any = _probe_of(executor)
         self.has_operations: bool = self.probe.has_operations
         self.reason = None if self.has_operations else NO_OPERATIONS
@@ -168,13 +189,16 @@ class MeasuredCostModel:
         tokens = batch.num_tokens
         repetitions = MAX_TIMINGS if self.is_shared else 1
         if tokens not in self._products:
-            timed = self.timed(tokens, lambda: probe.products(batch), repetitions)
-            self._products[tokens] = _lower_times(timed), probe.timing
+            times_of_products = self.timed(tokens, lambda: probe.products(batch), repetitions)
+            self._products[tokens] = _lower_times(times_of_products), probe.timing
         products, timing_of_products = self._products[tokens]
-        timed = self.timed(tokens, lambda: {attention: probe.attention(batch)}, repetitions)
-        timings = {**dict.fromkeys(products, timing_of_products), attention: probe.timing}
-        operations = products | _lower_times(timed)
-        probe.iteration(batch)
+        times_of_attention = self.timed(
+            tokens, lambda: {attention: probe.attention(batch)}, repetitions
+        )
+        timings = dict.fromkeys(products, timing_of_products)
+        timings[attention] = probe.timing
+        operations = products | _lower_times(times_of_attention)
+        probe.iteration(batch)  # warms up
         seconds, host_share = self._timed_wholes(tokens, lambda: probe.iteration(batch))
         timings["iteration"] = probe.timing
         timings["others"] = probe.timing
@@ -190,7 +214,8 @@ class MeasuredCostModel:
         iterations = self.probe.iterations(batch)
         seconds, host_share = self._timed_wholes(batch.num_tokens, lambda: next(iterations))
         times = {WHOLE: _lower(seconds)}
-        return Measurement(batch, seconds, times, {WHOLE: self.probe.timing}, host_share)
+        timings = {WHOLE: self.probe.timing}
+        return Measurement(batch, seconds, times, timings, host_share)
 
     def _timed_wholes(
         self, tokens: int, iterate: Callable[[], SingleIteration]
@@ -204,7 +229,8 @@ class MeasuredCostModel:
             return {WHOLE: iteration.seconds}
 
         timings = self.timed(tokens, seconds_of_next)
-        return [times[WHOLE] for times in timings], float(np.median(shares))
+        seconds = [times[WHOLE] for times in timings]
+        return seconds, float(np.median(shares))
 
     def _measure_reported(self, batch: Batch, attention: str) -> Measurement:
         """Take operations and the whole from the same iterations, so that what slows the machine
@@ -237,16 +263,20 @@ class MeasuredCostModel:
         undisturbed: list[Times] = []
         start = time.perf_counter()
         before = self.reference(tokens)
-        while not raw or (len(raw) < repetitions and time.perf_counter() - start < ENOUGH):
+        while not raw or len(raw) < repetitions:
+            if raw and time.perf_counter() - start >= ENOUGH:
+                break
             stolen_before = self.stolen()
             times = work()
             raw.append(times)
-            has_cores = self.stolen() == stolen_before and all(times.values())
+            # Of an operation that took nothing all of the time was another's.
+            had_cores = self.stolen() == stolen_before and all(times.values())
             after = self.reference(tokens)
-            slower = max(1.0, min(before, after))
-            is_even = max(before, after) < AGREE * min(before, after)
-            if has_cores and is_even and slower < AGREE:
-                undisturbed.append({name: value / slower for name, value in times.items()})
+            least = min(before, after)
+            is_even = max(before, after) < AGREE * least
+            slower = max(1.0, least)
+            if had_cores and is_even and slower < AGREE:
+                undisturbed.append({name: seconds / slower for name, seconds in times.items()})
             before = after
         return undisturbed or raw
 
@@ -259,12 +289,12 @@ class MeasuredCostModel:
         if not self.is_shared:
             return 1.0
         earlier = self._references[min(tokens, REFERENCE)]
-        seconds = 0.0
-        while not seconds or len(earlier) <= REFERENCES:
-            seconds = self.probe.reference(tokens)
-            if seconds:  # else all of its time was another's
-                earlier.append(seconds)
-        return earlier[-1] / _lower(earlier)
+        newest = 0.0
+        while not newest or len(earlier) <= REFERENCES:
+            newest = self.probe.reference(tokens)
+            if newest:  # else all of its time was another's
+                earlier.append(newest)
+        return newest / _lower(earlier)
 
     def alternated(self, batches: Sequence[Batch]) -> np.ndarray:
         """Measure iterations of `batches` in turn, forwards and backwards, so that a slow phase of
@@ -281,19 +311,19 @@ class MeasuredCostModel:
         turns: list[list[float]] = []
         undisturbed: list[list[float]] = []
         start = time.perf_counter()
-        while len(turns) < FEWEST_TURNS or (
-            len(turns) < MAX_TURNS and time.perf_counter() - start < ALTERNATED
-        ):
-            is_warm_up = not turns
-            step = 1 if len(turns) % 2 else -1  # forwards or backwards
+        for number in range(MAX_TURNS):
+            if number >= FEWEST_TURNS and time.perf_counter() - start >= ALTERNATED:
+                break
+            step = 1 if number % 2 else -1  # forwards or backwards
             stolen_before = self.stolen()
             in_order = batches_with_cache[::step]
             seconds = [single_iteration(self.executor, batch).seconds for batch in in_order]
-            turns.append(seconds[::step])
+            turn = seconds[::step]
+            turns.append(turn)
             # Of an iteration that took nothing all of the time was another's.
-            has_cores = self.stolen() == stolen_before and all(seconds)
-            if has_cores and not is_warm_up:
-                undisturbed.append(seconds[::step])
+            had_cores = self.stolen() == stolen_before and all(seconds)
+            if had_cores and number > 0:  # the first turn warms up
+                undisturbed.append(turn)
         return np.array(undisturbed or turns[1:])
 
     def rows(self, model: str, dtype_bytes: int) -> list[dict[str, object]]:

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from sarathi_lab.engine import loop
 from sarathi_lab.engine.config import EngineConfig
-from sarathi_lab.engine.executor import Backend, Executor
+from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
@@ -33,9 +32,10 @@ from sarathi_lab.experiment.points import Estimate, Part, Point, predicted_table
 from sarathi_lab.experiment.registry import (
     ErrorRow,
     Experiment,
-    Job,
     Measured,
+    MeasuredJob,
     Platform,
+    SimulatedJob,
     Sizes,
     experiment,
 )
@@ -50,14 +50,11 @@ if TYPE_CHECKING:
     from sarathi_lab.experiment.measured_iterations import Limits
 
 NUM_REQUESTS = 10_000
-# The prompt in an iteration of the pipeline: SARATHI's chunk, or Orca's whole prompt.
-TYPICAL_PROMPT: Mapping[str, Mapping[str, Any]] = {
-    "sarathi": {"prefill_tokens": 230, "start": 1000},
-    "tp_pp_orca": {"prefill_tokens": 2000},
-}
+# The prompt in an iteration of the pipeline, its tokens and those cached before them: SARATHI's
+# chunk, or Orca's whole prompt.
+TYPICAL_PROMPT = {"sarathi": (230, 1000), "tp_pp_orca": (2000, 0)}
 COMPLETED = 0.9981  # the last of the paper's points is the 9,981st of 10,000 requests
 SHORTEST, LONGEST = 1024, 4096
-ROWS = ["panel", "series", "x", "y"]
 PIPELINES = ("sarathi", "tp_pp_orca")
 BUBBLES, COMPLETION = "bubbles, orca / sarathi", "completion, orca / sarathi"
 # Seconds of an iteration of the paper's code base beside its operations: Fig 3's "others", what
@@ -106,14 +103,18 @@ def curves_of(ledgers: Mapping[str, Sequence[Ledger]]) -> pd.DataFrame:
     at which x requests were done.
     """
     curves = []
-    for name, parts in ledgers.items():
-        requests = pd.concat([ledger.requests() for ledger in parts])
+    for name, of_replicas in ledgers.items():
+        requests = pd.concat([ledger.requests() for ledger in of_replicas])
         done = np.arange(1, len(requests) + 1)
-        curves.append(("b", name, done, np.sort(requests.finish_time)))
+        finish_times = np.sort(requests.finish_time)
+        completion = {"panel": "b", "series": name, "x": done, "y": finish_times}
+        curves.append(pd.DataFrame(completion))
         if name in PIPELINES:
-            curves.append(("a", name, np.sort(requests.bubble_time), done / len(requests)))
-    rows = [pd.DataFrame(dict(zip(ROWS, curve, strict=True))) for curve in curves]
-    return pd.concat(rows, ignore_index=True)
+            bubble_times = np.sort(requests.bubble_time)
+            share = done / len(requests)
+            bubbles = {"panel": "a", "series": name, "x": bubble_times, "y": share}
+            curves.append(pd.DataFrame(bubbles))
+    return pd.concat(curves, ignore_index=True)
 
 
 def serve(
@@ -130,21 +131,27 @@ def serve(
     system = SYSTEMS[name]
     cost = make_cost_model("analytic", spec, hardware, hardware.dtype_bytes, system.parallel)
     requests = workload(num_requests, seed)
-    return [
-        system.serve(
-            requests[replica :: system.replicas],
-            PipelineExecutor(system.parallel.pipeline, stage_times(cost), cost.send_time),
-        )
-        for replica in range(system.replicas)
-    ]
+    ledgers = []
+    for replica in range(system.replicas):
+        executor = PipelineExecutor(system.parallel.pipeline, stage_times(cost), cost.send_time)
+        of_replica = requests[replica :: system.replicas]
+        ledgers.append(system.serve(of_replica, executor))
+    return ledgers
 
 
 def workload(
     num_requests: int, seed: int, shortest: int = SHORTEST, longest: int = LONGEST
 ) -> Sequence[Request]:
     """The requests of section 5.3, all waiting from the start."""
-    made = partial(Zipf, min_len=shortest, max_len=longest, theta=0.4, pd_ratio=10.0)
-    return made(num_requests=num_requests, seed=seed).generate(None).requests
+    lengths = Zipf(
+        min_len=shortest,
+        max_len=longest,
+        theta=0.4,
+        pd_ratio=10.0,
+        num_requests=num_requests,
+        seed=seed,
+    )
+    return lengths.generate(None).requests
 
 
 def completion_time(finish_times: Sequence[float] | pd.Series) -> float:
@@ -159,23 +166,29 @@ def at_points(curves: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for (panel, series), line in points.groupby(["panel", "series"]):
-        curve = curves[(curves.panel == panel) & (curves.series == series)]
+        is_of_line = (curves.panel == panel) & (curves.series == series)
+        curve = curves[is_of_line]
         if panel == "a":
             y = np.interp(line.x, curve.y, curve.x)
         else:
             stretch = NUM_REQUESTS / len(curve)
             y = np.interp(line.x, curve.x * stretch, curve.y * stretch)
-        rows.append(line[["panel", "series", "x"]].assign(y=y))
+        place = line[["panel", "series", "x"]]
+        rows.append(place.assign(y=y))
     return pd.concat(rows, ignore_index=True)
 
 
 def ratios(points: pd.DataFrame) -> dict[str, float]:
     """Orca's median bubble time over SARATHI's, and ratios of completion, from curves of Fig 12."""
     lines = {key: line.sort_values("x") for key, line in points.groupby(["panel", "series"])}
-    median = {
-        name: float(np.interp(0.5, lines["a", name].x, lines["a", name].y)) for name in PIPELINES
-    }
-    done = {name: float(lines["b", name].y.iloc[-1]) for name in SYSTEMS}
+    median = {}
+    for name in PIPELINES:
+        bubbles = lines["a", name]
+        median[name] = float(np.interp(0.5, bubbles.x, bubbles.y))
+    done = {}
+    for name in SYSTEMS:
+        completion = lines["b", name]
+        done[name] = float(completion.y.iloc[-1])
     return {
         BUBBLES: median["tp_pp_orca"] / median["sarathi"],
         COMPLETION: done["tp_pp_orca"] / done["sarathi"],
@@ -193,14 +206,17 @@ def predicted(
     of the 10,000 requests takes too long to repeat it in every draw.
     """
     spec, hardware = on
-    ledgers = {name: serve(name, spec, hardware, NUM_REQUESTS // every, seed) for name in SYSTEMS}
-    curves = at_points(curves_of(ledgers), paper[paper.panel != "ratios"])
+    num_requests = NUM_REQUESTS // every
+    ledgers = {name: serve(name, spec, hardware, num_requests, seed) for name in SYSTEMS}
+    of_lines = paper[paper.panel != "ratios"]
+    curves = at_points(curves_of(ledgers), of_lines)
     parallel = SYSTEMS["sarathi"].parallel
     cost = make_cost_model("analytic", spec, hardware, hardware.dtype_bytes, parallel)
     bench = CostBench(cost)
     errors = {}
-    for name, prompt in TYPICAL_PROMPT.items():
-        typical = bench.seconds(batch(num_decodes=26, context=2000, **prompt))
+    for name, (tokens, start) in TYPICAL_PROMPT.items():
+        work = batch(prefill_tokens=tokens, start=start, num_decodes=26, context=2000)
+        typical = bench.seconds(work)
         errors[name] = typical * (1 / typical.value)
     of_ratio = errors["tp_pp_orca"] / errors["sarathi"]
     for panel, series, x, y in zip(curves.panel, curves.series, curves.x, curves.y, strict=True):
@@ -212,8 +228,8 @@ def predicted(
         return  # its file has the costs of the paper's code base
     for seconds in FIXED_COSTS:
         device = replace(hardware, iteration_overhead=seconds)
-        tables = (serve(name, spec, device, NUM_REQUESTS // every, seed)[0] for name in PIPELINES)
-        for point in _orca_over_sarathi(*(ledger.requests() for ledger in tables)):
+        sarathi, orca = (serve(name, spec, device, num_requests, seed)[0] for name in PIPELINES)
+        for point in _orca_over_sarathi(sarathi.requests(), orca.requests()):
             y = of_ratio * point.y.value
             yield point._replace(x=1e3 * seconds, y=y)  # x: milliseconds
 
@@ -230,23 +246,20 @@ def _orca_over_sarathi(sarathi: pd.DataFrame, orca: pd.DataFrame) -> Iterator[Po
 class PipelineExperiment(Experiment):
     """Pipelines simulated with iterations that a cost model predicts, or a device measures."""
 
-    def paper_sizes(self, every: int = 1, stated: Sizes | None = None) -> dict[str, Any]:
+    def paper_sizes(self, every: int = 1, stated: Sizes | None = None) -> Sizes:
         return {"paper": self.paper_points(), "every": every}
 
     def parts(self, spec: ModelSpec, sizes: Sizes) -> list[Part]:
         return [Part(predicted, sizes=sizes, seed=0)]
 
-    def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
-        if not isinstance(backend, SimulatedBackend):
-            super().check(backend, spec, sizes)
-            return
+    def check_simulated(self, backend: SimulatedBackend, spec: ModelSpec, sizes: Sizes) -> None:
         for parallel in dict.fromkeys(system.parallel for system in SYSTEMS.values()):
             tensor, stages = parallel.tensor, parallel.pipeline
             on = replace(backend, tensor_parallel=tensor, pipeline_parallel=stages)
-            super().check(on, spec, sizes)
+            super().check_simulated(on, spec, sizes)
 
-    def bench(self, job: Job) -> tuple[ModelSpec, Hardware]:
-        return job.spec, job.simulated_backend.hardware
+    def bench(self, job: SimulatedJob) -> tuple[ModelSpec, Hardware]:
+        return job.spec, job.backend.hardware
 
     def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
         return predicted_table(self.name, points_of_parts)
@@ -256,7 +269,7 @@ class PipelineExperiment(Experiment):
         kv_tokens = needed.num_blocks * needed.block_size
         return Room(kv_tokens, needed.batch_size, sizes["longest"], needed.max_batch_tokens or 0)
 
-    def measure(self, job: Job) -> Measured:
+    def measure(self, job: MeasuredJob) -> Measured:
         from sarathi_lab.experiment.measure import (  # torch takes seconds
             loaded,
             measure,

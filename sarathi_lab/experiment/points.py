@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec
+from typing import Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -93,26 +93,28 @@ class Part:
     """
 
     make: Callable[..., Iterable[Point]]
-    arguments: Sequence[Any] = ()
-    sizes: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Sequence[object] = ()
+    sizes: Mapping[str, object] = field(default_factory=dict)
     seed: int | None = None
     draw: int = 0
 
-    def points(self, bench: Any, number: int = 0) -> list[Point]:
-        """Return the points of the round of a `number`."""
-        if self.seed is not None:
-            return list(self.make(bench, self.seed + number, **self.sizes))
-        bench.start(number)
-        return list(self.make(bench, *self.arguments, **self.sizes))
+    def points(self, bench: object, number: int = 0) -> list[Point]:
+        """Return the points of the round of a `number`, of the kind of bench that `make` takes."""
+        if self.seed is None:
+            points = self.make(bench, *self.arguments, **self.sizes)
+        else:
+            points = self.make(bench, self.seed + number, **self.sizes)
+        return list(points)
 
 
 Parts = Iterator[Part]
 Samples = dict[Point, list[float]]  # by `Point.position`
 Arguments = ParamSpec("Arguments")
+AnyBench = TypeVar("AnyBench")
 
 
 def part(
-    make: Callable[Concatenate[Any, Arguments], Iterable[Point]],
+    make: Callable[Concatenate[AnyBench, Arguments], Iterable[Point]],
     *arguments: Arguments.args,
     **sizes: Arguments.kwargs,
 ) -> Part:
@@ -127,7 +129,7 @@ def keep(samples: Samples, points: Iterable[Point]) -> None:
     for point in points:
         value = point.y.value
         if value <= 0 and point.kind != "share":
-            value = math.inf
+            value = math.inf  # which no finite median hides
         samples.setdefault(point.position, []).append(value)
 
 
@@ -162,6 +164,7 @@ def table_of(
             row |= {"low": ends.low, "high": ends.high, "draws": in_text(draws)}
         row["y"] = math.nan if interval.reason else interval.median
         if point.kind == "curve":
+            # Rounds differ in their x, too: no median has a meaning.
             row |= {"y": values[0], "reason": None, "low": math.nan, "high": math.nan}
         row["samples"] = " ".join(f"{value:.6g}" for value in values)
         labels = dict(point.labels)

@@ -20,7 +20,14 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.experiment.pipeline import completion_time, workload
 from sarathi_lab.experiment.points import Estimate, Part, Point, Samples, keep, table_of
-from sarathi_lab.experiment.registry import Experiment, Job, Measured, Sizes, experiment
+from sarathi_lab.experiment.registry import (
+    Experiment,
+    Measured,
+    MeasuredJob,
+    SimulatedJob,
+    Sizes,
+    experiment,
+)
 from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
 from sarathi_lab.experiment.stage_times import StageTimes
 from sarathi_lab.model.spec import ModelSpec
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sarathi_lab.executor.measured_backend import MeasuredBackend
+    from sarathi_lab.executor.simulated.backend import SimulatedBackend
 
 MEASURED, SIMULATED = "measured", "simulated"
 BUBBLES, COMPLETION, IDLE, ERROR = "bubbles", "completion", "idle share", "simulated / measured"
@@ -107,10 +115,13 @@ class StagedExperiment(Experiment):
         block_size = math.lcm(BLOCK_SIZE, backend.block_multiple)
         return _room(sizes, backend.num_stages, block_size)
 
-    def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
-        backend.check(spec, _room(sizes, backend.num_stages, BLOCK_SIZE).kv_tokens)
+    def check_measured(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> None:
+        _check_room(backend, spec, sizes)
 
-    def measure(self, job: Job) -> Measured:
+    def check_simulated(self, backend: SimulatedBackend, spec: ModelSpec, sizes: Sizes) -> None:
+        _check_room(backend, spec, sizes)
+
+    def measure(self, job: MeasuredJob) -> Measured:
         from sarathi_lab.experiment.measure import (  # torch takes seconds
             loaded,
             measure,
@@ -118,7 +129,7 @@ class StagedExperiment(Experiment):
         )
 
         sizes = job.sizes
-        num_stages = job.measured_backend.num_stages
+        num_stages = job.backend.num_stages
         with loaded(job) as (executor, advance):
             engine = _engine(sizes, num_stages, executor.num_blocks, executor.block_size)
             bench = PipelineBench(job.spec, engine, {MEASURED: executor})
@@ -131,8 +142,8 @@ class StagedExperiment(Experiment):
             )
         return {"": measured_table(job, samples, is_series=False)}
 
-    def bench(self, job: Job) -> PipelineBench:
-        backend = job.simulated_backend
+    def bench(self, job: SimulatedJob) -> PipelineBench:
+        backend = job.backend
         num_stages = backend.num_stages
         num_blocks = _room(job.sizes, num_stages, BLOCK_SIZE).kv_tokens // BLOCK_SIZE
         engine = _engine(job.sizes, num_stages, num_blocks, BLOCK_SIZE)
@@ -146,6 +157,10 @@ class StagedExperiment(Experiment):
         for points in points_of_parts:
             keep(samples, points)
         return table_of(self.name, samples, math.inf, is_series=False)
+
+
+def _check_room(backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
+    backend.check(spec, _room(sizes, backend.num_stages, BLOCK_SIZE).kv_tokens)
 
 
 def _room(sizes: Sizes, num_stages: int, block_size: int) -> Room:
@@ -194,6 +209,7 @@ def real_bubbles(
     """
     requests = bench.requests(num_requests, seed, (shortest, longest))
     policies = _policies(chunk)
+    # In turn, so that a machine that slows down favours none.
     if seed % 2:
         policies.reverse()
     tables: dict[tuple[str, str], pd.DataFrame] = {}
@@ -221,11 +237,13 @@ def real_bubbles(
 
 def _idle_shares(bench: PipelineBench, how: str, policy: Policy, ledger: Ledger) -> Iterator[Point]:
     """Yield the share of all stages' seconds that are bubbles, by cause."""
-    stages, bubbles = ledger.stages(), ledger.bubbles()
-    total = bench.num_stages * float(stages.end.max() - stages.start.min())
-    seconds = (bubbles.end - bubbles.start).groupby(bubbles.cause).sum()
-    for cause in ("PB1", "PB2", "PB3", "starved"):
-        share = float(seconds.get(cause, 0.0)) / total
+    stages = ledger.stages()
+    elapsed = float(stages.end.max() - stages.start.min())
+    bubbles = ledger.bubbles()
+    idle = bubbles.end - bubbles.start
+    seconds = idle.groupby(bubbles.cause).sum()
+    for cause in ("PB1", "PB2", "PB3", "starved"):  # section 3.3
+        share = float(seconds.get(cause, 0.0)) / (bench.num_stages * elapsed)
         point = _point(bench, IDLE, f"{policy.name}, {cause}, {how}", share, how)
         yield point._replace(kind="share")
 

@@ -12,6 +12,7 @@ from sarathi_lab.results import load
 COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
 # What was simulated, in separate columns; empty for the paper's points and a device's.
 LABELS = ["hardware", "level", "model", "method"]
+TEXTS = ["panel", "series", "dataset", "slo", *LABELS]
 OF_ROW = ["device", "hardware", "level", "method"]  # of an error row, beside its name
 ERRORS = ["row", *OF_ROW, "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
@@ -21,12 +22,16 @@ def paper(name: str) -> pd.DataFrame:
     """Return the paper's points of an experiment, if it has any."""
     experiment = CATALOG[name]
     if experiment.has_paper:
-        table = experiment.paper_points().assign(figure=name, **dict.fromkeys(LABELS, ""))
-        return _of_paper(table)[[*COLUMNS, *LABELS]]
-    path = EXPERIMENTS / load.group_of(name) / name / "paper.csv"
+        points = _of_paper(experiment.paper_points())
+        no_labels = dict.fromkeys(LABELS, "")
+        points = points.assign(figure=name, **no_labels)
+        return points[[*COLUMNS, *LABELS]]
+    folder = EXPERIMENTS / load.group_of(name) / name
+    path = folder / "paper.csv"
     if not path.is_file():
         return pd.DataFrame()
-    return _of_paper(pd.read_csv(path)).assign(hardware=experiment.papers[0].hardware)
+    points = _of_paper(pd.read_csv(path))
+    return points.assign(hardware=experiment.papers[0].hardware)
 
 
 def _of_paper(table: pd.DataFrame) -> pd.DataFrame:
@@ -42,10 +47,12 @@ def points_of(*names: str) -> pd.DataFrame:
     recorded = load.recorded()
     tables = []
     for name in names or PAPERS:
-        tables.append(paper(name))
+        of_paper = paper(name)
+        if len(of_paper):
+            tables.append(of_paper)
         if name in recorded:
             tables.append(_recorded(name))
-    return pd.concat([table for table in tables if len(table)], ignore_index=True)
+    return pd.concat(tables, ignore_index=True)
 
 
 def _recorded(name: str) -> pd.DataFrame:
@@ -55,24 +62,35 @@ def _recorded(name: str) -> pd.DataFrame:
         counted = pd.read_csv(path)
         tables.append(counted.assign(is_simulated=True, device="", method=COUNTED))
     table = pd.concat(tables, ignore_index=True)
-    texts = table.reindex(columns=["panel", "series", "dataset", "slo", *LABELS])
-    table = table.assign(**texts.fillna("").astype(str))
-    device = (table.device + ", " + table.model).str.removesuffix(", ")
-    device = device.where(table.model != table.series, table.device)
+    texts = table.reindex(columns=TEXTS).fillna("").astype(str)
+    for column in TEXTS:
+        table[column] = texts[column]
+    device = _device_and_model(table)
     if CATALOG[name].has_paper:  # the name of what was simulated has level, model and method
         device = device.where(~table.is_simulated, table.device_name)
+    return as_points(table.assign(device=device), _source_of(table))
+
+
+def _device_and_model(table: pd.DataFrame) -> pd.Series:
+    """Return the device of each point, with the model unless the series has its name."""
+    with_model = table.device + ", " + table.model
+    is_named = (table.model == "") | (table.model == table.series)
+    return with_model.mask(is_named, table.device)
+
+
+def _source_of(table: pd.DataFrame) -> pd.Series:
+    """Return whether each point was measured, simulated, or composed of measured kernels."""
     source = table.is_simulated.map({True: "simulated", False: "measured"})
     is_composed = table.device.str.startswith(load.COMPOSED)
-    source = source.mask(is_composed, load.COMPOSED_SOURCE)
-    return as_points(table.assign(device=device), source)
+    return source.mask(is_composed, load.COMPOSED_SOURCE)
 
 
 def as_points(table: pd.DataFrame, source: str | pd.Series) -> pd.DataFrame:
     """Return a table of an experiment as points, with half the interval as their uncertainty."""
+    half = (table.high - table.low) / 2
     if "device" not in table:
         table = table.assign(device=table.device_name + ", " + table.model)
-    uncertainty = (table.high - table.low) / 2 / table.y.abs()
-    return table.assign(source=source, uncertainty=uncertainty)
+    return table.assign(source=source, uncertainty=half / table.y.abs())
 
 
 def compare(points: pd.DataFrame) -> pd.DataFrame:
@@ -80,16 +98,22 @@ def compare(points: pd.DataFrame) -> pd.DataFrame:
 
     Points that the paper does not show are left out, as are GPUs that it did not use.
     """
-    stated = points[points.source == "paper"].rename(columns={"y": "paper"})
     predicted = points[points.source == "simulated"]
-    pairs = []
+    on_used = predicted.merge(_gpus_of_paper(), on=["figure", "hardware"])
+    place = ["figure", *KEYS]
+    of_paper = points[points.source == "paper"]
+    stated = of_paper.rename(columns={"y": "paper"})[[*place, "paper"]]
+    both = on_used.merge(stated, on=place)
+    return both.assign(error=both.y / both.paper - 1)
+
+
+def _gpus_of_paper() -> pd.DataFrame:
+    """Return the GPUs that the paper used, a row for each figure and GPU."""
+    pairs: dict[tuple[str, str], None] = {}
     for name in PAPERS:
         for platform in CATALOG[name].papers:
-            pairs.append((name, platform.hardware))
-    used = pd.DataFrame(pairs, columns=["figure", "hardware"]).drop_duplicates()
-    both = predicted.merge(used, on=["figure", "hardware"])
-    both = both.merge(stated[["figure", *KEYS, "paper"]], on=["figure", *KEYS])
-    return both.assign(error=both.y / both.paper - 1)
+            pairs[name, platform.hardware] = None
+    return pd.DataFrame(list(pairs), columns=["figure", "hardware"])
 
 
 def error_table(points: pd.DataFrame) -> pd.DataFrame:
@@ -104,14 +128,17 @@ def error_table(points: pd.DataFrame) -> pd.DataFrame:
         for declared in CATALOG[str(name)].errors:
             chosen = of_figure.query(declared.where)
             for labels, group in chosen.groupby(OF_ROW, sort=False):
-                about = dict(zip(OF_ROW, labels, strict=True))
-                rows.append({"row": declared.name, **about, **_errors(declared, group)})
+                row: dict[str, object] = {"row": declared.name}
+                row.update(zip(OF_ROW, labels, strict=True))
+                row.update(_errors(declared, group))
+                rows.append(row)
     return pd.DataFrame(rows, columns=ERRORS)
 
 
 def _errors(declared: ErrorRow, group: pd.DataFrame) -> dict[str, object]:
     errors = group.error.abs()
     level = str(group.level.iloc[0])
+    hardware = str(group.hardware.iloc[0])
     aim_mean, aim_largest = declared.aims.get(level, (None, None))
     return {
         "points": len(group),
@@ -120,22 +147,28 @@ def _errors(declared: ErrorRow, group: pd.DataFrame) -> dict[str, object]:
         "stated": group.uncertainty.mean(),
         "aim_mean": aim_mean,
         "aim_largest": aim_largest,
-        "verdict": _verdict(declared, level, str(group.hardware.iloc[0]), errors),
+        "verdict": _verdict(declared, level, hardware, errors),
     }
 
 
 def _verdict(declared: ErrorRow, level: str, hardware: str, errors: pd.Series) -> str:
     if declared.is_formula:
         return "given" if declared.given == level else "formula"
-    verdict = "-"
-    aim_mean, aim_largest = declared.aims.get(level, (None, None))
-    if declared.given == level:
-        verdict = "given"
-    elif aim_mean is not None:
-        is_met = errors.mean() <= aim_mean
-        if aim_largest is not None:
-            is_met = is_met and errors.max() <= aim_largest
-        verdict = "met" if is_met else "missed"
+    verdict = "given"
+    if declared.given != level:
+        verdict = _held_against_aim(declared, level, errors)
     if declared.fitted not in (level, hardware):
         return verdict
     return "partly fitted" if verdict == "-" else f"{verdict}, partly fitted"
+
+
+def _held_against_aim(declared: ErrorRow, level: str, errors: pd.Series) -> str:
+    """Return "met", "missed", or "-" without an aim."""
+    aim_mean, aim_largest = declared.aims.get(level, (None, None))
+    if aim_mean is None:
+        return "-"
+    if errors.mean() > aim_mean:
+        return "missed"
+    if aim_largest is not None and errors.max() > aim_largest:
+        return "missed"
+    return "met"

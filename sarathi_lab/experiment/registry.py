@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 import pandas as pd
 import yaml
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_one_of
-from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.instantiate import imported, load_option
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.engine.executor import Backend
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.tables import read_tables
@@ -29,7 +27,7 @@ from sarathi_lab.experiment.points import Part, Point
 from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
-from sarathi_lab.results.load import load_paper
+from sarathi_lab.results.load import YAML_LOADER, load_paper
 from sarathi_lab.results.plots.spec import PlotSpec
 
 if TYPE_CHECKING:
@@ -47,10 +45,12 @@ PAPERS = (
 )
 
 Ints = Sequence[int]
-Sizes = Mapping[str, Any]
+Sizes = Mapping[str, Any]  # arguments of the experiment's function, which states their types
 # By level the error to stay within: mean and, unless None, largest absolute relative error.
 Aims = Mapping[str, tuple[float, float | None]]
-Function = TypeVar("Function", bound=Callable[..., Any])
+Make = Callable[..., Iterable[Any]]  # of parts, or of the points of a round
+Function = TypeVar("Function", bound=Make)
+Declared = ParamSpec("Declared")
 Measured = dict[str, pd.DataFrame]  # tables by the end of their name: of points (""), and others
 
 
@@ -92,7 +92,7 @@ class Experiment(ABC):
     """
 
     name: str
-    make: Callable[..., Any]
+    make: Make
     question: str
     seconds: float
     look: PlotSpec = field(default_factory=PlotSpec)
@@ -112,7 +112,7 @@ class Experiment(ABC):
     is_in_rounds: ClassVar[bool] = False  # each round serves other requests under all policies
     is_of_stages: ClassVar[bool] = False  # of a pipeline (executor.pipeline_parallel)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return load_experiment, (f"{self.make.__module__}.{self.name}",)
 
     @property
@@ -120,13 +120,19 @@ class Experiment(ABC):
         """Whether it is a figure or a table of the paper, beside whose points it is drawn."""
         return self.name in PAPERS
 
+    def settings_of(self, how: str) -> list[str]:
+        """Return the settings with which it is recorded: "measured", or "simulated"."""
+        if how == "measured":
+            return list(self.measured)
+        return ["executor=simulated", *self.simulated]
+
     def paper_points(self, every: int = 1) -> pd.DataFrame:
         """Return the paper's points; of each line every n-th."""
         points = load_paper(self.name)
         rank = points.groupby(["panel", "series"]).cumcount()
         return points[rank % every == 0]
 
-    def sizes(self, setup: str, stated: Sizes | None = None) -> dict[str, Any]:
+    def sizes(self, setup: str, stated: Sizes | None = None) -> Sizes:
         """Return a set-up's sizes, `stated` or conf/experiment's. Raises UserError for others."""
         setups = sizes_of(self.name) if stated is None else stated
         require_one_of(f"task.sizes of {self.name}", setup, setups)
@@ -145,12 +151,12 @@ class Experiment(ABC):
             )
         return sizes
 
-    def paper_sizes(self, every: int = 1, stated: Sizes | None = None) -> dict[str, Any]:
+    def paper_sizes(self, every: int = 1, stated: Sizes | None = None) -> Sizes:
         """Return the paper's sizes with all its points, each n-th of long curves."""
         sizes = self.sizes("paper", stated)
-        if self.at is not None:
-            sizes |= self.at(self.paper_points(every))
-        return sizes
+        if self.at is None:
+            return sizes
+        return {**sizes, **self.at(self.paper_points(every))}
 
     @abstractmethod
     def parts(self, spec: ModelSpec, sizes: Sizes) -> Sequence[Part]:
@@ -168,17 +174,17 @@ class Experiment(ABC):
         """Return the tokens of cache without which nothing can be measured."""
         return self.room(spec, sizes).kv_tokens
 
-    def check(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
-        """Raise UserError for a device without room, or a simulated one without a cost model. An
-        iteration of measured kernels needs no room.
-        """
-        if not isinstance(backend, SimulatedBackend):
-            backend.check(spec, self.least_room(spec, sizes))
-        elif backend.composes_kernels:
-            backend.check(spec, 0)
+    def check_measured(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> None:
+        """Raise UserError for a device without room."""
+        backend.check(spec, self.least_room(spec, sizes))
+
+    def check_simulated(self, backend: SimulatedBackend, spec: ModelSpec, sizes: Sizes) -> None:
+        """Raise UserError for a device without room, or without a cost model."""
+        if backend.composes_kernels:
+            backend.check(spec, 0)  # iterations of measured kernels hold nothing
         elif self.has_paper:
             self._check_weights(backend, spec)
-            backend.check(spec, 0)
+            backend.check(spec, 0)  # the paper's batches had room
         else:
             backend.check(spec, self.least_room(spec, sizes))
 
@@ -194,15 +200,15 @@ class Experiment(ABC):
             )
 
     @abstractmethod
-    def bench(self, job: Job) -> Any:
-        """Return what evaluates its parts in simulation."""
+    def bench(self, job: SimulatedJob) -> object:
+        """Return what its parts are evaluated on in simulation."""
 
     @abstractmethod
     def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
         """Return recorded points of simulated ones."""
 
     @abstractmethod
-    def measure(self, job: Job) -> Measured:
+    def measure(self, job: MeasuredJob) -> Measured:
         """Measure on a real device: the table of points, and others by the end of their name."""
 
     def recorded_as(self, device: str) -> tuple[str, str]:
@@ -210,31 +216,31 @@ class Experiment(ABC):
         return device, "measured"
 
 
+# Makes a policy by its name and token budget; None where there is none of that name.
+MakePolicy = Callable[[str, int], Policy | None]
+
+
+def no_policy(name: str, budget: int) -> None:
+    """Return None: there are no policies but those that the experiment itself makes."""
+
+
 @dataclass(frozen=True)
-class Job:
-    """An experiment to simulate, or measure, for a model on a backend.
+class SimulatedJob:
+    """An experiment to simulate, with a model on a device.
 
     Attributes:
         method: COUNTED where batches are counted instead of served.
-        make_policy: Makes a policy by its name and token budget; None where there is none.
-        seconds: To measure for, without loading, but for `FEWEST_PAIRS` rounds at least.
-        max_spread: Of the interval of a point (`Experiment`).
-        is_cut: Measure only as many parts, ends and middles first, as that many rounds fit the
-            time for.
         num_draws: Of the cost model's constants, in which requests that arrive over time are
             served, too; single batches have all of them always.
     """
 
     experiment: Experiment
     spec: ModelSpec
-    backend: Backend
+    backend: SimulatedBackend
     sizes: Sizes
     method: str = ""
-    make_policy: Callable[[str, int], Policy | None] = lambda name, budget: None
+    make_policy: MakePolicy = no_policy
     seed: int = 0
-    seconds: float = 0.0
-    max_spread: float = 0.15
-    is_cut: bool = False
     num_draws: int = 0
 
     @property
@@ -246,41 +252,56 @@ class Job:
                 parts.append(replace(part, draw=draw))
         return parts
 
-    def drawn(self, draw: int) -> Job:
+    def drawn(self, draw: int) -> Self:
         """Return the job in a draw of the cost model's constants."""
-        return replace(self, backend=replace(self.simulated_backend, draw=draw)) if draw else self
-
-    @property
-    def room(self) -> Room:
-        """The room that the experiment takes on its real device."""
-        return self.experiment.room_on(self.measured_backend, self.spec, self.sizes)
-
-    @property
-    def measured_backend(self) -> MeasuredBackend:
-        return cast("MeasuredBackend", self.backend)
-
-    @property
-    def simulated_backend(self) -> SimulatedBackend:
-        return cast("SimulatedBackend", self.backend)
+        if draw == 0:
+            return self
+        return replace(self, backend=replace(self.backend, draw=draw))
 
     @property
     def labels(self) -> dict[str, str]:
         """The columns of what was simulated."""
-        backend = self.simulated_backend
         return {
-            "hardware": backend.hardware.name,
-            "level": backend.cost_model,
+            "hardware": self.backend.hardware.name,
+            "level": self.backend.cost_model,
             "model": self.spec.name,
-            "dtype": backend.dtype_name,
+            "dtype": self.backend.dtype_name,
             "method": self.method,
         }
 
     @property
     def device(self) -> str:
         """The simulated device with the level, model and method."""
-        backend = self.simulated_backend
+        backend = self.backend
         names = [backend.device_name, backend.cost_model, self.spec.name, self.method]
         return ", ".join(filter(None, names))
+
+
+@dataclass(frozen=True)
+class MeasuredJob:
+    """An experiment to measure, with a model on a device.
+
+    Attributes:
+        seconds: To measure for, without loading, but for `FEWEST_PAIRS` rounds at least.
+        max_spread: Of the interval of a point (`Experiment`).
+        is_cut: Measure only as many parts, ends and middles first, as that many rounds fit the
+            time for.
+    """
+
+    experiment: Experiment
+    spec: ModelSpec
+    backend: MeasuredBackend
+    sizes: Sizes
+    make_policy: MakePolicy = no_policy
+    seed: int = 0
+    seconds: float = 0.0
+    max_spread: float = 0.15
+    is_cut: bool = False
+
+    @property
+    def room(self) -> Room:
+        """The room that the experiment takes on the device."""
+        return self.experiment.room_on(self.backend, self.spec, self.sizes)
 
 
 def paper_jobs(
@@ -288,7 +309,7 @@ def paper_jobs(
     gpus: Sequence[str] | None = None,
     every: int = 1,
     sizes: Sizes | None = None,
-) -> list[Job]:
+) -> list[SimulatedJob]:
     """List the paper's GPUs, or each of `gpus`, at every level that its file has for the model.
     `sizes` replace conf/experiment's; of long curves each n-th point is taken.
     """
@@ -306,7 +327,7 @@ def paper_jobs(
         for method in methods:
             for level in levels:
                 backend = SimulatedBackend(hardware, DTYPE, level)
-                jobs.append(Job(experiment, spec, backend, sizes, method))
+                jobs.append(SimulatedJob(experiment, spec, backend, sizes, method))
     return jobs
 
 
@@ -324,10 +345,9 @@ class Catalog(Mapping[str, Experiment]):
     @cached_property
     def paths(self) -> dict[str, str]:
         """The functions, as module.function."""
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         paths = {}
         for path in sorted((CONF / "experiment").glob("*.yaml")):
-            task = yaml.load(path.read_text(), loader).get("task")
+            task = yaml.load(path.read_text(), YAML_LOADER).get("task")
             if isinstance(task, dict) and "function" in task:
                 paths[path.stem] = task["function"]
         return paths
@@ -345,31 +365,34 @@ class Catalog(Mapping[str, Experiment]):
 CATALOG = Catalog()
 
 
+_DECLARED: dict[Make, Experiment] = {}  # by its function
+
+
 def load_experiment(path: str) -> Experiment:
     """Import an experiment by module.function. Raises UserError if there is none."""
-    module, _, name = path.rpartition(".")
-    try:
-        declared = getattr(import_module(module), name).experiment
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"task.function={path} can't be imported ({error}); name a function under "
-            "sarathi_lab.experiment.registry.experiment as module.function"
-        ) from None
-    assert isinstance(declared, Experiment)
-    return declared
+    kind = "a function under sarathi_lab.experiment.registry.experiment as module.function"
+    function = imported(path, f"task.function={path}", kind)
+    if function not in _DECLARED:
+        raise UserError(f"task.function={path} is no experiment; name {kind}")
+    return _DECLARED[function]
 
 
-def experiment(kind: type[Experiment], **declared: Any) -> Callable[[Function], Function]:
+def experiment(
+    kind: Callable[Concatenate[str, Make, Declared], Experiment],
+    *arguments: Declared.args,
+    **declared: Declared.kwargs,
+) -> Callable[[Function], Function]:
     """Make a function the experiment of its name; `declared` are fields of `kind`. The paper's
     figures are of an A6000 by default; a picture without a title has the question's.
     """
 
     def register(make: Function) -> Function:
-        if make.__name__ in PAPERS:
-            declared.setdefault("papers", [A6000])
-        look = declared.get("look", PlotSpec())
-        declared["look"] = replace(look, title=look.title or declared["question"])
-        make.experiment = kind(make.__name__, make, **declared)  # type: ignore[attr-defined]
+        stated = kind(make.__name__, make, *arguments, **declared)
+        papers = stated.papers
+        if stated.has_paper and not papers:
+            papers = [A6000]
+        look = replace(stated.look, title=stated.look.title or stated.question)
+        _DECLARED[make] = replace(stated, papers=papers, look=look)
         return make
 
     return register

@@ -215,6 +215,7 @@ def _spent(cost: OperationTimes, scenario: Scenario, num_batches: int) -> Times:
             np.atleast_1d(sum(times.values()))[0]
         )  # the clock is that of the undrawn model
 
+    # A block of the longest request each: nothing waits for cache, and blocks cost no time.
     num_blocks = math.ceil(scenario.batch_size / (1 - policy.watermark))
     longest = max(request.total_len for request in requests)
     engine = EngineConfig(policy, scenario.batch_size, num_blocks, block_size=longest)
@@ -339,7 +340,7 @@ def counted(scenario: Scenario) -> Work:
     num_decodes = scenario.num_decodes
     size = scenario.batch_size
     riders = size - 1
-    context = prompt_len + num_decodes // 2
+    context = prompt_len + num_decodes // 2  # the mean over a request's decodes
     prompts = batch(prefill_tokens=prompt_len, num_prefills=size)
     decodes = batch(num_decodes=size, context=context)
     if scenario.policy == "request_level":

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 from uuid import uuid4
 
 import pandas as pd
@@ -15,31 +14,26 @@ from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.executor.simulated.cost_model import MEASURED_KERNELS
 from sarathi_lab.experiment.points import Part, Point
-from sarathi_lab.experiment.registry import Job
+from sarathi_lab.experiment.registry import SimulatedJob
 from sarathi_lab.results import load
 
+# A delayed call, as joblib has it: the function, its arguments and its keyword arguments.
+Call = tuple[Callable[..., list[Point]], tuple[object, ...], dict[str, object]]
 
-def simulate(jobs: Sequence[Job], processes: int | None = None) -> list[pd.DataFrame]:
+
+def simulate(jobs: Sequence[SimulatedJob], processes: int | None = None) -> list[pd.DataFrame]:
     """Return a table of points for each job, with its labels; parts of jobs are shared among
     `processes`, None for one a core.
     """
-    parts_of_jobs = [job.parts for job in jobs]
-    # Those of few parts first: these are large ones.
-    order = sorted(range(len(jobs)), key=lambda number: len(parts_of_jobs[number]))
-    tasks = []
-    for number in order:
-        for part in parts_of_jobs[number]:
-            tasks.append((number, part))
+    numbers, calls = _calls(jobs)
     size = processes or cpu_count()
     if any(job.experiment.is_chained for job in jobs):
         size = 1
-    call = uuid4().hex
-    calls = [delayed(_points)(call, jobs[number], part) for number, part in tasks]
-    workers = Workers(n_jobs=min(size, len(tasks)), return_as="generator")
+    workers = Workers(n_jobs=min(size, len(calls)), return_as="generator")
     points_of_jobs: list[list[list[Point]]] = [[] for _ in jobs]
-    with progress_of(_title(jobs), len(tasks), "parts") as advance:
+    with progress_of(_title(jobs), len(calls), "parts") as advance:
         try:
-            for (number, _), points in zip(tasks, workers(calls), strict=True):
+            for number, points in zip(numbers, workers(calls), strict=True):
                 points_of_jobs[number].append(points)
                 advance(1)
         except TerminatedWorkerError:
@@ -49,32 +43,53 @@ def simulate(jobs: Sequence[Job], processes: int | None = None) -> list[pd.DataF
             ) from None
     tables = []
     for job, points_of_parts in zip(jobs, points_of_jobs, strict=True):
-        table = job.experiment.table(points_of_parts).assign(**job.labels)
-        tables.append(
-            table.assign(device=job.device, device_name=job.simulated_backend.device_name)
-        )
+        table = job.experiment.table(points_of_parts)
+        labels = {**job.labels, "device": job.device, "device_name": job.backend.device_name}
+        tables.append(table.assign(**labels))
     return tables
 
 
-def _title(jobs: Sequence[Job]) -> str:
-    names = list(dict.fromkeys(job.experiment.name for job in jobs))
-    models = " and ".join(dict.fromkeys(job.spec.name for job in jobs))
-    what = names[0] if len(names) == 1 else f"{len(names)} figures"
-    return f"computing {what} with {models}"
+def _calls(jobs: Sequence[SimulatedJob]) -> tuple[list[int], list[Call]]:
+    """Return a call for each part of the jobs, and before them the numbers of their jobs."""
+    parts_of_jobs = [job.parts for job in jobs]
+    # Jobs of few parts first: their parts are large, and would keep one process busy at the end.
+    few_first = sorted(range(len(jobs)), key=lambda number: len(parts_of_jobs[number]))
+    key = uuid4().hex
+    numbers = []
+    calls = []
+    for number in few_first:
+        for part in parts_of_jobs[number]:
+            numbers.append(number)
+            calls.append(delayed(_points)(key, jobs[number], part))
+    return numbers, calls
 
 
-_BENCHES: dict[tuple[str, str, str, int], Any] = {}  # of the last call in this process
+def _title(jobs: Sequence[SimulatedJob]) -> str:
+    names: dict[str, None] = {}
+    models: dict[str, None] = {}
+    for job in jobs:
+        names[job.experiment.name] = None
+        models[job.spec.name] = None
+    computed = " and ".join(names)
+    if len(names) > 1:
+        computed = f"{len(names)} figures"
+    return f"computing {computed} with {' and '.join(models)}"
 
 
-def _points(call: str, job: Job, part: Part) -> list[Point]:
+Benches = dict[tuple[str, str, int], object]  # by device, experiment and draw
+_BENCHES: dict[str, Benches] = {}  # of the last call of `simulate` in this process
+
+
+def _points(call: str, job: SimulatedJob, part: Part) -> list[Point]:
     """Evaluate a part on the job's bench, which is made once in each process."""
+    if call not in _BENCHES:
+        _BENCHES.clear()  # of the call before
+    benches = _BENCHES.setdefault(call, {})
     name = "" if job.experiment.shares_bench else job.experiment.name
-    key = (call, job.device, name, part.draw)
-    if key not in _BENCHES:
-        if any(earlier != call for earlier, *_ in _BENCHES):
-            _BENCHES.clear()
-        _BENCHES[key] = job.experiment.bench(job.drawn(part.draw))
-    return part.points(_BENCHES[key], 0)
+    key = (job.device, name, part.draw)
+    if key not in benches:
+        benches[key] = job.experiment.bench(job.drawn(part.draw))
+    return part.points(benches[key])
 
 
 def by_folder(tables: Iterable[pd.DataFrame]) -> dict[str, pd.DataFrame]:
@@ -82,11 +97,18 @@ def by_folder(tables: Iterable[pd.DataFrame]) -> dict[str, pd.DataFrame]:
     analytic one is the usual; of measured kernels by that of their hardware and model.
     """
     rows = pd.concat(tables, ignore_index=True).drop(columns=["method", "device"])
-    level = ("-" + rows.level).mask(rows.level == "analytic", "")
-    folders = load.SIMULATED + rows.hardware + level
-    composed = load.COMPOSED + rows.hardware + "-" + rows.model
-    folders = folders.mask(rows.level == MEASURED_KERNELS, composed)
     by_name = {}
+    folders = []
+    for hardware, level, model in zip(rows.hardware, rows.level, rows.model, strict=True):
+        folders.append(_folder_of(hardware, level, model))
     for name, table in rows.groupby(folders, sort=False):
         by_name[str(name)] = table.reset_index(drop=True)
     return by_name
+
+
+def _folder_of(hardware: str, level: str, model: str) -> str:
+    if level == MEASURED_KERNELS:
+        return f"{load.COMPOSED}{hardware}-{model}"
+    if level == "analytic":
+        return f"{load.SIMULATED}{hardware}"
+    return f"{load.SIMULATED}{hardware}-{level}"

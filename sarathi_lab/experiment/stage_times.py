@@ -63,38 +63,49 @@ class StageTimes:
         tokens = np.concatenate([run.tokens for run in runs])
         work = np.concatenate([run.work for run in runs])
         seconds = np.concatenate([run.ends - run.starts for run in runs])
-
-        largest = int(tokens.max())
-        powers = [2**power for power in range(largest.bit_length())]
-        knots = sorted({*powers, largest})
+        knots = _powers_up_to(int(tokens.max()))
         rows = []
         for num_tokens, work_of_batch in zip(tokens, work, strict=True):
             rows.append(features_of(num_tokens, work_of_batch, knots))
         features = np.array(rows)
         weights = []
-        for of_stage in seconds.T:
-            relative = features / of_stage[:, None]
+        for seconds_of_stage in seconds.T:
+            # Each row over its time, so that all errors count as shares of the time.
+            relative = features / seconds_of_stage[:, None]
             solution, _ = nnls(relative, np.ones(len(relative)))
             weights.append(solution)
-        return cls(knots, np.array(weights), fit_sending(runs), mean_turnarounds(runs))
+        return cls(
+            knots,
+            np.array(weights),
+            sending=fit_sending(runs),
+            turnarounds=mean_turnarounds(runs),
+        )
 
     def stage_times(self, batch: Batch) -> list[float]:
         """Return the seconds of a batch on each stage."""
         pairs = batch.prefill_query_key_pairs
         work = np.array([pairs, batch.decode_kv_tokens, batch.num_emits])
-        seconds = self.weights @ features_of(batch.num_tokens, work, self.knots)
-        return [float(value) for value in seconds]
+        features = features_of(batch.num_tokens, work, self.knots)
+        seconds: list[float] = (self.weights @ features).tolist()
+        return seconds
 
     def send_time(self, batch: Batch) -> float:
         fixed, of_token = self.sending
         return fixed + of_token * batch.num_tokens
 
 
+def _powers_up_to(largest: int) -> list[int]:
+    """Return the powers of two up to a number, and the number."""
+    powers = {2**power for power in range(largest.bit_length())}
+    return sorted(powers | {largest})
+
+
 def features_of(tokens: int, work: np.ndarray, knots: Sequence[int]) -> np.ndarray:
     """Return the shares of the two nearest knots, beyond the last one in proportion, and `work`."""
-    shares = [np.interp(tokens, knots, corner) for corner in np.eye(len(knots))]
+    corners = np.eye(len(knots))
+    shares = np.array([np.interp(tokens, knots, corner) for corner in corners])
     beyond = max(1.0, tokens / knots[-1])
-    return np.concatenate([beyond * np.array(shares), work])
+    return np.concatenate([beyond * shares, work])
 
 
 def fit_sending(runs: Sequence[StagedRun]) -> tuple[float, float]:
@@ -104,16 +115,20 @@ def fit_sending(runs: Sequence[StagedRun]) -> tuple[float, float]:
     tokens: list[float] = []
     seconds: list[float] = []
     for run in runs:
+        tokens_behind_first = run.tokens[1:]
         for stage in range(1, run.num_stages):
             sent = run.ends[1:, stage - 1]
-            has_waited = sent > run.ends[:-1, stage]
+            was_free = run.ends[:-1, stage]
+            has_waited = sent > was_free
             gaps = run.starts[1:, stage] - sent
-            tokens.extend(run.tokens[1:][has_waited])
+            tokens.extend(tokens_behind_first[has_waited])
             seconds.extend(gaps[has_waited])
     if not seconds:
         return 0.0, 0.0
-    rows = np.stack([np.ones(len(tokens)), tokens], axis=1)
-    (fixed, of_token), _ = nnls(rows, np.array(seconds))
+    ones = np.ones(len(tokens))
+    rows = np.stack([ones, tokens], axis=1)
+    solution, _ = nnls(rows, np.array(seconds))
+    fixed, of_token = solution
     return float(fixed), float(of_token)
 
 
@@ -123,7 +138,10 @@ def mean_turnarounds(runs: Sequence[StagedRun]) -> list[float]:
     means = []
     for stage in range(num_stages):
         gaps = np.concatenate([_turnarounds(run, stage) for run in runs])
-        means.append(float(gaps.mean()) if len(gaps) else 0.0)
+        mean = 0.0
+        if len(gaps):
+            mean = float(gaps.mean())
+        means.append(mean)
     return means
 
 
@@ -131,12 +149,14 @@ def _turnarounds(run: StagedRun, stage: int) -> np.ndarray:
     """Return the gaps before micro-batches that did not wait for the stage before. The first stage
     waits for itself and for a place in the pipeline, which the oldest micro-batch leaves.
     """
-    num_stages = run.num_stages
     if stage == 0:
-        pipeline_is_free = run.ends[:-num_stages, -1]
-        stage_is_free = run.ends[num_stages - 1 : -1, 0]
-        gaps: np.ndarray = run.starts[num_stages:, 0] - np.maximum(pipeline_is_free, stage_is_free)
+        num_stages = run.num_stages
+        pipeline_was_free = run.ends[:-num_stages, -1]
+        stage_was_free = run.ends[num_stages - 1 : -1, 0]
+        could_begin = np.maximum(pipeline_was_free, stage_was_free)
+        gaps: np.ndarray = run.starts[num_stages:, 0] - could_begin
         return gaps
-    free = run.ends[:-1, stage]
-    has_input = run.ends[1:, stage - 1] < free
-    return (run.starts[1:, stage] - free)[has_input]
+    was_free = run.ends[:-1, stage]
+    had_input = run.ends[1:, stage - 1] < was_free
+    gaps_of_all = run.starts[1:, stage] - was_free
+    return gaps_of_all[had_input]

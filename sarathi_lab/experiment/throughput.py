@@ -75,6 +75,7 @@ def fig09(
     grid = []
     for chunk in chunks:
         for name in seq_lens:
+            # Else the batch's decodes leave no room for a prompt's tokens.
             if chunk > batches[name]:
                 grid.append((name, chunk, best_pd_ratio(chunk, batches[name])))
     first = next(iter(seq_lens))

@@ -18,7 +18,7 @@ from sarathi_lab.results.intervals import (
     level_of,
     samples_for,
 )
-from sarathi_lab.results.table import display_unit, less_is_better
+from sarathi_lab.results.table import Row, display_unit, less_is_better
 
 # What is judged where all requests wait from the start, and where they arrive over time.
 CLOSED_VERDICTS = ("throughput", "tbt_p99")
@@ -27,6 +27,7 @@ LOADED_VERDICTS = (*WAIT_VERDICTS, "slo_attainment", "goodput")
 # What of runs that are not steady is judged: all else depends on their length.
 OF_ANY_LENGTH = ("throughput",)
 MOST = 4  # sentences
+SENTENCE = ("better", "worse", "equal", "undecided")  # verdicts in the order of a sentence
 # Ratios so near to 1 are printed as 1.00 and mean nothing to anybody who serves models.
 LEAST_DIFFERENCE = 0.005
 ONE_DRAW = (
@@ -37,11 +38,14 @@ ONE_DRAW = (
 
 def arrive_over_time(runs: pd.DataFrame) -> bool:
     """Return whether requests arrive over time; False for runs that do not record it."""
-    if "arrives_over_time" in runs and runs["arrives_over_time"].notna().all():
-        return bool(runs["arrives_over_time"].any())
+    if "arrives_over_time" in runs:
+        over_time = runs["arrives_over_time"]
+        if over_time.notna().all():
+            return bool(over_time.any())
     if "workload.arrivals" not in runs:  # of an older version
         return False
-    return bool(runs["workload.arrivals"].map(analysis.text).ne("closed").any())
+    kinds = runs["workload.arrivals"].map(analysis.text)
+    return bool(kinds.ne("closed").any())
 
 
 @dataclass(frozen=True)
@@ -91,17 +95,12 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     comparison = _comparison(runs, is_over_time=is_over_time)
     if comparison is None:
         return []
-    swept = analysis.without_baselines(comparison.runs)
-    candidates = swept[swept.policy != comparison.base]
-    workloads = candidates.groupby(analysis.group_keys(candidates, comparison.work), sort=False)
-    every_best = [_best(group, comparison) for _, group in workloads]
+    every_best = _best_of_workloads(comparison)
     if not every_best:
         return []
     described = every_best
     if len(every_best) > MOST:
-        ratio = f"{comparison.names[0]}_vs_{comparison.base}"
-        ordered = sorted(every_best, key=lambda best: best.runs[ratio].median())
-        described = [ordered[0], ordered[-1]]
+        described = _extremes(every_best, comparison)
     sentences = [_sentence(best, comparison) for best in described]
     if len(described) < len(every_best):
         number = len(every_best)
@@ -114,12 +113,28 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     return sentences
 
 
+def _best_of_workloads(comparison: _Comparison) -> list[_Best]:
+    """Return the best runs of each workload, without the reference."""
+    swept = analysis.without_baselines(comparison.runs)
+    candidates = swept[swept.policy != comparison.base]
+    work = analysis.group_keys(candidates, comparison.work)
+    return [_best(group, comparison) for _, group in candidates.groupby(work, sort=False)]
+
+
+def _extremes(every_best: Sequence[_Best], comparison: _Comparison) -> list[_Best]:
+    """Return the workloads on which the best comes to least and to most beside the reference."""
+    ratio = f"{comparison.names[0]}_vs_{comparison.base}"
+    ordered = sorted(every_best, key=lambda best: best.runs[ratio].median())
+    return [ordered[0], ordered[-1]]
+
+
 def _are_drawn(runs: pd.DataFrame) -> bool:
     """Return whether a seed decides when requests arrive, not a recorded run or a trace."""
     if "workload.arrivals" not in runs:
         return False
     kinds = runs["workload.arrivals"]
-    return bool(kinds.notna().all() and kinds.ne("trace").all())
+    is_drawn = kinds.notna() & kinds.ne("trace")
+    return bool(is_drawn.all())
 
 
 def _comparison(runs: pd.DataFrame, *, is_over_time: bool) -> _Comparison | None:
@@ -209,11 +224,11 @@ def _sentence(best: _Best, comparison: _Comparison) -> str:
     if unsteady:
         clauses.append(unsteady)
         names = comparison.steady_names
-    verdicts: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "undecided": []}
+    values_by_verdict: dict[str, list[str]] = {verdict: [] for verdict in SENTENCE}
     for name in names:
         verdict, values = _verdict(name, best, references, comparison)
-        verdicts[verdict].append(values)
-    for verdict, quantities in verdicts.items():
+        values_by_verdict[verdict].append(values)
+    for verdict, quantities in values_by_verdict.items():
         if quantities:
             clauses.append(f"{verdict} in {', '.join(quantities)}")
     first = runs.iloc[0]
@@ -222,7 +237,8 @@ def _sentence(best: _Best, comparison: _Comparison) -> str:
         value = analysis.text(first[name])
         if value != "-":
             subject.append(f"{name}={value}")
-    sentence = f"{' '.join(subject)} beside {base}: {'; '.join(clauses)}."
+    best_run = " ".join(subject)
+    sentence = f"{best_run} beside {base}: {'; '.join(clauses)}."
     samples = _on_samples(runs, best.num_settings, comparison.noise)
     return sentence + samples + _gains(runs, comparison)
 
@@ -231,7 +247,8 @@ def _references(runs: pd.DataFrame, comparison: _Comparison) -> pd.DataFrame:
     """Return the reference's runs on the same work."""
     references = comparison.runs[comparison.runs.policy == comparison.base]
     work = analysis.group_keys(references, comparison.work)
-    return references[work.isin(analysis.group_keys(runs, comparison.work))]
+    same_work = analysis.group_keys(runs, comparison.work)
+    return references[work.isin(same_work)]
 
 
 def _verdict(
@@ -242,14 +259,21 @@ def _verdict(
     quantity = f"{name}_vs_{comparison.base}"
     ratios = runs[quantity].fillna(1.0)  # of two zeros
     value = runs[name].median()
-    if ratios.sub(1).abs().lt(LEAST_DIFFERENCE).all():
+    differences = (ratios - 1).abs()
+    if (differences < LEAST_DIFFERENCE).all():
         return "equal", _value_in_words(name, value)
     # The best of several settings: their intervals hold together.
     level = 1 - (1 - LEVEL) / best.num_settings
     ends = ends_of_median(list(ratios), level=level, is_series=False)
     ratio = float(ratios.median())
-    row = {"quantity": quantity, "policy": "", "value": ratio, "num_samples": len(runs)}
-    is_decided = analysis.is_decided(row | ends._asdict(), comparison.noise)
+    row: Row = {
+        "quantity": quantity,
+        "policy": "",
+        "value": ratio,
+        "num_samples": len(runs),
+        **ends._asdict(),
+    }
+    is_decided = analysis.is_decided(row, comparison.noise)
     # Of the runs that these are paired with: a slow phase of the machine is in both.
     value_of_base = (runs[name] / ratios).median()
     if math.isnan(value_of_base):  # none of these has any
@@ -316,8 +340,10 @@ def _on_samples(runs: pd.DataFrame, at_once: int, noise: float) -> str:
     samples, which its interval covers from `samples_for` on.
     """
     number = len(runs)
+    if number == 1 and math.isnan(noise):
+        return " One run each has no measure of noise."
     if number == 1:
-        return " One run each has no measure of noise." if math.isnan(noise) else ""
+        return ""
     needed = samples_for(at_once)
     has_seeds = "seed" in runs and runs.seed.nunique() > 1
     more = f"seed=range({needed})" if has_seeds else f"repeat={needed}"

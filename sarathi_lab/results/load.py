@@ -40,17 +40,24 @@ def find_runs(*roots: Path) -> list[Path]:
     for root in roots:
         for path in Path(root).rglob(LABELS):
             folder = path.parent
-            if not any(name.startswith(".") for name in folder.parts[-2:]):
+            if not (_is_hidden(folder) or _is_hidden(folder.parent)):
                 folders.add(folder)
     return sorted(folders, key=_natural_order)
 
 
+def _is_hidden(path: Path) -> bool:
+    return path.name.startswith(".")
+
+
 def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
     """Return folders of sweeps by start time and what was swept, newest first; then single runs."""
-    runs = [run for run in find_runs(Path(root)) if run.parent.name != "baselines"]
+    num_runs: Counter[Path] = Counter()
+    for run in find_runs(Path(root)):
+        if run.parent.name != "baselines":
+            num_runs[_sweep_of(run)] += 1
     sweeps: dict[str, list[Path]] = {}
     single = []
-    for folder, number in Counter(map(_sweep_of, runs)).items():
+    for folder, number in num_runs.items():
         record = SweepRecord.find(folder)
         if record is None:
             single.append(folder)
@@ -66,9 +73,15 @@ def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
 def _swept_of(record: SweepRecord) -> str:
     """Return what a sweep varied and where it ran, as it was typed."""
     named = {*record.swept, "experiment", "executor", "hardware", "model"}
-    varied = [setting for setting in record.arguments if setting.partition("=")[0] in named]
-    typed = " ".join(varied or record.arguments)
-    return f"{typed[:LONGEST]}..." if len(typed) > LONGEST else typed
+    shown = []
+    for setting in record.arguments:
+        name, _, _ = setting.partition("=")
+        if name in named:
+            shown.append(setting)
+    typed = " ".join(shown or record.arguments)
+    if len(typed) > LONGEST:
+        return f"{typed[:LONGEST]}..."
+    return typed
 
 
 def load_runs(*roots: Path | str) -> pd.DataFrame:
@@ -89,7 +102,8 @@ def load_runs(*roots: Path | str) -> pd.DataFrame:
         except UserError:
             skipped.append(str(path))
             continue
-        row = {**labels, **summary, "path": str(path), "sweep": str(_sweep_of(path))}
+        folders = {"path": str(path), "sweep": str(_sweep_of(path))}
+        row = {**labels, **summary, **folders}
         rows.append(row)
         settings |= dict.fromkeys(labels)
         columns |= dict.fromkeys(row)
@@ -98,7 +112,7 @@ def load_runs(*roots: Path | str) -> pd.DataFrame:
     return runs
 
 
-def load_settings(path: Path) -> dict[str, Any]:
+def load_settings(path: Path) -> dict[str, object]:
     """Return the settings of the run in `path` by the names that they are typed by (`chunk`,
     `workload.rate`), overridden by its labels, which have resolved "auto" and are None for what the
     policy does not read. Raises UserError.
@@ -109,50 +123,57 @@ def load_settings(path: Path) -> dict[str, Any]:
     """
     labels = read_object(path / LABELS, AGAIN)
     file = path / "config.yaml"
+    config = {}
     with readable(path, AGAIN, AttributeError, yaml.YAMLError):
-        config = yaml.load(file.read_text(), YAML_LOADER) if file.is_file() else {}
+        if file.is_file():
+            config = yaml.load(file.read_text(), YAML_LOADER)
         return merge_settings(labels, config)
 
 
-def merge_settings(labels: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def merge_settings(labels: Mapping[str, object], config: Mapping[str, Any]) -> dict[str, object]:
     """Return the settings of a run with these labels and configuration, as `load_settings` does."""
-    inside = [f"executor.{name}" for name in SHARED]
     named = _flat(labels)
-    stated = _flat(without_unread(config), leaving=inside)
+    read = without_unread(config)
+    inside = [f"executor.{name}" for name in SHARED]
+    stated = _flat(read, leaving=inside)
     return named | stated | named  # labels first, and their values
 
 
 def without_unread(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's configuration without the groups that its executor does not read."""
-    unread = SHARED - (config.get("executor") or {}).keys()
+    executor = config.get("executor") or {}
+    unread = SHARED - executor.keys()
     return {name: value for name, value in config.items() if name not in unread}
 
 
 def _flat(
-    node: Mapping[Any, Any], prefix: str = "", leaving: Collection[str] = ()
-) -> dict[str, Any]:
+    node: Mapping[Any, object], prefix: str = "", leaving: Collection[str] = ()
+) -> dict[str, object]:
     """Return the leaves of a tree by their dotted names, without those that are named."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in node.items():
         name = f"{prefix}{key}"
         if name in leaving:
             continue
-        if not isinstance(value, Mapping):
-            flat[name] = _as_typed(value) if isinstance(value, list) else value
-            continue
-        inner = _flat(value, f"{name}.", leaving)
-        target = inner.pop(f"{name}._target_", None)
-        if target is not None:  # an option
-            class_name = str(target).rpartition(".")[2]
-            flat[name] = inner.pop(f"{name}.name", class_name)
-        flat |= inner
+        if isinstance(value, list):
+            flat[name] = _as_typed(value)
+        elif not isinstance(value, Mapping):
+            flat[name] = value
+        else:
+            leaves = _flat(value, f"{name}.", leaving)
+            target = leaves.pop(f"{name}._target_", None)
+            if target is not None:  # an option
+                class_name = str(target).rpartition(".")[2]
+                flat[name] = leaves.pop(f"{name}.name", class_name)
+            flat |= leaves
     return flat
 
 
 def _as_typed(value: object) -> str:
     """Write a list as it is typed on a command line."""
     if isinstance(value, list):
-        return f"[{','.join(map(_as_typed, value))}]"
+        items = map(_as_typed, value)
+        return f"[{','.join(items)}]"
     return "null" if value is None else str(value)
 
 
@@ -171,8 +192,9 @@ def _rows_of(path: Path) -> pd.DataFrame:
     if file.is_file():
         return _parquet(file)
     summary = read_object(path / "summary.json", AGAIN)
-    named = {new_name(name): value for name, value in summary.items()}
-    return rows_of_run(named, read_object(path / LABELS, AGAIN))
+    quantities = {new_name(name): value for name, value in summary.items()}
+    labels = read_object(path / LABELS, AGAIN)
+    return rows_of_run(quantities, labels)
 
 
 def load_summary(path: Path | str) -> dict[str, float]:
@@ -198,15 +220,16 @@ def _parquet(path: Path) -> pd.DataFrame:
 
 def new_name(name: str) -> str:
     """Return today's name of a quantity of an older file."""
-    return "_".join(RENAMED.get(word, word) for word in str(name).split("_"))
+    words = [RENAMED.get(word, word) for word in str(name).split("_")]
+    return "_".join(words)
 
 
 def load_paper(figure: str) -> pd.DataFrame:
     """Load the paper's points (panel, series, x, y, unit) of a figure or table, such as "fig09"."""
     path = EXPERIMENTS / "sarathi" / "paper" / f"{figure}.csv"
     if not path.is_file():
-        figures = ", ".join(sorted(option.stem for option in path.parent.glob("*.csv")))
-        raise UserError(f"figure {figure} is not there; use one of {figures}")
+        figures = sorted(file.stem for file in path.parent.glob("*.csv"))
+        raise UserError(f"figure {figure} is not there; use one of {', '.join(figures)}")
     points = pd.read_csv(path, dtype={"panel": str, "series": str}, keep_default_na=False)
     return points.astype({"x": float})
 
@@ -215,13 +238,18 @@ def _sweep_of(run: Path) -> Path:
     """Return the folder that a run shares with its baselines."""
     if run.parent.name == "baselines":
         return run.parent.parent
-    return run.parent if run.name.isdecimal() else run  # Hydra numbers the jobs of a sweep
+    if run.name.isdecimal():  # Hydra numbers the jobs of a sweep
+        return run.parent
+    return run
 
 
 def _natural_order(path: Path) -> tuple[tuple[int, int | str], ...]:
     key: list[tuple[int, int | str]] = []
     for name in path.parts:
-        key.append((0, int(name)) if name.isdecimal() else (1, name))
+        if name.isdecimal():
+            key.append((0, int(name)))
+        else:
+            key.append((1, name))
     return tuple(key)
 
 
@@ -245,7 +273,8 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
         )
     rows = pd.concat(tables, ignore_index=True)
     if "figure" in rows:  # points have all columns, also those that are empty everywhere
-        rows = rows.reindex(columns=list(dict.fromkeys([*rows, *POINT_COLUMNS])))
+        columns = dict.fromkeys([*rows, *POINT_COLUMNS])
+        rows = rows.reindex(columns=list(columns))
     if "confidence" in rows:
         rows = rows.astype({"confidence": float})
     return rows
@@ -253,7 +282,8 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
 
 def load_serving(experiment: str, device: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     """Load the recorded quantities of serving `experiment` on a device by policy; may be empty."""
-    for path in root.glob(f"*/{experiment}/results/{device}/{experiment}-serving.csv"):
+    results = f"{experiment}/results/{device}"
+    for path in root.glob(f"*/{results}/{experiment}-serving.csv"):
         return pd.read_csv(path)
     return pd.DataFrame({"quantity": []})
 
@@ -274,12 +304,13 @@ def group_of(experiment: str) -> str:
     return "lab"
 
 
-def save(
-    table: pd.DataFrame, experiment: str, device: str, root: Path, stem: str | None = None
-) -> Path:
-    """Record a table, replacing the previous one; returns its path. `stem` names another."""
-    folder = root / group_of(experiment) / experiment / "results" / device
+def save(table: pd.DataFrame, experiment: str, device: str, root: Path, ending: str = "") -> Path:
+    """Record a table, replacing the previous one; returns its path. Further tables of an experiment
+    have an `ending`, such as "-serving".
+    """
+    group = group_of(experiment)
+    folder = root / group / experiment / "results" / device
     make_folder(folder, "task.record")
-    path = folder / f"{stem or experiment}.csv"
+    path = folder / f"{experiment}{ending}.csv"
     table.to_csv(path, index=False, float_format="%.6g")
     return path

@@ -302,7 +302,11 @@ def _by_kind(iterations: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {kind: rows for kind, rows in kinds.items() if len(rows)}
 
 
-def graph_use_by_kind(iterations: pd.DataFrame) -> dict[str, dict[str, float]]:
+# By kind of iteration (prefill, decode, hybrid), the share that each use of graphs has.
+GraphUseByKind = dict[str, dict[str, float]]
+
+
+def graph_use_by_kind(iterations: pd.DataFrame) -> GraphUseByKind:
     """Return the shares of each kind of iteration that were replayed as CUDA graphs in full,
     piecewise, or not at all; empty where iterations are not launched apart from a host.
     """
@@ -310,7 +314,7 @@ def graph_use_by_kind(iterations: pd.DataFrame) -> dict[str, dict[str, float]]:
         if not iterations.launching_time.any():
             return {}
         iterations = iterations.assign(graph_use="none")
-    shares: dict[str, dict[str, float]] = {}
+    shares: GraphUseByKind = {}
     for kind, rows in _by_kind(iterations).items():
         uses = rows.graph_use.value_counts(normalize=True)
         shares[kind] = {str(use): float(share) for use, share in uses.items()}
@@ -336,11 +340,13 @@ def device_idle_fraction(iterations: pd.DataFrame) -> float:
     iterations and while it waits for launches (`starved_time`).
     """
     instances = iterations.instance if "instance" in iterations else [0] * len(iterations)
-    gaps = iterations.groupby(instances).start.shift(-1) - iterations.end
+    next_start = iterations.groupby(instances).start.shift(-1)
+    gaps = next_start - iterations.end
     had_work = iterations.num_running + iterations.num_waiting > 0
     between = float(gaps[had_work].clip(lower=0.0).sum())
-    idle = between + float(starved_time(iterations).sum())
-    return idle / (between + float(iterations.busy.sum()))
+    starved = float(starved_time(iterations).sum())
+    busy = float(iterations.busy.sum())
+    return (between + starved) / (between + busy)
 
 
 def starved_time(iterations: pd.DataFrame) -> pd.Series:
@@ -384,10 +390,12 @@ def operation_table(
     rooflines_of = dict(PARTS)
     if "experts" in seconds:
         rooflines_of |= EXPERTS
-    roofline = []
+    rooflines = []
     for name in seconds.index:
-        roofline.append(sum(least[operation] for operation in rooflines_of.get(name, (name,))))
+        operations = rooflines_of.get(name, (name,))
+        rooflines.append(float(sum(least[operation] for operation in operations)))
     table = pd.DataFrame({"operation": seconds.index, "seconds": seconds.to_numpy()})
     table["share"] = table.seconds / iterations.busy.sum()
-    table["roofline"] = pd.Series(roofline, dtype=float).where(lambda least: least > 0)
+    table["roofline"] = rooflines
+    table["roofline"] = table.roofline.where(table.roofline > 0)
     return table.assign(time_over_roofline=table.seconds / table.roofline)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -28,27 +28,42 @@ def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
         any bound.
     """
     times = waits(requests)
-    values = bounded_of(times, slo)
-    uses = [values[name] / bound for name, bound in slo.bounds.items()]
+    held: dict[str, float] = {}
+    uses: list[float] = []
+    gap_uses: list[float] = []
+    for name, value in bounded_of(times, slo).items():
+        held[slo.quantity_of(name)] = value
+        use = value / slo.bounds[name]
+        uses.append(use)
+        if name in OF_GAPS:
+            gap_uses.append(use)
+    gaps = quantiles("request_gap", times["request_gap"])
+    longest_gap = gaps.get("request_gap_p99", math.nan)
+    stall_use = math.nan
+    if slo.tbt is not None:
+        stall_use = longest_gap / slo.tbt
+    largest_gap_use = _largest([*gap_uses, stall_use])
     trend = load_trend(requests)
     is_steady = trend is None or not trend.is_overloaded
-    bounds_missed = sum(use > 1 for use in uses)
-    longest_gap = quantiles("request_gap", times["request_gap"]).get("request_gap_p99", math.nan)
-    worst_uses = [*uses, longest_gap / slo.tbt if slo.tbt is not None else math.nan]
-    gap_uses = [values[name] / slo.bounds[name] for name in OF_GAPS if name in values]
-    largest_gap_use = _largest([*gap_uses, worst_uses[-1]])
+    bounds_missed = _num_missed(uses)
     return {
-        **{slo.quantity_of(name): value for name, value in values.items()},
+        **held,
         "bounds_missed": bounds_missed,
-        "gap_bounds_missed": sum(use > 1 for use in gap_uses),
+        "gap_bounds_missed": _num_missed(gap_uses),
         "stall_class": math.ceil(math.log2(max(1.0, largest_gap_use))),
         "request_gap_p99": longest_gap,
         "bound_use": _largest(uses),
-        "worst_use": _largest(worst_uses),
+        "worst_use": _largest([*uses, stall_use]),
         "is_steady": is_steady,
         "slo_met": is_steady and not bounds_missed,
     }
 
 
-def _largest(values: Iterable[float]) -> float:
-    return max((value for value in values if not math.isnan(value)), default=0.0)
+def _num_missed(uses: Sequence[float]) -> int:
+    """Count the bounds that are exceeded; a quantity that no request has (NaN) exceeds none."""
+    return sum(use > 1 for use in uses)
+
+
+def _largest(uses: Sequence[float]) -> float:
+    known_uses = [use for use in uses if not math.isnan(use)]
+    return max(known_uses, default=0.0)

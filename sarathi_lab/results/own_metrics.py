@@ -99,7 +99,8 @@ def _value_of(
     try:
         value = function(run)
     except Exception as error:  # any of a user's code
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        message = f"{type(error).__name__}: {error}"
+        reason = " ".join(message.split())  # in one line
         raise RunError(f"metrics: {name} failed ({reason}); mend the function") from error
     if not isinstance(value, int | float | np.number):
         shown = textwrap.shorten(repr(value), SHOWN, placeholder="...")

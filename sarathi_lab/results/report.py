@@ -193,8 +193,9 @@ def unsteady_note(runs: pd.DataFrame) -> list[str]:
         return []
     swept = sweep_analysis.without_baselines(runs)
     others = runs.drop(index=swept.index)
-    loads = set(swept["workload.arrivals"]) if "workload.arrivals" in swept else set()
-    load = "workload.users" if loads == {"users"} else "workload.rate"
+    load = "workload.rate"
+    if "workload.arrivals" in swept and set(swept["workload.arrivals"]) == {"users"}:
+        load = "workload.users"
     is_overloaded = swept["is_overloaded"] == 1
     is_short = (swept["is_steady"] == 0) & (swept["is_overloaded"] == 0)
     lines = []
@@ -208,7 +209,7 @@ def unsteady_note(runs: pd.DataFrame) -> list[str]:
             f"{_share_of(is_short)} too short ({UNSTEADY}): ever more requests are in service "
             "until the last one comes; raise workload.num_requests"
         )
-    num_others = int((others["is_steady"] == 0).sum()) if len(others) else 0
+    num_others = int((others["is_steady"] == 0).sum())
     if num_others:
         lines.append(f"{num_others} of {len(others)} baselines are not steady ({UNSTEADY})")
     return lines
@@ -259,7 +260,9 @@ def _save_table(folder: Path, runs: pd.DataFrame) -> Path:
     """Save sweep.csv without settings and versions that all runs share; returns its path."""
     left_out = list(NOT_IN_CSV)
     for name in map(str, runs):
-        if "." in name and (runs[name].nunique() < 2 or name.startswith("baselines.")):
+        if "." not in name:
+            continue
+        if name.startswith("baselines.") or runs[name].nunique() < 2:
             left_out.append(name)
     folders = [os.path.relpath(path, folder) for path in runs.path]
     table = runs.assign(path=folders).drop(columns=left_out, errors="ignore")
@@ -295,6 +298,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         runs = sweep_analysis.relative(runs, "throughput", name)
     by = _row_keys(runs)
     columns = _columns(runs, compared, by)
+    # Every job has its baselines beside it; equal ones would fill the table.
     once = sweep_analysis.without_repeated(runs, list(columns))
     medians = sweep_analysis.medians(once, by, *columns)
     num_samples = medians["num_samples"].max()
@@ -306,9 +310,10 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
             label += "\nin pairs"
         headings[name] = f"{label}{unit}\n{_better_side(name)}"
     steady = sweep_analysis.are_steady(once, by)
-    settings = {name: name.rpartition(".")[2].replace("_", "\n") for name in by[:-1]}
+    settings = {name: _setting_heading(name) for name in by[:-1]}
     rows = []
-    for key, group in medians.groupby(sweep_analysis.group_keys(medians, by), sort=False):
+    keys = sweep_analysis.group_keys(medians, by)
+    for key, group in medians.groupby(keys, sort=False):
         run = group.iloc[0]
         row = {label: sweep_analysis.text(run[name]) for name, label in settings.items()}
         if run["is_baseline"]:
@@ -340,6 +345,12 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         title=f"{title} ({notes})",
         keys=list(settings.values()),
     )
+
+
+def _setting_heading(name: str) -> str:
+    """Return the heading of a setting: the last part of its name, a word a line."""
+    _, _, last = name.rpartition(".")
+    return last.replace("_", "\n")
 
 
 def _columns(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from omegaconf import OmegaConf
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -54,9 +55,10 @@ class DisplayTable:
         rows = list(self.rows)
         if not rows:
             return [[]]
-        lines = [list(map(str, rows[0]))]
+        names = list(rows[0])
+        lines = [list(map(str, names))]
         for row in rows:
-            lines.append([self._cell(name, row[name]) for name in rows[0]])
+            lines.append([self._cell(name, row[name]) for name in names])
         return lines
 
     def tables(self, width: int) -> list[Table]:
@@ -64,15 +66,17 @@ class DisplayTable:
         columns = list(zip(*self.cells(), strict=True))
         least = [self._least_width(column) for column in columns]
         keys = self._keys_within(columns, least, width // 2)
-        blocks = [keys]
+        block = keys  # numbers of the columns of the last table
+        blocks = []
         for number, needed in enumerate(least):
             if number in keys:
                 continue
-            used = sum(least[i] for i in blocks[-1])
-            if used + needed <= width or blocks[-1] == keys:
-                blocks[-1] = [*blocks[-1], number]
-            else:
-                blocks.append([*keys, number])
+            used = sum(least[i] for i in block)
+            if used + needed > width and block != keys:
+                blocks.append(block)
+                block = keys
+            block = [*block, number]
+        blocks.append(block)
         tables = []
         for block in blocks:
             shown = [columns[i] for i in sorted(block)]
@@ -85,21 +89,21 @@ class DisplayTable:
         """Return the numbers of the columns that name a row; of wider ones the first."""
         names = self.keys or self.left
         numbers = [i for i, column in enumerate(columns) if column[0] in names]
-        if numbers and sum(least[i] for i in numbers) <= width:
+        needed = sum(least[i] for i in numbers)
+        if numbers and needed <= width:
             return numbers
         return [0] if columns else []
 
     def _least_width(self, column: Sequence[str]) -> int:
         """Return the columns of text that a column needs: headings and prose wrap at words."""
         heading, *cells = column
-        needed = max(map(len, heading.split()), default=0)
-        width = self._width(cells)
+        of_heading = max(map(len, heading.split()), default=0)
+        of_cells = self._width(cells)
         if self._is_prose(heading):
-            longest = 0  # word
-            for cell in cells:
-                longest = max([longest, *map(len, self._plain(cell).split())])
-            width = max(longest, min(width, NARROWEST_PROSE))
-        return 2 * PADDING + max(needed, width)
+            words = " ".join(map(self._plain, cells)).split()
+            longest_word = max(map(len, words), default=0)
+            of_cells = max(longest_word, min(of_cells, NARROWEST_PROSE))
+        return 2 * PADDING + max(of_heading, of_cells)
 
     def _width(self, cells: Iterable[str]) -> int:
         """Return the letters of the longest line."""
@@ -119,12 +123,13 @@ class DisplayTable:
         has_room = sum(least) <= width
         wrapped = self._wrapped_headings(columns, width)
         table = Table(box=None, padding=(0, PADDING), pad_edge=True)
-        for (name, *_), heading in zip(columns, wrapped, strict=True):
-            justify: Any = "left" if name in self.left else "right"
+        for column, heading in zip(columns, wrapped, strict=True):
+            name = column[0]
+            justify: JustifyMethod = "left" if name in self.left else "right"
             is_unbroken = has_room and not self._is_prose(name)
             table.add_column(heading, justify=justify, no_wrap=is_unbroken, overflow="fold")
-        cells = [column[1:] for column in columns]
-        for row in zip(*cells, strict=True):
+        cells_of_columns = [column[1:] for column in columns]
+        for row in zip(*cells_of_columns, strict=True):
             table.add_row(*row)
         return table
 
@@ -140,7 +145,8 @@ class DisplayTable:
                     room = max(letters, least - 2 * PADDING)
                     lines = [textwrap.fill(line, room) for line in heading.split("\n")]
                     heading = "\n".join(lines)
-                    least = max(least, 2 * PADDING + self._width([heading]))
+                    width_of_heading = 2 * PADDING + self._width([heading])
+                    least = max(least, width_of_heading)
                 headings.append(heading)
                 total += least
             if total <= width:
@@ -161,7 +167,8 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     for row in rows:
         cells = [" ".join(cell.split()) for cell in row]
         lines.append(f"| {' | '.join(cells)} |")
-    lines.insert(1, "|" + " --- |" * len(rows[0]))
+    num_columns = len(rows[0])
+    lines.insert(1, "|" + " --- |" * num_columns)
     return "\n".join(lines)
 
 
@@ -281,26 +288,25 @@ def _baselines(result: Result, context: RunContext) -> dict[str, _Baseline]:
     for name, folder in result.labels.get("baselines", {}).items():
         path = context.run_dir / folder
         labels = read_object(path / LABELS, AGAIN)
-        baselines[name] = _Baseline(folder, load_summary(path), labels.get("chunk"))
+        summary = load_summary(path)
+        baselines[name] = _Baseline(folder, summary, labels.get("chunk"))
     return baselines
 
 
 def _columns(
     result: Result, context: RunContext, baselines: Mapping[str, _Baseline], *, is_light: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return a run's columns in a dashboard, and its settings: those that its command states of a
     light one, else all that its executor reads.
     """
-    columns: dict[str, Any] = {"task": context.task, "command": context.command}
-    columns |= {"hostname": platform.node(), "swept": list(context.swept), **result.labels}
-    device = columns.get("device")
-    if device:
-        if columns.get("executor") != SIMULATED:  # two machines may have the same model of CPU
-            device = f"{device} ({columns['hostname']})"
-        policy = str(columns.get("policy", context.task))
-        if columns.get("chunk") is not None:
-            policy += f" {columns['chunk']}"
-        columns |= {"where": device, "policy_where": f"{policy}, {device}"}
+    columns: dict[str, object] = {
+        "task": context.task,
+        "command": context.command,
+        "hostname": platform.node(),
+        "swept": list(context.swept),
+        **result.labels,
+    }
+    columns |= _places(columns, context.task)
     chunks = {name: baseline.chunk for name, baseline in baselines.items() if baseline.chunk}
     if chunks:
         columns["baseline_chunks"] = chunks
@@ -310,6 +316,20 @@ def _columns(
     light = {name: value for name, value in columns.items() if value is not None}
     light.pop("versions", None)
     return {**light, "settings": as_tree(stated)}
+
+
+def _places(columns: Mapping[str, object], task: str) -> dict[str, str]:
+    """Return the columns by which a dashboard groups runs: the machine, and the policy on it."""
+    device = columns.get("device")
+    if not device:
+        return {}
+    place = str(device)
+    if columns.get("executor") != SIMULATED:  # two machines may have the same model of CPU
+        place = f"{device} ({columns['hostname']})"
+    policy = str(columns.get("policy", task))
+    if columns.get("chunk") is not None:
+        policy += f" {columns['chunk']}"
+    return {"where": place, "policy_where": f"{policy}, {place}"}
 
 
 def show(shown: Iterable[DisplayTable | str]) -> None:

@@ -128,13 +128,15 @@ class Targets:
     def __post_init__(self) -> None:
         check_fields(self)
         bounds: object = self.prompt_classes
-        if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
+        is_list = isinstance(bounds, Sequence) and not isinstance(bounds, str)
+        if not is_list or len(self.prompt_classes) != 2:
             raise UserError(f"prompt_classes={bounds} are not two lengths; {TWO_LENGTHS}")
-        for bound in bounds:
+        for bound in self.prompt_classes:
             require_int("prompt_classes", bound, 1, TWO_LENGTHS)
-        medium, long = bounds
+        medium, long = self.prompt_classes
         if medium >= long:
-            raise UserError(f"prompt_classes={list(bounds)} do not ascend; {TWO_LENGTHS}")
+            stated = list(self.prompt_classes)
+            raise UserError(f"prompt_classes={stated} do not ascend; {TWO_LENGTHS}")
 
 
 def quantiles(
@@ -147,7 +149,8 @@ def quantiles(
         return {}
     summary = {f"{name}_mean": float(array.mean())}
     for share in chosen:
-        summary[f"{name}_p{int(share * 100)}"] = float(np.quantile(array, share))
+        percent = int(share * 100)
+        summary[f"{name}_p{percent}"] = float(np.quantile(array, share))
     return summary
 
 
@@ -170,10 +173,11 @@ def request_gaps(requests: pd.DataFrame) -> Floats:
 
 
 def _longest_of_each(gaps_of_each: Sequence[Floats]) -> Floats:
-    longest = []
-    for between in gaps_of_each:
-        longest.append(between.max() if len(between) else np.nan)
-    return np.array(longest, dtype=float)
+    longest = np.full(len(gaps_of_each), np.nan)
+    for row, between in enumerate(gaps_of_each):
+        if len(between):
+            longest[row] = between.max()
+    return longest
 
 
 def waits(requests: pd.DataFrame) -> dict[str, Floats]:
@@ -183,13 +187,14 @@ def waits(requests: pd.DataFrame) -> dict[str, Floats]:
     names = ["arrival_time", "first_scheduled_time", "first_token_time", "finish_time"]
     arrival, start, first, finish = requests[names].to_numpy(dtype=float).T
     output_len = requests.output_len.to_numpy(dtype=float)
+    # The first token is the prompt's: the others are what decodes take.
+    num_decoded = np.where(output_len > 1, output_len - 1, np.nan)
     gaps_of_each = _gaps_of_each(requests)
     return {
         "ttft": first - arrival,
         "tbt": np.concatenate([np.empty(0), *gaps_of_each]),
         "request_gap": _longest_of_each(gaps_of_each),
-        # The first token is the prompt's: the others are what decodes take.
-        "tpot": (finish - first) / np.where(output_len > 1, output_len - 1, np.nan),
+        "tpot": (finish - first) / num_decoded,
         "latency": finish - arrival,
         "normalised_latency": (finish - arrival) / output_len,
         "scheduling_delay": start - arrival,
@@ -229,12 +234,12 @@ def stalls(requests: pd.DataFrame, threshold: float) -> dict[str, float]:
     if not len(between):
         return {}
     above = between[between > threshold]
-    stalled = [(np.diff(times) > threshold).any() for times in requests.token_times]
+    is_stalled = request_gaps(requests) > threshold
     return {
         "stall_threshold": threshold,
         "num_stalls": float(len(above)),
         "stall_time": float(above.sum()),
-        "stalled_share": float(np.mean(stalled)),
+        "stalled_share": float(is_stalled.mean()),
         "longest_gap": float(between.max()),
     }
 
@@ -252,7 +257,8 @@ def by_class(requests: pd.DataFrame, classes: NDArray[np.str_]) -> dict[str, flo
         times = waits(requests[is_in])
         summary[f"num_requests_{name}"] = float(is_in.sum())
         for quantity in ("ttft", "tbt", "tpot"):
-            summary |= quantiles(f"{quantity}_{name}", times[quantity], CLASS_QUANTILES)
+            of_class = f"{quantity}_{name}"
+            summary |= quantiles(of_class, times[quantity], CLASS_QUANTILES)
     return summary
 
 
@@ -285,11 +291,11 @@ def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
 
 def _gap_quantiles(requests: pd.DataFrame, share: float) -> Floats:
     """Return a quantile of the times between tokens of each request [R]; NaN for one token."""
-    quantile_of_each = []
-    for times in requests.token_times:
-        between = np.diff(times)
-        quantile_of_each.append(np.quantile(between, share) if len(between) else np.nan)
-    return np.array(quantile_of_each, dtype=float)
+    quantile_of_each = np.full(len(requests), np.nan)
+    for row, between in enumerate(_gaps_of_each(requests)):
+        if len(between):
+            quantile_of_each[row] = np.quantile(between, share)
+    return quantile_of_each
 
 
 def bounded(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
@@ -303,16 +309,19 @@ def bounded_of(times: Mapping[str, Floats], slo: Slo) -> dict[str, float]:
     """Return as `bounded` does, of the `waits` of a run."""
     bounded_quantiles = {}
     for name in slo.bounds:
-        values = times[name][~np.isnan(times[name])]
-        bounded_quantiles[name] = math.nan
-        if len(values):
-            bounded_quantiles[name] = float(np.quantile(values, slo.quantile_of(name)))
+        seconds = times[name]
+        known_seconds = seconds[~np.isnan(seconds)]
+        quantile = math.nan
+        if len(known_seconds):
+            quantile = float(np.quantile(known_seconds, slo.quantile_of(name)))
+        bounded_quantiles[name] = quantile
     return bounded_quantiles
 
 
 def is_met(requests: pd.DataFrame, slo: Slo) -> bool:
     """Return whether the run's quantiles meet every bound; those that are NaN do."""
     values = bounded(requests, slo)
+    # Not `all(<=)`, which NaN would fail.
     return not any(values[name] > bound for name, bound in slo.bounds.items())
 
 
@@ -338,7 +347,8 @@ def goodput(
 
 def jain_index(values: Floats) -> float:
     """Return (Σ x)² / (n Σ x²): 1 if all are equal, at least 1/n (Jain et al., 1984)."""
-    return float(values.sum() ** 2 / (len(values) * (values**2).sum()))
+    sum_of_squares = (values**2).sum()
+    return float(values.sum() ** 2 / (len(values) * sum_of_squares))
 
 
 def fairness(requests: pd.DataFrame, alone: Floats, classes: NDArray[np.str_]) -> dict[str, float]:

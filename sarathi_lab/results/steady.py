@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.results.window import ADMISSION, Part
+from sarathi_lab.results.window import ADMISSION, RunPart
 
 LEAST_DRIFT = 0.01  # share of a batch's time; edges of the part differ by less
 
 
-def steady_part(requests: pd.DataFrame, num_slots: int) -> Part | None:
+def steady_part(requests: pd.DataFrame, num_slots: int) -> RunPart | None:
     """Return the part between filling and draining; None where a run is too short for one.
 
     It begins when the first request is admitted to a place that another has left, and ends whole
@@ -28,10 +28,11 @@ def steady_part(requests: pd.DataFrame, num_slots: int) -> Part | None:
         return None
     admitted = _ascending(requests, ADMISSION)
     start = admitted[size]
-    end = admitted[size + size * num_counted]
+    behind_last = size + size * num_counted
+    end = admitted[behind_last]
     if end <= start:  # all were admitted at once
         return None
-    return Part(float(start), float(end), ADMISSION)
+    return RunPart(float(start), float(end), ADMISSION)
 
 
 def batch_in_flight(requests: pd.DataFrame, num_slots: int) -> int:
@@ -68,7 +69,7 @@ def requests_for_steady_part(requests: pd.DataFrame, num_slots: int) -> int:
     return 3 * size
 
 
-def drift(requests: pd.DataFrame, part: Part, num_slots: int) -> float:
+def drift(requests: pd.DataFrame, part: RunPart, num_slots: int) -> float:
     """Return the relative change of a batch's time from the earlier to the later half of a part.
 
     Args:

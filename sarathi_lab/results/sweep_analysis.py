@@ -8,7 +8,7 @@ the sweeper fills.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.errors import UserError, suggestion
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.results.intervals import FEWEST_PAIRS, ends_of_median
+from sarathi_lab.results.table import Row
 
 SAMPLES = ("repetition", "seed")  # further samples of the same case
 REFERENCES = ("orca", "request_level")  # the first one present is what runs are compared with
@@ -35,7 +36,8 @@ def _top_level() -> frozenset[str]:
         if isinstance(default, dict):
             names.update(default)
     names.update(config)
-    return frozenset(names - {*NOT_WORK, "hydra", "task"})
+    names.difference_update(NOT_WORK, ("hydra", "task"))
+    return frozenset(names)
 
 
 def is_setting(name: str) -> bool:
@@ -52,13 +54,19 @@ def without_baselines(runs: pd.DataFrame) -> pd.DataFrame:
 
 def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
     """Leave out baselines that equal a swept run of their policy in the quantities `names`."""
-    keys = ["policy", *varied(runs), *names]
+    keys = dict.fromkeys(["policy", *varied(runs), *names])
     # Baselines have no chunk, and ratios are of runs.
-    compared = [key for key in dict.fromkeys(keys) if key != "chunk" and "_vs_" not in key]
+    compared = [key for key in keys if key != "chunk" and "_vs_" not in key]
     groups = group_keys(runs, compared)
-    is_swept = runs.index.isin(without_baselines(runs).index)
+    is_swept = _are_swept(runs)
     is_repeated = groups.isin(groups[is_swept])
     return runs[is_swept | ~is_repeated]
+
+
+def _are_swept(runs: pd.DataFrame) -> pd.Series:
+    """Return which runs are no baselines."""
+    swept = without_baselines(runs)
+    return pd.Series(runs.index.isin(swept.index), runs.index)
 
 
 def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
@@ -77,8 +85,9 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
         candidates = [name for name in map(str, swept) if is_setting(name)]
     names = []
     for name in candidates:
-        ends = {name.partition(".")[0], name.rpartition(".")[2]}
-        if name not in swept or ends & {*leaving}:
+        first = name.partition(".")[0]
+        last = name.rpartition(".")[2]
+        if name not in swept or first in leaving or last in leaving:
             continue
         if swept[name].map(text).nunique() > 1:
             names.append(name)
@@ -97,14 +106,18 @@ def _stored_by_sweeper(swept: pd.DataFrame) -> list[str] | None:
     if "sweep" in swept and swept["sweep"].nunique() > 1:
         return None
     stored = swept.swept.unique()
-    if len(stored) != 1 or not isinstance(stored[0], str):
+    if len(stored) != 1:
         return None
-    return stored[0].strip("[]").split(",")
+    names = stored[0]
+    if not isinstance(names, str):
+        return None
+    return names.strip("[]").split(",")
 
 
 def independent(runs: pd.DataFrame, names: Sequence[str], num_chosen: int = 0) -> list[str]:
     """Leave out settings that those before them determine, but keep the first `num_chosen`."""
     chosen = list(names[:num_chosen])
+    # A setting that splits no group of equal settings follows from those before.
     num_groups = group_keys(runs, chosen).nunique()
     for name in names[num_chosen:]:
         num_split = group_keys(runs, [*chosen, name]).nunique()
@@ -118,7 +131,7 @@ def unsteady(runs: pd.DataFrame) -> pd.Series:
     """Return 1.0 for runs whose waits depend on their length, as they are overloaded or too short,
     and 0.0 where they do not or it was not judged.
     """
-    if "is_steady" not in runs:
+    if "is_steady" not in runs:  # no run was long enough to be judged
         return pd.Series(0.0, runs.index)
     return 1.0 - runs.is_steady.fillna(1.0).astype(float)
 
@@ -134,7 +147,8 @@ def values_of(runs: pd.DataFrame, name: str) -> list[str]:
     values = runs[name].dropna()
     if is_numeric(runs, name):
         values = values.sort_values(kind="stable")
-    return list(dict.fromkeys(values.map(text)))
+    texts = values.map(text)
+    return list(texts.unique())
 
 
 def in_order(runs: pd.DataFrame) -> pd.DataFrame:
@@ -145,18 +159,18 @@ def in_order(runs: pd.DataFrame) -> pd.DataFrame:
     order = pd.DataFrame(index=runs.index)
     for name in work:
         order[name] = _ranks(runs, name)
-    order["is no baseline"] = runs.index.isin(without_baselines(runs).index)
+    order["is no baseline"] = _are_swept(runs)
     for name in ("policy", *varied(runs)):
         if name not in work:
             order[name] = _ranks(runs, name)
-    ordered = order.sort_values(list(map(str, order)), kind="stable", na_position="first")
+    columns = list(map(str, order))
+    ordered = order.sort_values(columns, kind="stable", na_position="first")
     return runs.loc[ordered.index]
 
 
 def _ranks(runs: pd.DataFrame, name: str) -> pd.Series:
     """Return which of the values of a setting each run has, counted from 0."""
-    values = values_of(runs, name)
-    ranks = dict(zip(values, range(len(values)), strict=True))
+    ranks = {value: rank for rank, value in enumerate(values_of(runs, name))}
     return runs[name].map(text).map(ranks)
 
 
@@ -164,7 +178,8 @@ def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:
     """Leave out what is in brackets in the names of several devices that differ without it."""
     if "device" not in runs:
         return runs
-    short = runs.device.astype(str).str.partition(" (")[0]
+    names = runs.device.astype(str)
+    short = names.str.partition(" (")[0]
     num_devices = runs.device.nunique(dropna=False)
     if num_devices > 1 and short.nunique() == num_devices:
         return runs.assign(device=short)
@@ -173,7 +188,7 @@ def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:
 
 def find_column(runs: pd.DataFrame, name: str) -> str:
     """Return the column that `name` is or ends, as `rate` ends `workload.rate`."""
-    columns = [str(column) for column in runs]
+    columns = list(map(str, runs))
     matching = columns_named(name, columns)
     if len(matching) == 1:
         return matching[0]
@@ -205,11 +220,11 @@ def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
     base = runs[runs.policy == to]
     if base.empty or name not in runs:
         return runs
-    ratio = f"{name}_vs_{to}"
+    column = f"{name}_vs_{to}"
     values = ratios(runs, base, [name], same_work(runs))[name]
-    if ratio in runs:
-        values = runs[ratio].fillna(values)
-    return runs.assign(**{ratio: values})
+    if column in runs:
+        values = runs[column].fillna(values)
+    return runs.assign(**{column: values})
 
 
 def same_work(runs: pd.DataFrame) -> list[str]:
@@ -228,7 +243,8 @@ def ratios(
     groups_of_base = group_keys(base, keys)
     divisors = pd.DataFrame(index=runs.index)
     for name in names:
-        divisors[name] = groups.map(base[name].groupby(groups_of_base).median())
+        medians_of_base = base[name].groupby(groups_of_base).median()
+        divisors[name] = groups.map(medians_of_base)
     return runs[list(names)] / divisors
 
 
@@ -244,7 +260,8 @@ def references(runs: pd.DataFrame) -> list[str]:
     """Return the policies to compare with: those of `REFERENCES`, else another baseline."""
     if runs.policy.nunique() < 2:
         return []
-    present = [name for name in REFERENCES if name in set(runs.policy)]
+    policies = set(runs.policy)
+    present = [name for name in REFERENCES if name in policies]
     if present or "is_baseline" not in runs:
         return present
     baselines = runs.policy[runs.is_baseline.astype(bool)]
@@ -272,17 +289,19 @@ def medians(
         `high` and `confidence` of its interval, `num_samples`, and whether it `is_decided` that a
         ratio differs from 1.
     """
-    rows: list[dict[Any, Any]] = []
+    rows: list[dict[Hashable, Any]] = []
     if level is None:
         level = noise(runs)
     for name in names:
         with_value = runs.dropna(subset=[name])
-        for _, group in with_value.groupby(group_keys(with_value, by), sort=False):
+        groups = group_keys(with_value, by)
+        for _, group in with_value.groupby(groups, sort=False):
             samples = group[name].astype(float)
-            ends = ends_of_median(list(samples), is_series=False)
             row = dict(group[list(by)].iloc[0])
-            row |= {"quantity": name, "value": samples.median(), "num_samples": len(samples)}
-            row |= ends._asdict()
+            row["quantity"] = name
+            row["value"] = samples.median()
+            row["num_samples"] = len(samples)
+            row |= ends_of_median(list(samples), is_series=False)._asdict()
             noise_of_group = DETERMINISTIC if _are_simulated(group) else level
             row["is_decided"] = is_decided(row, noise_of_group)
             rows.append(row)
@@ -290,7 +309,7 @@ def medians(
     return pd.DataFrame(rows, columns=[*by, *columns])
 
 
-def is_decided(row: Mapping[Any, Any], noise: float) -> bool:
+def is_decided(row: Row, noise: float) -> bool:
     """Return whether a ratio differs from 1: its interval excludes 1, and with too few samples for
     95 % the ratio exceeds the noise. Other quantities do, and ratios to the run itself.
     """
@@ -328,24 +347,29 @@ def noise(runs: pd.DataFrame) -> float:
     # Runs of one schedule do equal work: what differs is the machine.
     measured = runs.dropna(subset=["schedule", "throughput"])
     settings = [name for name in same_work(runs) if name not in SAMPLES]
-    equal_runs = measured.groupby(group_keys(measured, ["schedule", *settings]))
+    groups = group_keys(measured, ["schedule", *settings])
     spreads = []
-    for _, values in equal_runs.throughput:
-        low = values.min()
-        if len(values) > 1:
-            spreads.append(values.max() / low if low > 0 else math.inf)
+    for _, values in measured.throughput.groupby(groups):
+        if len(values) < 2:
+            continue
+        spread = math.inf
+        if values.min() > 0:
+            spread = values.max() / values.min()
+        spreads.append(spread)
     return float(max(spreads, default=math.nan))
 
 
 def are_steady(runs: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     """Return whether more than half of the runs of each group by `by` are steady, by the group."""
-    return unsteady(runs).groupby(group_keys(runs, by)).mean() < 0.5
+    groups = group_keys(runs, by)
+    share_unsteady = unsteady(runs).groupby(groups).mean()
+    return share_unsteady < 0.5
 
 
 def text(value: object) -> str:
     """Return a setting's value as people write it; "-" where a run has none."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None:
         return "-"
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"{value:g}"
-    return str(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return "-" if math.isnan(value) else f"{value:g}"

@@ -25,10 +25,15 @@ from typing import Any
 
 import pandas as pd
 
+# A row of a table by its columns, as `to_dict("records")` has it: text, numbers, NaN for nothing.
+Row = Mapping[Any, Any]
 COLUMNS = ["case", "quantity", "value", "low", "high", "unit", "device", "level", "seed", "commit"]
 CASE = ("panel", "dataset", "slo", "series", "x")  # columns of points that name theirs
 RESULTS = "results.parquet"
-MEASURED, SIMULATED, PAPER = "measured", "simulated", "paper"
+# Levels.
+MEASURED = "measured"
+SIMULATED = "simulated"
+PAPER = "paper"
 COMPOSED = "measured_kernels"  # of kernels that others measured
 MILLISECONDS = 1e3  # factor of times that are displayed in milliseconds
 LONG = 10.0  # seconds from which they are displayed in seconds
@@ -39,27 +44,35 @@ with Path(__file__).with_name("headings.csv").open(newline="") as file:
 HEADINGS: dict[str, tuple[str, float, str]] = {}
 UNITS: dict[str, str] = {}
 for row in ROWS:
-    HEADINGS[row["name"]] = (row["heading"], float(row["factor"]), row["format"])
-    UNITS[row["name"]] = row["unit"]
+    name = row["name"]
+    HEADINGS[name] = (row["heading"], float(row["factor"]), row["format"])
+    UNITS[name] = row["unit"]
 
 
 def heading(name: str) -> str:
     """Return the heading of a quantity or of its ratio to a baseline; unknown names stay."""
     quantity, is_ratio, baseline = name.partition("_vs_")
-    label, _, _ = HEADINGS.get(quantity, (quantity, 1, ""))
-    if is_ratio:
-        return f"{label.partition(' [')[0]} / {baseline}"
-    return label
+    label = quantity
+    if quantity in HEADINGS:
+        label, _, _ = HEADINGS[quantity]
+    if not is_ratio:
+        return label
+    without_unit, _, _ = label.partition(" [")
+    return f"{without_unit} / {baseline}"
 
 
 def factor(name: str) -> float:
     """Return the factor from SI to the displayed value; 1 for ratios to a baseline."""
-    return HEADINGS.get(name, (name, 1, ""))[1]
+    if name not in HEADINGS:
+        return 1
+    _, scale, _ = HEADINGS[name]
+    return scale
 
 
 def less_is_better(name: str) -> bool:
     """Return whether less of a quantity is better: times, and the cache read more than once."""
-    return UNITS.get(name) in ("s", "s/token") or name == "kv_reread_factor"
+    is_time = UNITS.get(name) in ("s", "s/token")
+    return is_time or name == "kv_reread_factor"
 
 
 def display_unit(name: str, largest: float) -> tuple[float, str]:
@@ -72,34 +85,41 @@ def display_unit(name: str, largest: float) -> tuple[float, str]:
 def rows_of_run(quantities: Mapping[str, float], labels: Mapping[str, Any]) -> pd.DataFrame:
     """Return the rows of a run from its quantities and its labels (run.json)."""
     table = pd.DataFrame(list(quantities.items()), columns=["quantity", "value"])
-    return table.astype({"quantity": str, "value": float}).assign(
+    table = table.astype({"quantity": str, "value": float})
+    level = MEASURED
+    if labels.get("executor") == SIMULATED:
+        level = SIMULATED
+    rows = table.assign(
         case=str(labels.get("name", "")),
         low=float("nan"),
         high=float("nan"),
         unit=table["quantity"].map(UNITS).fillna(""),
         device=str(labels.get("device", "")),
-        level=SIMULATED if labels.get("executor") == SIMULATED else MEASURED,
+        level=level,
         seed=labels.get("seed"),
         commit=labels.get("git_commit") or "",
-    )[COLUMNS]
+    )
+    return rows[COLUMNS]
 
 
 def rows_of_points(points: pd.DataFrame) -> pd.DataFrame:
     """Return recorded points (`load.POINT`) as rows; other columns, such as x, are settings."""
-    none = pd.Series("", points.index)
-    source = points.get("source", none).replace({"recorded": MEASURED, "": MEASURED})
-    level = points.get("level", none).fillna("")
-    figure = points.get("figure", none)
-    name_of_device = points.get("device_name", none)
-    table = points.rename(columns={"y": "value"}).assign(
+    empty = pd.Series("", points.index)
+    source = points.get("source", empty).replace({"recorded": MEASURED, "": MEASURED})
+    level_of_model = points.get("level", empty).fillna("")
+    level = level_of_model.where(level_of_model != "", source)
+    figure = points.get("figure", empty)
+    device_name = points.get("device_name", empty)
+    rows = points.rename(columns={"y": "value"})
+    rows = rows.assign(
         case=_cases_of(points),
         quantity=points.get("quantity", figure),
-        level=level.where(level != "", source),
-        device=points.get("device", name_of_device),
+        level=level,
+        device=points.get("device", device_name),
         commit="",
     )
-    columns = dict.fromkeys([*COLUMNS, *table])
-    return table.reindex(columns=list(columns))
+    columns = dict.fromkeys([*COLUMNS, *rows])
+    return rows.reindex(columns=list(columns))
 
 
 def _cases_of(points: pd.DataFrame) -> list[str]:
@@ -107,8 +127,10 @@ def _cases_of(points: pd.DataFrame) -> list[str]:
     names = [name for name in CASE if name in points]
     cases = []
     for values in points[names].itertuples(index=False):
-        texts = []
-        for value in values:
-            texts.append(f"{value:g}" if isinstance(value, float) else str(value))
+        texts = map(_text_of, values)
         cases.append(", ".join(filter(None, texts)))
     return cases
+
+
+def _text_of(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

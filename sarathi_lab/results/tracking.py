@@ -121,8 +121,8 @@ class WandbTracker(Tracker):
     def __post_init__(self) -> None:
         check_fields(self, "tracking.")
         if self.mode not in ("offline", "online"):
-            fix = "use offline or online, or tracking=none"
-            raise UserError(f"tracking.mode={self.mode} is unknown; {fix}")
+            advice = "use offline or online, or tracking=none"
+            raise UserError(f"tracking.mode={self.mode} is unknown; {advice}")
         if self.iterations != AUTO:
             require_bool("tracking.iterations", self.iterations, f"use true, false or {AUTO}")
 
@@ -302,7 +302,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 def require_login(what: str, mend: str) -> None:
     """Raise UserError that names `what` without W&B or a well-formed key for its server."""
-    fix = f"run `{shlex.join(WANDB)} login`, {mend}"
+    advice = f"run `{shlex.join(WANDB)} login`, {mend}"
     try:
         import wandb
 
@@ -310,6 +310,6 @@ def require_login(what: str, mend: str) -> None:
     except ModuleNotFoundError:
         raise UserError(f"{what}, but wandb is not installed; pip install wandb, {mend}") from None
     except wandb.Error as error:
-        raise UserError(f"{what}, but the login is unusable ({error}); {fix}") from None
+        raise UserError(f"{what}, but the login is unusable ({error}); {advice}") from None
     if not is_known:
-        raise UserError(f"{what}, but no user is logged in to W&B; {fix}")
+        raise UserError(f"{what}, but no user is logged in to W&B; {advice}")

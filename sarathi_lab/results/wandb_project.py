@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.results.load import merge_settings, new_name
@@ -12,7 +12,7 @@ from sarathi_lab.results.tracking import OPTION
 from sarathi_lab.results.wandb_writer import WANDB
 
 RATIO = "_vs_"  # in the names of ratios, which stay the run's
-Row = tuple[dict[str, Any], dict[str, float]]  # settings and quantities
+Row = tuple[dict[str, object], dict[str, float]]  # settings and quantities
 
 
 def fetch_runs(project: str) -> list[Row]:
@@ -26,23 +26,32 @@ def fetch_runs(project: str) -> list[Row]:
         if run.config.get("is_baseline"):
             tracked.add((_group(run), run.config["policy"]))
     rows: list[Row] = []
-    baselines: dict[tuple[str, str], Row] = {}
+    baselines: dict[tuple[str, str], Row] = {}  # by group and folder
     for run in runs:
+        group = _group(run)
         settings = _settings(run)
         quantities = _quantities(run)
-        names_and_folders = run.config.get("baselines", {})
-        columns = _take_baselines(quantities, names_and_folders)
-        for name, folder in names_and_folders.items():
-            of_baseline = columns[name]
-            is_known = (_group(run), name) in tracked or (_group(run), folder) in baselines
-            if of_baseline and not is_known:
-                row = (_settings_of_baseline(settings, run.config, name), of_baseline)
-                baselines[_group(run), folder] = row
+        folders: dict[str, str] = run.config.get("baselines", {})
+        columns = _take_baselines(quantities, folders)
+        for name, folder in folders.items():
+            is_listed = (group, name) in tracked or (group, folder) in baselines
+            if columns[name] and not is_listed:
+                settings_of_baseline = _settings_of_baseline(settings, run.config, name)
+                baselines[group, folder] = (settings_of_baseline, columns[name])
         rows.append((settings, quantities))
     return [*rows, *baselines.values()]
 
 
-def _served_runs(project: str) -> list[Any]:
+class ServerRun(Protocol):
+    """What is read of a run on W&B's server; its own type has no types."""
+
+    name: str
+    group: str | None
+    config: dict[str, Any]
+    summary: Mapping[str, object]
+
+
+def _served_runs(project: str) -> list[ServerRun]:
     import wandb
 
     try:
@@ -59,27 +68,29 @@ def _served_runs(project: str) -> list[Any]:
     return runs
 
 
-def _group(run: Any) -> str:
-    return getattr(run, "group", None) or ""
+def _group(run: ServerRun) -> str:
+    return run.group or ""
 
 
-def _settings(run: Any) -> dict[str, Any]:
+def _settings(run: ServerRun) -> dict[str, object]:
     """Return the settings of a run on the server, as they are typed."""
-    labels = {"name": run.name}
+    labels: dict[str, Any] = {"name": run.name}
     for name, value in run.config.items():
         if not name.startswith("_"):  # W&B's
             labels[name] = value
     stated = labels.pop("settings", {})
-    settings = merge_settings(labels, stated)
-    return {name.removesuffix(f".{OPTION}"): value for name, value in settings.items()}
+    settings = {}
+    for name, value in merge_settings(labels, stated).items():
+        settings[name.removesuffix(f".{OPTION}")] = value
+    return settings
 
 
-def _quantities(run: Any) -> dict[str, float]:
+def _quantities(run: ServerRun) -> dict[str, float]:
     """Return the summary of a run on the server, without what W&B adds and milliseconds."""
     quantities = {}
     for name, value in run.summary.items():
-        is_number = isinstance(value, int | float)
-        if is_number and not name.startswith(("_", "ms/")):
+        is_quantity = not name.startswith(("_", "ms/"))
+        if is_quantity and isinstance(value, int | float):
             quantities[new_name(name)] = float(value)
     return quantities
 
@@ -102,16 +113,18 @@ def _take_baselines(
     for name in list(quantities):
         if RATIO in name:
             continue
-        for baseline in longest_first:
-            if name.endswith(f"_{baseline}"):
-                columns[baseline][name.removesuffix(f"_{baseline}")] = quantities.pop(name)
+        for baseline, of_baseline in columns.items():
+            ending = f"_{baseline}"
+            if name.endswith(ending):
+                plain_name = name.removesuffix(ending)
+                of_baseline[plain_name] = quantities.pop(name)
                 break
     return columns
 
 
 def _settings_of_baseline(
-    settings: Mapping[str, Any], config: Mapping[str, Any], baseline: str
-) -> dict[str, Any]:
+    settings: Mapping[str, object], config: Mapping[str, Any], baseline: str
+) -> dict[str, object]:
     """Return the settings of a baseline: mostly those of the run held against it."""
     shared = {}
     for name, value in settings.items():

@@ -57,7 +57,9 @@ class Window:
                 "arrive; lower it or raise workload.num_requests"
             )
 
-    def of(self, iterations: pd.DataFrame, requests: pd.DataFrame, column: str = ARRIVAL) -> Part:
+    def of(
+        self, iterations: pd.DataFrame, requests: pd.DataFrame, column: str = ARRIVAL
+    ) -> RunPart:
         """Return the part that counts, from the ledger's tables; `column` is `ARRIVAL` or
         `ADMISSION`. Raises RunError if it is empty.
         """
@@ -73,7 +75,7 @@ class Window:
             end -= cooldown.amount
         elif cooldown.number_of(len(arrivals)):
             end = arrivals[-cooldown.number_of(len(arrivals))]
-        part = Part(float(start), float(end), column)
+        part = RunPart(float(start), float(end), column)
         if part.requests(requests).empty or part.spans(iterations).empty:
             raise RunError(
                 f"{self._describe()} leave nothing of a run of {duration:.1f} s; lower them or "
@@ -110,7 +112,7 @@ def _cut(name: str, value: float | str | None) -> _Cut:
     raise UserError(f"window.{name}={value} is neither seconds nor a share below 100%; {FIX}")
 
 
-class Part(NamedTuple):
+class RunPart(NamedTuple):
     """A part of a run, in seconds, and the time of a request that decides whether it is in it."""
 
     start: float

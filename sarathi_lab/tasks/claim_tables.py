@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -23,6 +22,7 @@ from sarathi_lab.experiment.recorded import error_table, points_of
 from sarathi_lab.results import load
 from sarathi_lab.results.load import COMPOSED, COMPOSED_SOURCE, SIMULATED
 from sarathi_lab.results.result import markdown
+from sarathi_lab.results.table import Row
 
 README = EXPERIMENTS / "README.md"
 FRONT = REPOSITORY / "README.md"
@@ -32,7 +32,7 @@ END = "<!-- end of {} -->"
 AFTER = "after_sarathi"  # the folder of experiments on what came after SARATHI
 PROFILED = "-profiled"  # the end of the names of devices at that level
 LEVELS = ("profiled", "analytic")
-# The claims of the front page.
+# The claims of the front page, by their names in claims.yaml.
 FIRST = ["decode_tenfold", "sarathi_over_orca", "bubbles"]
 
 
@@ -42,7 +42,8 @@ def readme_table(table: pd.DataFrame) -> str:
     """
     devices = _measured_devices(table)
     rows = [["claim", "source", "expected", COMPOSED_SOURCE, *devices, "simulated"]]
-    for _, judged in table[~_is_after(table)].groupby("id", sort=False):
+    of_sarathi = table[~_is_after(table)]
+    for _, judged in of_sarathi.groupby("id", sort=False):
         first = judged.iloc[0]
         cells = _cells(judged, devices)
         rows.append([first.claim, first.source, first.expected, *cells])
@@ -54,8 +55,9 @@ def front_lines(table: pd.DataFrame) -> str:
     lines = []
     for name in FIRST:
         judged = table[table.id == name]
+        by_device = _measured(judged).sort_values("device")
         values = []
-        for row in _measured(judged).sort_values("device").to_dict("records"):
+        for row in by_device.to_dict("records"):
             value, _, _ = in_words(row).partition(" (")
             values.append(f"{row['device']} {value} ({row['verdict']})")
         first = judged.iloc[0]
@@ -65,7 +67,8 @@ def front_lines(table: pd.DataFrame) -> str:
 
 def count_table(table: pd.DataFrame) -> str:
     """Format the number of claims with each verdict in Markdown, by kind of device."""
-    rows = [[f"{table.id.nunique()} claims", *VERDICTS]]
+    num_claims = table.id.nunique()
+    rows = [[f"{num_claims} claims", *VERDICTS]]
     for device, ids_by_verdict in _ids_by_verdict(table).items():
         counts = [str(len(ids)) for ids in ids_by_verdict.values()]
         rows.append([device, *counts])
@@ -74,11 +77,14 @@ def count_table(table: pd.DataFrame) -> str:
 
 def names_table(table: pd.DataFrame) -> str:
     """Format SARATHI's claims in Markdown, by verdict and `id`."""
-    by_device = _ids_by_verdict(table[table.source.str.startswith("SARATHI")])
+    of_sarathi = table[table.source.str.startswith("SARATHI")]
+    by_device = _ids_by_verdict(of_sarathi)
     rows = [["verdict", *by_device]]
     for verdict in VERDICTS:
-        cells = [", ".join(ids_by_verdict[verdict]) for ids_by_verdict in by_device.values()]
-        rows.append([verdict, *cells])
+        row = [verdict]
+        for ids_by_verdict in by_device.values():
+            row.append(", ".join(ids_by_verdict[verdict]))
+        rows.append(row)
     return markdown(rows)
 
 
@@ -105,9 +111,13 @@ def _ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
     for name, of_device in tables.items():
         measured = _measured(of_device)
         kinds = measured.verdict.map(kind_of)
-        ids[name] = {verdict: list(measured.id[kinds == verdict].unique()) for verdict in VERDICTS}
-        is_missing = ~table.id.isin(measured.id)
-        ids[name][NOT_MEASURED] = list(table.id[is_missing].unique())
+        by_verdict = {}
+        for verdict in VERDICTS:
+            judged = measured.id[kinds == verdict]
+            by_verdict[verdict] = list(judged.unique())
+        missing = table.id[~table.id.isin(measured.id)]
+        by_verdict[NOT_MEASURED] = list(missing.unique())
+        ids[name] = by_verdict
     return ids
 
 
@@ -115,7 +125,8 @@ def map_table(table: pd.DataFrame, root: str = "") -> str:
     """Format the claims on what came after SARATHI in Markdown; `root` leads to `experiments/`."""
     rows = [["experiment", "claim", "source", "claimed", "found", "conditions"]]
     conditions = {claim.id: claim.caveat for claim in load_claims()}
-    for name, judged in table[_is_after(table)].groupby("id", sort=False):
+    after = table[_is_after(table)]
+    for name, judged in after.groupby("id", sort=False):
         first = judged.iloc[0]
         devices = _measured_devices(_measured(judged))
         composed, *cells, simulated = _cells(judged, devices)
@@ -125,16 +136,26 @@ def map_table(table: pd.DataFrame, root: str = "") -> str:
         for device, cell in zip(devices, cells, strict=True):
             values.append(f"{device} {cell}")
         values.append(simulated)
-        link = f"[{first.experiment}]({root}{AFTER}/{first.experiment}/README.md)"
-        about = [link, first.claim, first.source, first.expected]
-        rows.append([*about, "; ".join(values), conditions[str(name)]])
+        page = f"{root}{AFTER}/{first.experiment}/README.md"
+        row = [
+            f"[{first.experiment}]({page})",
+            first.claim,
+            first.source,
+            first.expected,
+            "; ".join(values),
+            conditions[str(name)],
+        ]
+        rows.append(row)
     return markdown(rows)
 
 
 def errors_of_paper(errors: pd.DataFrame) -> str:
     """Format mean and largest errors in Markdown by level, bold where the aim is missed."""
-    rows = [["", "points", *(cell for level in LEVELS for cell in (level, "aim"))]]
-    predicted = errors[errors.verdict != "formula"]
+    headings = ["", "points"]
+    for level in LEVELS:
+        headings += [level, "aim"]
+    rows = [headings]
+    predicted = errors[errors.verdict != "formula"]  # arithmetic on the paper's numbers is exact
     num_hardware = errors.groupby("row").hardware.nunique()
     for labels, group in predicted.groupby(["row", "hardware", "method"], sort=False):
         name, hardware, method = map(str, labels)
@@ -146,13 +167,15 @@ def errors_of_paper(errors: pd.DataFrame) -> str:
         cells = [", ".join(title), str(group.points.iloc[0])]
         by_level = {row["level"]: row for row in group.to_dict("records")}
         for level in LEVELS:
-            cells += _errors_of(by_level[level]) if level in by_level else ["-", ""]
+            cells += _errors_of(by_level.get(level))
         rows.append(cells)
     return markdown(rows)
 
 
-def _errors_of(row: Mapping[Any, Any]) -> list[str]:
-    """Format mean and largest error, and the aim."""
+def _errors_of(row: Row | None) -> list[str]:
+    """Format mean and largest error, and the aim, of a level that has been compared."""
+    if row is None:
+        return ["-", ""]
     error = f"{row['mean']:.2%} ({row['largest']:.1%})"
     if row["verdict"].endswith("partly fitted"):
         error += " †"
@@ -160,7 +183,9 @@ def _errors_of(row: Mapping[Any, Any]) -> list[str]:
         error = f"given: {error}"
     if row["verdict"].startswith("missed"):
         error = f"**{error}**"
-    aim = "" if pd.isna(row["aim_mean"]) else f"{row['aim_mean']:.0%}"
+    aim = ""
+    if not pd.isna(row["aim_mean"]):
+        aim = f"{row['aim_mean']:.0%}"
     if not pd.isna(row["aim_largest"]):
         aim += f" ({row['aim_largest']:.0%})"
     return [error, aim]
@@ -174,14 +199,15 @@ def _measured_devices(table: pd.DataFrame) -> list[str]:
     """Return the columns of measured devices. What vLLM's engine measured on a device stands in the
     column of the lab's engine there, if that has one.
     """
+    # In the order of the verdicts: that of the names of the recorded folders.
     devices = []
     for device in dict.fromkeys(map(str, table.device)):
         if not device.startswith((NO_DEVICE, SIMULATED, COMPOSED)):
             devices.append(device)
     columns = []
     for device in devices:
-        column = _without_engine(device)
-        if column == device or column not in devices:
+        of_lab = _without_engine(device)
+        if of_lab == device or of_lab not in devices:
             columns.append(device)
     return columns
 
@@ -201,24 +227,28 @@ def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
         values = []
         for row in records:
             device = str(row["device"])
+            value = f"**{row['verdict']}**: {in_words(row)}"
             if device == column:
-                values.append(f"**{row['verdict']}**: {in_words(row)}")
+                values.append(value)
             elif _without_engine(device) == column:
-                values.append(f"**{row['verdict']}**: {in_words(row)}, {device}")
+                values.append(f"{value}, {device}")
         cells.append("; ".join(values))
     cells.append(_by_verdict(records, SIMULATED))
     return [cell or NOT_MEASURED for cell in cells]
 
 
-def _by_verdict(records: Sequence[Mapping[Any, Any]], prefix: str) -> str:
+def _by_verdict(records: Sequence[Row], prefix: str) -> str:
     """Format the values of the devices that begin with `prefix`, each verdict's together."""
     values: dict[str, list[str]] = {}
     for row in sorted(records, key=lambda row: str(row["device"])):
         device = str(row["device"])
-        if device.startswith(prefix):
-            name = device.removeprefix(prefix).replace(PROFILED, " profiled")
-            values.setdefault(row["verdict"], []).append(f"{name} {in_words(row)}")
-    return "; ".join(f"**{verdict}**: {', '.join(texts)}" for verdict, texts in values.items())
+        if not device.startswith(prefix):
+            continue
+        name = device.removeprefix(prefix).replace(PROFILED, " profiled")
+        of_verdict = values.setdefault(row["verdict"], [])
+        of_verdict.append(f"{name} {in_words(row)}")
+    cells = [f"**{verdict}**: {', '.join(texts)}" for verdict, texts in values.items()]
+    return "; ".join(cells)
 
 
 def blocks(table: pd.DataFrame) -> Iterator[tuple[Path, str, str]]:
@@ -233,10 +263,12 @@ def blocks(table: pd.DataFrame) -> Iterator[tuple[Path, str, str]]:
 
 def between(text: str, name: str) -> tuple[str, str, str]:
     """Split a page at the marks of the table `name`. Raises ValueError if they are gone."""
-    before, begin, rest = text.partition(BEGIN.format(name))
-    block, end, after = rest.partition(END.format(name))
-    if not end:
-        raise ValueError(f"no {BEGIN.format(name)} and {END.format(name)}")
+    begin = BEGIN.format(name)
+    end = END.format(name)
+    before, _, rest = text.partition(begin)
+    block, mark, after = rest.partition(end)
+    if not mark:
+        raise ValueError(f"no {begin} and {end}")
     return before + begin, block, end + after
 
 

@@ -6,10 +6,9 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -28,6 +27,7 @@ from sarathi_lab.experiment.claims import (
 from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.results.load import SIMULATED
 from sarathi_lab.results.result import DisplayTable, show
+from sarathi_lab.results.table import Row
 from sarathi_lab.tasks.claim_tables import blocks, write_page
 
 COLOURS = ("green", "green", "green", "yellow", "red", "red", "cyan", "dim")
@@ -84,13 +84,14 @@ def _print_by_claim(table: pd.DataFrame) -> None:
         show([DisplayTable(lines, BY_CLAIM, unbroken=BY_CLAIM, title=title, markup=True)])
 
 
-def _line(row: Mapping[Any, Any], columns: Sequence[str], *, is_long: bool) -> dict[str, Any]:
+def _line(row: Row, columns: Sequence[str], *, is_long: bool) -> dict[str, object]:
     """Return what is shown of a claim on a device."""
     value = in_words(row)
     if not is_long:
         value, _, _ = value.partition(" (")
     style = STYLES[kind_of(row["verdict"])]
-    shown = {**row, "measured": value, "verdict": f"[{style}]{row['verdict']}[/]"}
+    verdict = f"[{style}]{row['verdict']}[/]"
+    shown = {**row, "measured": value, "verdict": verdict}
     return {name: shown[name] for name in columns}
 
 
@@ -175,9 +176,11 @@ def _check(options: argparse.Namespace, results: Path) -> None:
 
 def _judging(names: Sequence[str], table: pd.DataFrame) -> list[str]:
     """Return the experiments that judge what a figure of the paper claims, such as fig09's."""
-    numbers = [name.removeprefix("fig").lstrip("0") for name in names if name.startswith("fig")]
     experiments = []
-    for number in numbers:
+    for name in names:
+        if not name.startswith("fig"):
+            continue
+        number = name.removeprefix("fig").lstrip("0")
         is_of_figure = table.source.str.contains(rf"Fig {number}(?!\d)")
         experiments += list(table.experiment[is_of_figure].unique())
     return experiments
@@ -227,11 +230,9 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
             if not is_record:
                 line += settings.get(name, [])
             line += [f"output={output}", f"hydra.run.dir={output}/run"]
+            line += CATALOG[name].settings_of(how)
             if how == MEASURED:
-                line += [*CATALOG[name].measured, *options.settings]
-                line.append(f"task.seconds={seconds[name]:g}")
-            else:
-                line += ["executor=simulated", *CATALOG[name].simulated]
+                line += [*options.settings, f"task.seconds={seconds[name]:g}"]
             start = time.monotonic()
             exit_status = run(line)
             if exit_status:
@@ -272,6 +273,7 @@ def _jobs(
     if options.simulate:
         for name in names:
             jobs.append((name, "simulated"))
+    # What has finished has a cost; records have none, and begin anew.
     if options.resume and costs.is_file():
         finished = set(pd.read_csv(costs)[JOB].itertuples(index=False, name=None))
         jobs = [job for job in jobs if job not in finished]

@@ -29,7 +29,7 @@ from sarathi_lab.results.own_metrics import own_quantities
 from sarathi_lab.results.result import ITERATIONS, REQUESTS
 from sarathi_lab.results.serving_metrics import Slo, serving_summary
 from sarathi_lab.results.steady import LEAST_DRIFT, drift, requests_for_steady_part
-from sarathi_lab.results.window import Part
+from sarathi_lab.results.window import RunPart
 from sarathi_lab.tasks.plan import Plan
 
 Tables = dict[str, pd.DataFrame]
@@ -58,7 +58,7 @@ class ExecutedRun:
     ledger: Ledger
     peaks: Peaks
     tables: Tables
-    part: Part | None
+    part: RunPart | None
     iterations: pd.DataFrame
     requests: pd.DataFrame
     decode_cost: DecodeCost | None
@@ -124,6 +124,7 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
     plan = run.plan
     engine = plan.engine
     summary = metrics.summarise(run.iterations, run.requests, run.peaks, run.decode_cost)
+    # A part counts the tokens that were emitted in it, also of requests that began before.
     if run.part is not None:
         summary |= run.part.throughput(run.tables[REQUESTS])
     slo = plan.targets.slo.resolved(run.slo_reference)
@@ -146,6 +147,7 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
         summary |= run.trend.metrics()
     if run.slo_reference is not None:
         summary["slo_decode_time"] = run.slo_reference
+    # A user's own come last: they may not have the name of any other.
     counted = metrics.RunTables(run.iterations, run.requests, run.peaks, run.decode_cost)
     own, error = own_quantities(plan.metrics, counted, summary.keys())
     return summary | own, tables, error

@@ -27,7 +27,7 @@ from sarathi_lab.experiment.recorded import (
     paper,
     points_of,
 )
-from sarathi_lab.experiment.registry import CATALOG, PAPERS, Job, paper_jobs
+from sarathi_lab.experiment.registry import CATALOG, PAPERS, SimulatedJob, paper_jobs
 from sarathi_lab.experiment.simulate import simulate
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL
@@ -145,12 +145,12 @@ class Figures(Task):
 
     def check(self, cfg: DictConfig) -> None:
         for job in self._jobs():
-            job.experiment.check(job.backend, job.spec, job.sizes)
+            job.experiment.check_simulated(job.backend, job.spec, job.sizes)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         return recompute(simulate(self._jobs(), self.processes))
 
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[SimulatedJob]:
         jobs = []
         for name in PAPERS:
             if self.figures is None or name in self.figures:
@@ -169,6 +169,7 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
     if len(errors):
         shown.append(_shown_errors(errors))
     shown += peak_tables(points)
+    # Of what has no error row, as the paper shows no points of it, the lines are shown.
     has_errors = set(errors.device)
     for table in tables:
         device = str(table.device.iloc[0])
@@ -203,9 +204,13 @@ def peak_tables(points: pd.DataFrame) -> list[DisplayTable]:
         for panel, of_panel in of_figure.groupby("panel", sort=False):
             for device, of_device in of_panel.groupby("device", sort=False):
                 highest = of_device.sort_values("y").iloc[-1]
-                place = f"{look.x} {highest['x']:.3g}, {highest['series']}"
-                row = {"panel": str(panel), "device": str(device)}
-                rows.append({**row, "highest": f"{highest['y']:.2f}", "at": place})
+                row = {
+                    "panel": str(panel),
+                    "device": str(device),
+                    "highest": f"{highest['y']:.2f}",
+                    "at": f"{look.x} {highest['x']:.3g}, {highest['series']}",
+                }
+                rows.append(row)
         title = f"{name}: the highest {GAIN}"
         tables.append(DisplayTable(rows, left=("panel", "device", "at"), title=title))
     return tables
@@ -215,13 +220,19 @@ def lines(device: str, table: pd.DataFrame) -> DisplayTable:
     """Each line's least and most with their intervals, and what is missing."""
     rows = []
     for (panel, series), line in table.groupby(["panel", "series"], sort=False):
-        measured = line.dropna(subset="y").sort_values("y")
+        by_value = line.dropna(subset="y").sort_values("y")
+        row = {
+            "panel": str(panel),
+            "line": str(series),
+            "points": str(len(line)),
+            "least": _described(by_value[:1]),
+            "most": _described(by_value[-1:]),
+            "unit": str(line.unit.iloc[0]),
+            "missing": "",
+        }
         missing = line[line.y.isna()]
-        row = {"panel": str(panel), "line": str(series), "points": str(len(line))}
-        row["least"] = _described(measured[:1])
-        row["most"] = _described(measured[-1:])
-        row["unit"] = str(line.unit.iloc[0])
-        row["missing"] = f"{len(missing)}: {missing.reason.iloc[0]}" if len(missing) else ""
+        if len(missing):
+            row["missing"] = f"{len(missing)}: {missing.reason.iloc[0]}"
         rows.append(row)
     title = f"{table.figure.iloc[0]} on {device}: {_brackets(table)}"
     return DisplayTable(rows, left=("panel", "line", "unit", "missing"), title=title)

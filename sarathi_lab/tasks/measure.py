@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,9 +32,10 @@ from sarathi_lab.experiment.registry import (
     CATALOG,
     SETUPS,
     Experiment,
-    Job,
     Measured,
+    MeasuredJob,
     Platform,
+    SimulatedJob,
     Sizes,
     load_experiment,
     paper_jobs,
@@ -61,6 +62,13 @@ OF_PAPER = ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel")
 Tables = Mapping[str, pd.DataFrame]
 
 
+class Prepared(NamedTuple):
+    """The checked jobs of one run: those to measure, or those to simulate."""
+
+    measured: Sequence[MeasuredJob] = ()
+    simulated: Sequence[SimulatedJob] = ()
+
+
 @dataclass(frozen=True)
 class Measure(Task):
     """Make the points of `experiment`; its settings: `conf/task/measure.yaml`.
@@ -76,7 +84,7 @@ class Measure(Task):
     max_spread: float | None = number(None, above=0, fix=SPREAD)
     record: str | None = None
     every: int = whole(1, minimum=1, fix="use 1 for all points")
-    sizes: Mapping[str, Any] | None = None
+    sizes: Sizes | None = None
     processes: int | None = whole(None, minimum=1, fix=PROCESSES)
     draws: int = whole(
         0, minimum=0, maximum=NUM_DRAWS, fix=f"use {NUM_DRAWS}, or 0 for intervals of seeds alone"
@@ -90,16 +98,22 @@ class Measure(Task):
         require_one_of("task.experiment", self.experiment, CATALOG)
         return CATALOG[self.experiment]
 
-    def check(self, cfg: DictConfig) -> list[Job]:
+    def check(self, cfg: DictConfig) -> Prepared:
         """Refuse a model that does not fit the device, and settings without effect; return what is
         measured, a job a model, or simulated.
         """
-        backend = build(cfg.executor)
-        if isinstance(backend, MeasuredBackend):
-            return self._checked_measurements(cfg, backend)
-        return self._checked_simulations(cfg, backend)
+        backend: Backend = build(cfg.executor)
+        if backend.computes_tokens:
+            return Prepared(
+                measured=self._checked_measurements(cfg, build(cfg.executor, MeasuredBackend))
+            )
+        return Prepared(
+            simulated=self._checked_simulations(cfg, build(cfg.executor, SimulatedBackend))
+        )
 
-    def _checked_simulations(self, cfg: DictConfig, backend: SimulatedBackend) -> list[Job]:
+    def _checked_simulations(
+        self, cfg: DictConfig, backend: SimulatedBackend
+    ) -> list[SimulatedJob]:
         declared = self.declared
         for name in ("seconds", "max_spread"):
             self._refuse(name, "is for measuring, and executor=simulated computes")
@@ -124,6 +138,7 @@ class Measure(Task):
                 f"executor.pipeline_parallel={backend.num_stages}: {declared.name} is for one "
                 "batch at a time, not for a pipeline; use 1"
             )
+        # Without a stated model an experiment brings its own models, each with its own devices.
         has_platforms = is_usual_model(cfg) and bool(declared.papers)
         if has_platforms and backend.tensor_parallel > 1:
             raise UserError(
@@ -133,7 +148,7 @@ class Measure(Task):
             )
         jobs = self.jobs(cfg, backend)
         for job in jobs:
-            declared.check(job.backend, job.spec, job.sizes)
+            declared.check_simulated(job.backend, job.spec, job.sizes)
         return jobs
 
     def _check_as_paper(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
@@ -149,7 +164,7 @@ class Measure(Task):
                 f"model={chosen} has no effect: {self.experiment} is of the paper's models; drop it"
             )
 
-    def _checked_measurements(self, cfg: DictConfig, backend: MeasuredBackend) -> list[Job]:
+    def _checked_measurements(self, cfg: DictConfig, backend: MeasuredBackend) -> list[MeasuredJob]:
         declared = self.declared
         if declared.is_simulated:
             raise UserError(f"{declared.name} is simulated only; add executor=simulated")
@@ -163,8 +178,9 @@ class Measure(Task):
         _, checkpoint = resolve_model(cfg, backend)
         if checkpoint is not None:
             raise UserError(f"task=measure takes random weights; drop model.path={cfg.model.path}")
-        sizes = self._sizes(backend)
+        sizes = self._measured_sizes(backend)
         specs = self._measured_specs(cfg, backend)
+        # All before the first is announced: an engine is made for the largest of them.
         for spec in specs:
             self._check_room(backend, spec, sizes)
         jobs = []
@@ -177,7 +193,7 @@ class Measure(Task):
     def _check_room(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> None:
         """Raise UserError for a device without room, with what helps an experiment."""
         try:
-            self.declared.check(backend, spec, sizes)
+            self.declared.check_measured(backend, spec, sizes)
         except NoRoom as error:
             is_large = self._setup(backend) == "paper"
             advice = "use task.setup=small, or take" if is_large else "take"
@@ -185,15 +201,15 @@ class Measure(Task):
 
     def _measurement(
         self, cfg: DictConfig, backend: MeasuredBackend, spec: ModelSpec, num_models: int
-    ) -> Job:
+    ) -> MeasuredJob:
         """Return how the experiment is measured with one of `num_models`."""
         declared = self.declared
-        seconds = self.seconds or declared.seconds
-        return Job(
+        seconds = self.seconds or declared.seconds  # of all models together
+        return MeasuredJob(
             declared,
             spec,
             backend,
-            self._sizes(backend),
+            self._measured_sizes(backend),
             make_policy=partial(policy_of, cfg),
             seed=int(cfg.seed),
             seconds=seconds / num_models,
@@ -210,12 +226,11 @@ class Measure(Task):
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Leave figure.parquet, a CSV by device, also recorded, and a picture."""
-        jobs: list[Job] = context.prepared or self.check(cfg)
-        backend = jobs[0].backend
-        if isinstance(backend, MeasuredBackend):
-            return self._measured(jobs, backend, context)
-        tables = simulate(jobs, self.processes)
-        if jobs[0].simulated_backend.composes_kernels:
+        prepared: Prepared = context.prepared or self.check(cfg)
+        if prepared.measured:
+            return self._measured(prepared.measured, context)
+        tables = simulate(prepared.simulated, self.processes)
+        if prepared.simulated[0].backend.composes_kernels:
             return self._composed(tables, context)
         if self.declared.has_paper:
             return self._recomputed(tables)
@@ -225,14 +240,16 @@ class Measure(Task):
         """Record a figure of the paper, also of points that were counted, with its errors."""
         by_method: dict[str, list[pd.DataFrame]] = {}
         for table in tables:
-            method = table.method.iloc[0]
-            by_method.setdefault(method, []).append(table.assign(device_name=table.device))
+            of_method = by_method.setdefault(table.method.iloc[0], [])
+            # Of a paper's figure the device is named with level, model and method.
+            of_method.append(table.assign(device_name=table.device))
         recorded: dict[str, pd.DataFrame] = {}
         for method, of_method in by_method.items():
+            ending = f"-{method}" if method else ""
             folders = by_folder(of_method)
-            self._record(folders, f"{self.declared.name}-{method}" if method else None)
+            self._record(folders, ending)
             for folder, table in folders.items():
-                recorded[f"{folder}-{method}" if method else folder] = table
+                recorded[f"{folder}{ending}"] = table
         result = recompute(tables)
         return replace(result, tables={**result.tables, **recorded}, float_format="%.6g")
 
@@ -240,6 +257,7 @@ class Measure(Task):
         """Keep what measured kernels compose: no operation takes no time, so a zero has no kernel.
         Raises UserError where they compose nothing.
         """
+        # A point of zero has an operation without a measured kernel.
         composed = [table[table.y > 0] for table in tables]
         if all(table.empty for table in composed):
             raise UserError(
@@ -251,27 +269,31 @@ class Measure(Task):
     def _refuse(self, name: str, reason: str) -> None:
         refuse_unread(self, [name], f": it {reason}; drop it", "task.")
 
-    def _setup(self, backend: Backend) -> str:
+    def _setup(self, backend: MeasuredBackend) -> str:
         """Return the set-up that was chosen, or the one that suits the device."""
         if self.setup != AUTO:
             return self.setup
-        is_small = isinstance(backend, MeasuredBackend) and not backend.uses_gpus
-        return "small" if is_small else "paper"
+        return "paper" if backend.uses_gpus else "small"
 
-    def _sizes(self, backend: Backend) -> Sizes:
+    def _measured_sizes(self, backend: MeasuredBackend) -> Sizes:
         return self.declared.sizes(self._setup(backend), self.sizes)
+
+    def _simulated_sizes(self) -> Sizes:
+        """Return the sizes of the chosen set-up, the paper's by default."""
+        if self.declared.has_paper:
+            return self.declared.paper_sizes(self.every, self.sizes)
+        setup = "paper" if self.setup == AUTO else self.setup
+        return self.declared.sizes(setup, self.sizes)
 
     def _measured_specs(self, cfg: DictConfig, backend: MeasuredBackend) -> list[ModelSpec]:
         """Return the chosen model, or those that the experiment compares, or the usual one."""
-        compared = self._sizes(backend).get("models", ())
+        compared = self._measured_sizes(backend).get("models", ())
         if compared and is_usual_model(cfg):
             specs = [load_option("model", name) for name in compared]
             return [backend.with_weights(spec, None) for spec in specs]
         return [resolve_model(cfg, backend)[0]]
 
-    def _measured(
-        self, jobs: Sequence[Job], backend: MeasuredBackend, context: RunContext
-    ) -> Result:
+    def _measured(self, jobs: Sequence[MeasuredJob], context: RunContext) -> Result:
         tables_by_name: dict[str, list[pd.DataFrame]] = {}
         for job in jobs:
             for name, table in self.declared.measure(job).items():
@@ -280,7 +302,7 @@ class Measure(Task):
         for name, tables in tables_by_name.items():
             joined[name] = pd.concat(tables, ignore_index=True)
         points = joined.pop("")
-        device = self._folder(backend, jobs[0].spec.name)
+        device = self._folder(jobs[0].backend, jobs[0].spec.name)
         folder, source = self.declared.recorded_as(device)
         return self._result({folder: points}, source, context, joined)
 
@@ -305,7 +327,7 @@ class Measure(Task):
         declared = self.declared
         self._record(tables)
         for name, rows in others.items():
-            self._record(dict.fromkeys(tables, rows), f"{declared.name}-{name}")
+            self._record(dict.fromkeys(tables, rows), f"-{name}")
         points = as_points(pd.concat(tables.values(), ignore_index=True), source)
         pictures = {}
         if points.y.notna().any():
@@ -329,14 +351,16 @@ class Measure(Task):
             float_format="%.6g",
         )
 
-    def _record(self, tables: Tables, stem: str | None = None) -> None:
+    def _record(self, tables: Tables, ending: str = "") -> None:
+        """Record tables by device, in files that are called by the experiment and an `ending`."""
         if self.record is None:
             return
+        root = Path(str(self.record))
         for device, table in tables.items():
-            path = load.save(table, self.experiment, device, Path(str(self.record)), stem)
+            path = load.save(table, self.experiment, device, root, ending)
             print_place("record", path)
 
-    def jobs(self, cfg: DictConfig, backend: SimulatedBackend) -> list[Job]:
+    def jobs(self, cfg: DictConfig, backend: SimulatedBackend) -> list[SimulatedJob]:
         """List the chosen model on the chosen device; without a choice those of the paper, each on
         as many devices as there, of the chosen kind (those of it, if it has any) or the paper's.
         """
@@ -346,9 +370,7 @@ class Measure(Task):
         gpu = None if hardware == PAPERS_GPU else hardware
         if declared.has_paper and not backend.composes_kernels:
             return paper_jobs(declared, None if gpu is None else [gpu], self.every, self.sizes)
-        sizes = self._sizes(backend)
-        if declared.has_paper:
-            sizes = declared.paper_sizes(self.every, self.sizes)
+        sizes = self._simulated_sizes()
         if is_usual_model(cfg) and declared.papers:
             pairs = _on_platforms(declared.papers, backend, gpu)
         else:
@@ -356,7 +378,7 @@ class Measure(Task):
             pairs = [(spec, backend)]
         jobs = []
         for model, devices in pairs:
-            job = Job(
+            job = SimulatedJob(
                 declared,
                 model,
                 devices,

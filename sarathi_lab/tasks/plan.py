@@ -45,7 +45,7 @@ from sarathi_lab.results.decode_cost import slo_in_seconds
 from sarathi_lab.results.own_metrics import own_metrics
 from sarathi_lab.results.serving_metrics import Targets
 from sarathi_lab.results.steady import steady_part
-from sarathi_lab.results.window import ADMISSION, ARRIVAL, Part, Window
+from sarathi_lab.results.window import ADMISSION, ARRIVAL, RunPart, Window
 from sarathi_lab.tasks.run_cache import cache_fields, explained_cache
 from sarathi_lab.tasks.server_defaults import AUTO, fill_defaults
 from sarathi_lab.workload import LoadedRequests, Workload
@@ -123,14 +123,14 @@ class Plan:
         part = self.steady_part(ledger.requests())
         return float(ledger.iterations().end.max()) if part is None else part.end - part.start
 
-    def counted_part(self, iterations: pd.DataFrame, requests: pd.DataFrame) -> Part | None:
+    def counted_part(self, iterations: pd.DataFrame, requests: pd.DataFrame) -> RunPart | None:
         """Return the part of a run that its metrics count; None for all of it. Raises RunError."""
         if self.window.is_whole:
             return self.steady_part(requests)
         column = ADMISSION if self.load.all_wait else ARRIVAL
         return self.window.of(iterations, requests, column)
 
-    def steady_part(self, requests: pd.DataFrame) -> Part | None:
+    def steady_part(self, requests: pd.DataFrame) -> RunPart | None:
         """Return the part between filling and draining, where all `requests` wait from the start
         and no window is stated.
         """
@@ -158,6 +158,7 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     """
     setup = make_setup(cfg)
     copy = copier(cfg)
+    # Each has a copy of the configuration, in which its server's defaults are filled.
     run = _checked(_parts(copy(), setup))
     plan = _fitted(run)
     options = option_files("policy")
@@ -170,6 +171,7 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
         baseline = _parts(own, setup)
         if baseline.policy != run.policy:  # a run is no baseline of itself
             baselines[name] = _fitted(baseline)
+    # Only when all are checked: one engine may be made for the largest of them.
     for checked in (plan, *baselines.values()):
         checked.backend.expect(checked.spec, checked.checkpoint, checked.sizes)
     return plan, baselines
@@ -203,8 +205,8 @@ def make_setup(cfg: DictConfig) -> Setup:
     cluster: Topology = build(cfg.cluster)
     backend = cluster.backend(backend, spec)
     if cfg.max_model_len is not None:
-        fix = "use null for the longest request of the workload"
-        require_int("max_model_len", cfg.max_model_len, 2, fix)
+        advice = "use null for the longest request of the workload"
+        require_int("max_model_len", cfg.max_model_len, 2, advice)
     return Setup(backend, spec, checkpoint, cluster, _load(cfg, backend, spec, checkpoint))
 
 
@@ -213,8 +215,8 @@ def _parts(cfg: DictConfig, setup: Setup) -> Plan:
     require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
     backend, spec, load, cluster = setup.backend, setup.spec, setup.load, setup.cluster
     assumed = fill_defaults(cfg, backend, spec, load)
-    fix = "use the number of sequences to serve at a time, such as 8"
-    batch_size = require_int("batch", cfg.batch, 1, fix)
+    advice = "use the number of sequences to serve at a time, such as 8"
+    batch_size = require_int("batch", cfg.batch, 1, advice)
     policy: Policy = build(cfg.policy, Policy)
     max_model_len = cfg.max_model_len or max(request.total_len for request in load.requests)
     engine = EngineConfig(
@@ -266,8 +268,9 @@ def _load(
 ) -> LoadedRequests:
     """Generate the requests. Raises UserError for one longer than weights were made for."""
     workload = build(cfg.workload, Workload)
-    if isinstance(workload, Trace):
+    if isinstance(workload, Trace):  # whose longer requests were refused by its server, too
         workload = workload.within(cfg.max_model_len or spec.max_position)
+    # Simulations need no tokens, which take longer to draw than all else.
     vocab_size = spec.vocab_size if backend.computes_tokens else None
     load: LoadedRequests = workload.generate(vocab_size, text_encoder(checkpoint))
     longest = max(request.total_len for request in load.requests)
@@ -288,6 +291,7 @@ def _fitted(plan: Plan) -> Plan:
     if policy.budget == AUTO:
         advice = _advice(plan)
         engine = replace(plan.engine, policy=policy.with_budget(advice.chunk))
+        # What is recorded and fingerprinted is the number, not "auto".
         OmegaConf.update(plan.cfg, f"policy.{policy.budget_field}", advice.chunk)
         plan = replace(plan, engine=engine, advice=advice)
     with explained_cache(plan.engine, plan.backend, plan.spec, plan.cfg.cache.memory_share):

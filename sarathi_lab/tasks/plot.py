@@ -7,7 +7,6 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,21 +41,43 @@ def main(args: Sequence[str]) -> int:
 
 
 def _plot(folder: Path, settings: Sequence[str], out: Path | None) -> int:
+    axes: dict[str, str] = {}
     for setting in settings:
-        if setting.partition("=")[0] not in AXES or not setting.partition("=")[2]:
-            fix = ", ".join(f"{one}=NAME" for one in AXES)
-            raise UserError(f"{setting} is no axis; write {fix}")
-    if out is not None and (out.suffix not in KINDS or out.exists()):
-        why = "exists" if out.suffix in KINDS else f"does not end in {', '.join(KINDS)}"
-        raise UserError(f"--out {out} {why}; name another file")
-    figure = _draw(folder, dict(setting.split("=", 1) for setting in settings))
-    names = (folder / f"plot{f'-{number}' if number > 1 else ''}.png" for number in count(1))
-    out = out or next(path for path in names if not path.exists())
+        axis, _, name = setting.partition("=")
+        if axis not in AXES or not name:
+            advice = ", ".join(f"{valid}=NAME" for valid in AXES)
+            raise UserError(f"{setting} is no axis; write {advice}")
+        axes[axis] = name
+    if out is not None:
+        _check_out(out)
+    figure = _draw(folder, axes)
+    path = out or _unused(folder)
     from sarathi_lab.results.plots.files import save_figure  # matplotlib takes a second
 
-    save_figure(figure, out)
-    print_place("figure", out)
+    save_figure(figure, path)
+    print_place("figure", path)
     return 0
+
+
+def _check_out(path: Path) -> None:
+    """Raise UserError for a file of another kind, or one that is there."""
+    reason = ""
+    if path.suffix not in KINDS:
+        reason = f"does not end in {', '.join(KINDS)}"
+    elif path.exists():
+        reason = "exists"
+    if reason:
+        raise UserError(f"--out {path} {reason}; name another file")
+
+
+def _unused(folder: Path) -> Path:
+    """Return the first of plot.png, plot-2.png, ... that is not there."""
+    path = folder / "plot.png"
+    number = 1
+    while path.exists():
+        number += 1
+        path = folder / f"plot-{number}.png"
+    return path
 
 
 def _draw(folder: Path, axes: dict[str, str]) -> Figure:
@@ -64,12 +85,16 @@ def _draw(folder: Path, axes: dict[str, str]) -> Figure:
     if (folder / "run.json").is_file() and not axes:
         from sarathi_lab.results.plots.runs import draw_run  # matplotlib takes a second
 
-        iterations, requests = (pd.read_parquet(folder / one) for one in (ITERATIONS, REQUESTS))
-        return draw_run(iterations, requests, str(load_runs(folder)["name"].iloc[0]))
+        iterations = pd.read_parquet(folder / ITERATIONS)
+        requests = pd.read_parquet(folder / REQUESTS)
+        name = str(load_runs(folder)["name"].iloc[0])
+        return draw_run(iterations, requests, name)
     runs = load_runs(folder)
     if runs.empty:
         raise UserError(f"{folder} has no finished run; name the folder of a sweep or of a run")
     from sarathi_lab.results.plots.sweeps import draw_sweep
 
-    quantities = axes.pop("y").split(",") if "y" in axes else None
+    quantities = None
+    if "y" in axes:
+        quantities = axes.pop("y").split(",")
     return draw_sweep(runs, y=quantities, **axes)

@@ -30,8 +30,8 @@ def cache_fields(
     holds all batches in flight. Raises UserError.
     """
     cache = cfg.cache
-    fix = "use a number of tokens such as 16"
-    block_size = require_int("cache.block_size", cache.block_size, 1, fix)
+    advice = "use a number of tokens such as 16"
+    block_size = require_int("cache.block_size", cache.block_size, 1, advice)
     states = backend.state_tokens(spec)
     setup = setup_of(policy, cfg.batch, max_model_len, memory_share(cfg))
     window = spec.window_in_cache(setup.rule.window_pool)
@@ -45,22 +45,22 @@ def cache_fields(
         num_sequences = cfg.batch * backend.num_stages
         num_blocks = math.ceil(num_sequences * per_sequence / (1 - CACHE_HEADROOM))
     else:
-        fix = "use batch for a cache that holds all batches in flight, auto for a server's"
-        num_blocks = require_int("cache.num_blocks", cache.num_blocks, 1, fix)
+        advice = "use batch for a cache that holds all batches in flight, auto for a server's"
+        num_blocks = require_int("cache.num_blocks", cache.num_blocks, 1, advice)
     if cache.memory_share is not None and cache.num_blocks != FILLS_MEMORY:
-        why = "has no effect on a cache of a stated size; add cache.num_blocks=auto"
-        raise UserError(f"cache.memory_share={cache.memory_share} {why}")
+        reason = "has no effect on a cache of a stated size; add cache.num_blocks=auto"
+        raise UserError(f"cache.memory_share={cache.memory_share} {reason}")
     backend.check(spec, num_blocks * block_size)  # before a cache of that many blocks is made
-    fix = "use fewer, or a larger cache.block_size"
-    require_int("cache.num_blocks", num_blocks, 0, fix, maximum=MOST_BLOCKS)
-    fix = "use true to share the cache of equal prefixes, else false"
-    shares_prefixes = require_bool("cache.prefix", cache.prefix, fix)
+    advice = "use fewer, or a larger cache.block_size"
+    require_int("cache.num_blocks", num_blocks, 0, advice, maximum=MOST_BLOCKS)
+    advice = "use true to share the cache of equal prefixes, else false"
+    shares_prefixes = require_bool("cache.prefix", cache.prefix, advice)
     if shares_prefixes and states:
-        why = "has states, of which no copies at the ends of blocks are simulated"
-        raise UserError(f"cache.prefix=true: model {spec.name} {why}; use cache.prefix=false")
-    fix = "use true for chunks that end where blocks of the cache do, else false"
+        reason = "has states, of which no copies at the ends of blocks are simulated"
+        raise UserError(f"cache.prefix=true: model {spec.name} {reason}; use cache.prefix=false")
+    advice = "use true for chunks that end where blocks of the cache do, else false"
     return {
-        "aligns_chunks": require_bool("cache.align_chunks", cache.align_chunks, fix),
+        "aligns_chunks": require_bool("cache.align_chunks", cache.align_chunks, advice),
         "block_size": block_size,
         "num_blocks": num_blocks,
         "fills_memory": cache.num_blocks == FILLS_MEMORY,
@@ -85,9 +85,9 @@ def memory_share(cfg: DictConfig) -> float | None:
     share = cfg.cache.memory_share
     if share is None:
         return None
-    fix = "use a share above 0 up to 1 such as 0.9, or null for the served system's"
-    if require_number("cache.memory_share", share, above=0, fix=fix) > 1:
-        raise UserError(f"cache.memory_share={share} exceeds 1; {fix}")
+    advice = "use a share above 0 up to 1 such as 0.9, or null for the served system's"
+    if require_number("cache.memory_share", share, above=0, fix=advice) > 1:
+        raise UserError(f"cache.memory_share={share} exceeds 1; {advice}")
     return float(share)
 
 

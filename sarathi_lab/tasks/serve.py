@@ -78,10 +78,10 @@ class Serve(Task):
         plan, baselines = make_plans(cfg)
         if plan.backend.computes_tokens:
             return {}
-        plans = {"": plan, **baselines}
-        return {
-            f"{name}-{fingerprint(run)}": _simulated_seconds(run) for name, run in plans.items()
-        }
+        seconds = {}
+        for name, run in {"": plan, **baselines}.items():
+            seconds[f"{name}-{fingerprint(run)}"] = _simulated_seconds(run)
+        return seconds
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Run the baselines unless they are there already, and the run itself."""
@@ -106,7 +106,6 @@ def _simulated_seconds(plan: Plan) -> float:
 
 def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext) -> Path:
     """The folder of the baseline's run, executed at most once a sweep (`run_once`)."""
-    run_dir = context.baselines_dir / f"{name}-{fingerprint(plan)}"
     # It is named by what the sweep varies of its work: not another policy's parameters.
     varied = {}
     for key, value in context.varied.items():
@@ -114,8 +113,14 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
         is_unread_chunk = key == "chunk" and plan.policy.budget is None
         if not is_of_policy and not is_unread_chunk:
             varied[key] = value
-    named = " ".join(["baseline", name, *(f"{key}={value}" for key, value in varied.items())])
-    context = replace(context, run_dir=run_dir, name=named, varied=varied, policy=name)
+    settings = [f"{key}={value}" for key, value in varied.items()]
+    context = replace(
+        context,
+        run_dir=context.baselines_dir / f"{name}-{fingerprint(plan)}",
+        name=" ".join(["baseline", name, *settings]),
+        varied=varied,
+        policy=name,
+    )
     work = partial(_executed, plan, context, {}, is_baseline=True)
     return run_once(work, cfg, context)
 
@@ -138,21 +143,15 @@ def fingerprint(plan: Plan) -> str:
     read = {name: plan.config[name] for name in READ}
     # "auto" is another number for another server, whose policy need not be this one.
     read["num_blocks"] = plan.engine.num_blocks
-    return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()[:8]
+    text = json.dumps(read, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _executed(
     plan: Plan, context: RunContext, finished: Mapping[str, Path], *, is_baseline: bool
 ) -> Result:
     """Run one plan and compare it with the `finished` baselines. Raises Stopped."""
-    baselines = {name: os.path.relpath(path, context.run_dir) for name, path in finished.items()}
-    labels = labels_of(plan, context.name)
-    labels |= {"is_baseline": is_baseline, "baselines": baselines}
-    tags = [str(labels[key]) for key in ("policy", "model", "device", "executor")]
-    if is_baseline:
-        tags.append("baseline")
-    artifact = f"{plan.policy.name}-{fingerprint(plan)}"
-    result = Result(labels=labels, tags=tags, config=plan.config, artifact=artifact)
+    result = _labelled(plan, context, finished, is_baseline=is_baseline)
     predicted = _announce(plan, context)
     ledger = Ledger()
     try:
@@ -171,13 +170,8 @@ def _executed(
     for name, baseline in summaries.items():
         summary |= metrics.compare(summary, baseline, name, plan.metrics)
         cautions += metrics.replay_caution(summary, baseline, name)
-    labels["schedule"] = schedule_of(tables[ITERATIONS])
     graph_use = metrics.graph_use_by_kind(tables[ITERATIONS])
-    facts = dict(plan.backend.facts)
-    if graph_use:
-        facts["graph_use"] = graph_use
-    if facts:
-        labels["engine"] = facts
+    labels = {**result.labels, **_facts_after(plan, tables, graph_use)}
     shown: list[DisplayTable | str] = []
     if not context.is_brief:
         if is_baseline and not context.is_verbose:
@@ -188,11 +182,42 @@ def _executed(
             shown.append(operation_display(tables[OPERATIONS]))
         shown += graph_use_lines(graph_use)
     shown += first_of_sweep(cautions, context)
-    result = replace(result, tables=tables, summary=summary, shown=shown)
+    result = replace(result, tables=tables, summary=summary, shown=shown, labels=labels)
     if error_of_metric is None or not is_baseline:
         return replace(result, error=error_of_metric)
     # The run is compared with its baseline in all other quantities.
     return replace(result, shown=[*shown, f"  {error_of_metric}"])
+
+
+def _labelled(
+    plan: Plan, context: RunContext, finished: Mapping[str, Path], *, is_baseline: bool
+) -> Result:
+    """Return what is known of a run's result before it begins: labels, tags and configuration."""
+    labels = labels_of(plan, context.name)
+    labels["is_baseline"] = is_baseline
+    folders = {}
+    for name, path in finished.items():
+        # A sweep's folder may be moved as a whole.
+        folders[name] = os.path.relpath(path, context.run_dir)
+    labels["baselines"] = folders
+    tags = [str(labels[key]) for key in ("policy", "model", "device", "executor")]
+    if is_baseline:
+        tags.append("baseline")
+    artifact = f"{plan.policy.name}-{fingerprint(plan)}"
+    return Result(labels=labels, tags=tags, config=plan.config, artifact=artifact)
+
+
+def _facts_after(
+    plan: Plan, tables: Tables, graph_use: metrics.GraphUseByKind
+) -> dict[str, object]:
+    """Return labels that only the run decides: its schedule, and what ran it."""
+    labels: dict[str, object] = {"schedule": schedule_of(tables[ITERATIONS])}
+    facts = dict(plan.backend.facts)
+    if graph_use:
+        facts["graph_use"] = graph_use
+    if facts:
+        labels["engine"] = facts
+    return labels
 
 
 def _announce(plan: Plan, context: RunContext) -> float | None:
@@ -279,9 +304,11 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "policy": plan.policy.name,
-        **{key: plan.config[key] for key in ("batch", "seed")},
+        "batch": plan.config["batch"],
+        "seed": plan.config["seed"],
         "chunk": plan.policy.budget,
-        **{key: workload.get(key) for key in ("pd_ratio", "seq_len")},
+        "pd_ratio": workload.get("pd_ratio"),
+        "seq_len": workload.get("seq_len"),
         "workload": plan.load.name,
         "arrives_over_time": not plan.load.all_wait,
         "assumed": plan.assumed,
@@ -298,9 +325,11 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     """Print what a run serves, where and how; of a sweep's run only what no run before had."""
     lines = _facts_of(plan, is_brief=context.is_brief)
     if context.is_brief:
-        spec, backend = plan.spec, plan.backend
-        device = f"{spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name})"
-        facts = [f"{device} on {backend.device_name}", *backend.cautions(spec), *lines]
+        spec = plan.spec
+        backend = plan.backend
+        millions = spec.num_params / 1e6
+        model = f"{spec.name} ({millions:,.0f}M parameters, {backend.dtype_name})"
+        facts = [f"{model} on {backend.device_name}", *backend.cautions(spec), *lines]
         print_cautions([*facts, *cap_caution(plan.engine)], context)
         return
     policy = f"{context.policy or plan.policy.name}{plan.policy.describe()}"
@@ -338,7 +367,8 @@ def print_advice(advice: BestChunk, longest_prompt: int) -> None:
     for prediction in advice.table.to_dict("records"):
         mark = "*" if prediction["is_as_good"] else " "
         row = {"chunk": f"{prediction['chunk']} {mark}"}
-        row |= {heading(name): cell(name, prediction[name]) for name in ADVICE_COLUMNS}
+        for name in ADVICE_COLUMNS:
+            row[heading(name)] = cell(name, prediction[name])
         if "slo_met" in prediction:
             row["SLO"] = "met" if prediction["slo_met"] else "missed"
         rows.append(row)

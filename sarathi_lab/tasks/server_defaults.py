@@ -98,7 +98,10 @@ def _fill_served(
     load: LoadedRequests,
 ) -> str | None:
     """Fill in the defaults of the policy's system on `device`, and return them in words."""
-    system: ServedSystem | None = getattr(class_of(cfg, "policy"), "system", None)
+    system: ServedSystem | None = None
+    policy_class = class_of(cfg, "policy")
+    if issubclass(policy_class, Policy):
+        system = policy_class.system
     defaults = system or OF_PAPERS
     assumed: dict[str, object] = {}
     fills_cache = cfg.cache.num_blocks is None
@@ -134,8 +137,8 @@ def _cache_room(
     cfg: DictConfig, backend: Backend, spec: ModelSpec, load: LoadedRequests
 ) -> CacheRoom:
     """Return the tokens of the cache as stated, or as its server would leave to it."""
-    fix = "use a number of tokens such as 16"
-    block_size = require_int("cache.block_size", cfg.cache.block_size, 1, fix)
+    advice = "use a number of tokens such as 16"
+    block_size = require_int("cache.block_size", cfg.cache.block_size, 1, advice)
     num_blocks = cfg.cache.num_blocks
     if not isinstance(num_blocks, int):
         longest = cfg.max_model_len or max(request.total_len for request in load.requests)

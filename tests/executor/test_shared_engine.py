@@ -81,7 +81,7 @@ def starts(monkeypatch):
 def test_24_figures_of_a_campaign_start_2_engines(starts):
     sweep = compose([*DRY, "model=tiny,30m", f"task.experiment={FIGURES}"])
     sweep.check()
-    measurements = [measurement for job in sweep.jobs for measurement in job.prepared]
+    measurements = [measurement for job in sweep.jobs for measurement in job.prepared.measured]
     for measurement in measurements:
         with loaded(measurement) as (executor, _):
             sizes = engine_sizes(measurement.backend, measurement.room)

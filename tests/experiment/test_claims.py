@@ -129,7 +129,7 @@ def test_a_claim_of_policies_that_were_replayed_to_other_shares_says_so(shares, 
     serving = rows.assign(quantity=load.REPLAYED)
     others = serving.assign(prompt_len=9, value=0.1)  # other requests, of which both are alike
     serving = pd.concat([serving, others, serving.assign(quantity="idle share", value=[0, 1])])
-    load.save(serving, "fig08", "cpu", tmp_path, stem="fig08-serving")
+    load.save(serving, "fig08", "cpu", tmp_path, ending="-serving")
     note = found(tmp_path)["note"]
     assert ("differ by 58% of their iterations" in note) == differ
 

@@ -16,7 +16,7 @@ from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.timeline import HostTimeline
 from sarathi_lab.experiment.pipeline import workload
 from sarathi_lab.experiment.real_bubbles import BUBBLES, COMPLETION, ERROR, IDLE
-from sarathi_lab.experiment.registry import CATALOG, Job
+from sarathi_lab.experiment.registry import CATALOG, MeasuredJob
 from sarathi_lab.experiment.stage_times import StageTimes
 from sarathi_lab.policy import Orca, Sarathi
 from sarathi_lab.results import load
@@ -75,7 +75,7 @@ def test_measured_stands_beside_simulated():
         build=build, block_multiple=32, num_stages=2, dtype_name="float32", device_name="two stages"
     )
     spec = load_option("model", "tiny")
-    job = Job(figure, spec, backend, SIZES, seconds=100.0, max_spread=0.5)
+    job = MeasuredJob(figure, spec, backend, SIZES, seconds=100.0, max_spread=0.5)
     table = figure.measure(job)[""]
     assert (table.num_pairs == 6).all()
     assert set(table.how) == {"measured", "simulated"}

@@ -15,7 +15,7 @@ from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.experiment.grid import Grid
 from sarathi_lab.experiment.points import Part
-from sarathi_lab.experiment.registry import CATALOG, Job, paper_jobs
+from sarathi_lab.experiment.registry import CATALOG, SimulatedJob, paper_jobs
 from sarathi_lab.experiment.simulate import simulate
 from sarathi_lab.tasks.measure import policy_of
 
@@ -25,7 +25,7 @@ SIMULATED = ("executor=simulated", "hardware=h100", "model=llama3-8b", "tracking
 def test_points_are_the_same_by_any_number_of_processes():
     cfg, own = config_of("task=measure", *SIMULATED), CATALOG["sarathi_serve_stalls"]
     spec, backend = load_option("model", "llama3-8b"), build(cfg.executor)
-    job = Job(own, spec, backend, own.sizes("dry"), make_policy=partial(policy_of, cfg))
+    job = SimulatedJob(own, spec, backend, own.sizes("dry"), make_policy=partial(policy_of, cfg))
     (one,), (two,) = (simulate([job], number) for number in (1, 2))
     pd.testing.assert_frame_equal(one, two, check_exact=True)
     assert len(one)

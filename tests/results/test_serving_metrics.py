@@ -38,7 +38,7 @@ from sarathi_lab.results.serving_metrics import (
     serving_summary,
     stalls,
 )
-from sarathi_lab.results.window import ADMISSION, Part
+from sarathi_lab.results.window import ADMISSION, RunPart
 from sarathi_lab.run import main
 
 Row = tuple[int, float, float, list[float]]  # prompt, arrival, first scheduled, token times
@@ -205,7 +205,7 @@ def test_a_run_is_held_against_the_objective_and_its_settings_have_effects(tmp_p
     found = summary_of(tmp_path / "a", *slo)
     requests = pd.read_parquet(tmp_path / "a" / "run" / "requests.parquet")
     if "window_start" in found:
-        part = Part(found["window_start"], found["window_end"], ADMISSION)
+        part = RunPart(found["window_start"], found["window_end"], ADMISSION)
         requests = part.requests(requests)
     bounded = Slo(name="strict", tbt=1.1 * found["slo_decode_time"])
     assert 0 < found["slo_attainment"] == is_good(requests, bounded)["all"].mean() < 1

@@ -12,7 +12,7 @@ from plans import plan_of, serve_plan
 
 from sarathi_lab.experiment.scenario import Scenario, request_times
 from sarathi_lab.results.steady import drift, requests_for_steady_part, steady_part
-from sarathi_lab.results.window import ADMISSION, Part
+from sarathi_lab.results.window import ADMISSION, RunPart
 from sarathi_lab.run import main
 from sarathi_lab.tasks.plan import Plan
 
@@ -32,7 +32,7 @@ BATCHES = requests_table(np.repeat(np.arange(5) * 3.0, 2).tolist(), [3.0] * 2 + 
     ("num_requests", "end"), [(6, 6.0), (7, 6.0), (8, 9.0), (9, 9.0), (10, 12.0)]
 )
 def test_the_steady_part_is_whole_batches_by_hand(num_requests, end):
-    assert steady_part(BATCHES[:num_requests], num_slots=2) == Part(3.0, end, ADMISSION)
+    assert steady_part(BATCHES[:num_requests], num_slots=2) == RunPart(3.0, end, ADMISSION)
 
 
 def test_a_run_of_less_than_three_batches_has_no_steady_part():
@@ -43,13 +43,13 @@ def test_a_run_of_less_than_three_batches_has_no_steady_part():
 
 
 def test_places_that_the_cache_does_not_allow_are_none():
-    assert steady_part(BATCHES, num_slots=8) == Part(3.0, 12.0, ADMISSION)
+    assert steady_part(BATCHES, num_slots=8) == RunPart(3.0, 12.0, ADMISSION)
 
 
 def test_a_device_that_is_scheduled_ahead_has_no_more_places():
     """Its next requests are admitted while their predecessors end."""
     ahead = BATCHES.assign(first_scheduled_time=BATCHES.first_scheduled_time - 0.5)
-    assert steady_part(ahead, num_slots=2) == Part(2.5, 11.5, ADMISSION)
+    assert steady_part(ahead, num_slots=2) == RunPart(2.5, 11.5, ADMISSION)
 
 
 def test_drift_is_of_the_later_batches_over_the_earlier():

@@ -16,7 +16,7 @@ from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.policy import Orca
 from sarathi_lab.results.window import (
     NUM_BATCHES,
-    Part,
+    RunPart,
     Window,
     delay_trend,
 )
@@ -62,20 +62,20 @@ def served(load: LoadedRequests) -> Ledger:
     ],
 )
 def test_windows_by_hand(warmup, cooldown, start, end):
-    assert Window(warmup, cooldown).of(ITERATIONS, REQUESTS) == Part(start, end)
+    assert Window(warmup, cooldown).of(ITERATIONS, REQUESTS) == RunPart(start, end)
 
 
 def test_shares_are_whole_requests():
     requests = pd.concat([REQUESTS.iloc[:1]] * 100, ignore_index=True)
     requests = requests.assign(arrival_time=np.arange(100) / 10)
-    assert Window("29%", "58%").of(ITERATIONS, requests) == Part(29 / 10, 42 / 10)
+    assert Window("29%", "58%").of(ITERATIONS, requests) == RunPart(29 / 10, 42 / 10)
 
 
 def test_what_a_part_counts_by_hand():
     """From 2 to 6 s: the second request's prompt and the third's, tokens at 3, 4, 5 and 6 (that at
     2 is of the iteration before), and two that finish.
     """
-    part = Part(2.0, 6.0)
+    part = RunPart(2.0, 6.0)
     assert part.requests(REQUESTS).prompt_len.tolist() == [20, 30]
     assert part.spans(ITERATIONS).start.tolist() == [2, 3, 4, 5]
     assert part.throughput(REQUESTS) == {

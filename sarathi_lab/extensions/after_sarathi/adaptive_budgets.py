@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Platform
-from sarathi_lab.extensions.under_load import ServingBench, compared, point, under_load
+from sarathi_lab.extensions.under_load import LoadSizes, ServingBench, compared, point, under_load
 from sarathi_lab.extensions.under_load.search import RateGrid, at_rate, highest_passing
 from sarathi_lab.policy import Policy
 from sarathi_lab.policy.zoo import Lprs, SloBudget
@@ -143,7 +143,7 @@ def adaptive_budgets(
     attained: float,
     precision: float,
     overload: float,
-    **sizes: Any,
+    **sizes: Unpack[LoadSizes],
 ) -> Iterator[Point]:
     """By data set and objective each policy's capacity, the highest rate of a grid at which a share
     `attained` of the requests is within the objective, also over that of the `hindsight` that has
@@ -184,7 +184,7 @@ def p_pas_gain(
     *,
     phases: Mapping[str, Sequence[Sequence[float]]],
     large: int,
-    **sizes: Any,
+    **sizes: Unpack[LoadSizes],
 ) -> Iterator[Point]:
     """Mean latency by load with vLLM's budgets of `budget` and `large` tokens, and with P-PAS, also
     over the former two. `phases` are pairs of seconds and requests a second by load.

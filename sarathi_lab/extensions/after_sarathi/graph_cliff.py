@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Unpack
 
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.instantiate import load_option
@@ -18,7 +18,13 @@ from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import Platform
-from sarathi_lab.extensions.under_load import ServingBench, compared, only_simulated, waited
+from sarathi_lab.extensions.under_load import (
+    LoadSizes,
+    ServingBench,
+    compared,
+    only_simulated,
+    waited,
+)
 from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.plots.spec import by_device
 
@@ -41,7 +47,7 @@ def graph_cliff(
     host: str,
     servers: Mapping[str, Mapping[str, Sequence[int]]],
     turns: int,
-    **sizes: Any,
+    **sizes: Unpack[LoadSizes],
 ) -> Iterator[Point]:
     """Waits and throughput by token budget and largest captured size, also over those of the
     first such size, with `turns` requests of each user.

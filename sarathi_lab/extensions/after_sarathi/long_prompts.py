@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,14 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
-from sarathi_lab.extensions.under_load import CHUNKING, ServingBench, compared, point, under_load
+from sarathi_lab.extensions.under_load import (
+    CHUNKING,
+    LoadSizes,
+    ServingBench,
+    compared,
+    point,
+    under_load,
+)
 from sarathi_lab.extensions.under_load.search import at_rate
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.plots.spec import by_device
@@ -50,7 +57,7 @@ def long_prompts(
     bound: float,
     policies: Sequence[str],
     variants: Mapping[str, Mapping[str, Any]],
-    **sizes: Any,
+    **sizes: Unpack[LoadSizes],
 ) -> Iterator[Point]:
     """Times to the first token of the first data set's requests (P50 and P99), the share of them
     that wait longer than `bound` seconds, and the time of prompts of `long_lens` tokens (mean).
@@ -153,7 +160,7 @@ def dynamic_chunks(
     *,
     chunks: Ints,
     smooth_factors: Mapping[str, float],
-    **sizes: Any,
+    **sizes: Unpack[LoadSizes],
 ) -> Iterator[Point]:
     """Times to the first token of the first data set's prompts, each alone (mean), and their
     throughput over that of one stage with all layers, which has no bubbles and sends nothing, by

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Platform
 from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
 from sarathi_lab.extensions.after_sarathi.long_prompts import policies_of
-from sarathi_lab.extensions.under_load import ServingBench, compared, under_load, waited
+from sarathi_lab.extensions.under_load import LoadSizes, ServingBench, compared, under_load, waited
 from sarathi_lab.extensions.under_load.search import at_rate
 from sarathi_lab.results.plots.spec import by_device
 
@@ -45,7 +45,7 @@ def proposed_gains(
     proposals: Mapping[str, Mapping[str, Mapping[str, Any]]],
     phases: Phases,
     grids: Grids,
-    **sizes: Any,
+    **sizes: Unpack[LoadSizes],
 ) -> Iterator[Point]:
     """Waits by data set under its `proposals`, options of conf/policy as `policy` with what differs
     from them, also over those of the first.

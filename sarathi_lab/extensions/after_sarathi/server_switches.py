@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes as BuildSizes
@@ -14,6 +14,7 @@ from sarathi_lab.experiment.registry import Platform
 from sarathi_lab.experiment.scenario import BLOCK_SIZE
 from sarathi_lab.extensions.after_sarathi.long_prompts import policies_of
 from sarathi_lab.extensions.under_load import (
+    LoadSizes,
     ServingBench,
     Values,
     compared,
@@ -37,7 +38,7 @@ Variants = Mapping[str, Mapping[str, Any]]
     look=by_device("bar", "P99 between tokens", "P50 TTFT"),
 )
 def server_switches(
-    bench: ServingBench, seed: int, *, switches: Mapping[str, Variants], **sizes: Any
+    bench: ServingBench, seed: int, *, switches: Mapping[str, Variants], **sizes: Unpack[LoadSizes]
 ) -> Iterator[Point]:
     """Waits by switch under its variants, options of conf/policy as `policy` with what differs from
     them, also over those of the first; a switch is a data set's name.
@@ -56,7 +57,11 @@ def server_switches(
     look=by_device("bar", "P99 between tokens", "P50 TTFT"),
 )
 def pipeline_or_tensor(
-    bench: ServingBench, seed: int, *, arrangements: Mapping[str, Sequence[int]], **sizes: Any
+    bench: ServingBench,
+    seed: int,
+    *,
+    arrangements: Mapping[str, Sequence[int]],
+    **sizes: Unpack[LoadSizes],
 ) -> Iterator[Point]:
     """Waits by arrangement of the same devices, [tensor, pipeline] parallel, also over those of the
     first, of requests that come at the rate of the data set. A stage has a micro-batch of the
@@ -84,6 +89,5 @@ def arranged(
     num_blocks = backend.kv_blocks(spec, BLOCK_SIZE, setup)
     sizes = BuildSizes(num_blocks, BLOCK_SIZE, bench.engine.batch_size)
     on_devices = replace(bench, executor=backend.build(spec, None, sizes))
-    settings = {"num_blocks": num_blocks, "num_micro_batches": pipeline}
-    ledger = on_devices.run(requests, policy, **settings)
+    ledger = on_devices.run(requests, policy, num_blocks=num_blocks, num_micro_batches=pipeline)
     return waited(ledger.requests(), *QUANTITIES)

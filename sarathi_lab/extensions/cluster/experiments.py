@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations, product
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ from sarathi_lab.experiment.registry import Platform
 from sarathi_lab.extensions.cluster.lockstep import Lockstep
 from sarathi_lab.extensions.cluster.topologies import Disaggregated, Replicas, Several
 from sarathi_lab.extensions.under_load import (
+    NeededSizes,
     ServingBench,
     Values,
     compared,
@@ -66,7 +67,7 @@ def agentic(
     replica_rate: float,
     replica_sessions: int,
     routers: Sequence[str],
-    **sizes: Any,
+    **sizes: Unpack[NeededSizes],
 ) -> Iterator[Point]:
     """Yield first tokens by turn, gaps and hit shares, and their ratios on the same sessions.
 
@@ -186,7 +187,7 @@ def disaggregation(
     attainment: float,
     objectives: Mapping[str, Mapping[str, Mapping[str, Any]]],
     arrangements: Mapping[str, Mapping[str, Any]],
-    **sizes: Any,
+    **sizes: Unpack[NeededSizes],
 ) -> Iterator[Point]:
     """By data set and objective the rate up to which a share of `attainment` of the requests is
     within both bounds, by GPU (DistServe's goodput), and the best of each kind over the best of
@@ -263,7 +264,7 @@ def prefill_cadence(
     rank_rates: Mapping[str, float],
     budget: int,
     num_requests: int,
-    **sizes: Any,
+    **sizes: Unpack[NeededSizes],
 ) -> Iterator[Point]:
     """Waits where one iteration in `intervals` takes prompts (vLLM's `prefill_schedule_interval`),
     also over those where every one does, on as many `ranks` in lockstep, with `num_requests` each

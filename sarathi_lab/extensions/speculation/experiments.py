@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -17,7 +17,14 @@ from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
 from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
 from sarathi_lab.extensions.speculation.settings import Assumed, PromptLookup
-from sarathi_lab.extensions.under_load import ServingBench, Values, compared, point, under_load
+from sarathi_lab.extensions.under_load import (
+    LoadSizes,
+    ServingBench,
+    Values,
+    compared,
+    point,
+    under_load,
+)
 from sarathi_lab.extensions.under_load.search import at_rate
 from sarathi_lab.results.metrics import drafts
 from sarathi_lab.results.plots.spec import by_device
@@ -58,7 +65,7 @@ def speculation(
     load: float,
     pattern: int,
     reserved: Mapping[str, Any] | None,
-    **sizes: Any,
+    **sizes: Unpack[LoadSizes],
 ) -> Iterator[Point]:
     """Waits at `load` of the saturation rate without drafts, and tokens a second where all requests
     are there at once, by token budget and number of drafts, over those without drafts on the same

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypedDict, Unpack
 
 import pandas as pd
 
@@ -25,6 +25,7 @@ from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.executor import Sizes as BuildSizes
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.speculation import Speculation
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.points import (
     Estimate,
@@ -38,9 +39,12 @@ from sarathi_lab.experiment.points import (
 from sarathi_lab.experiment.registry import (
     PROFILED,
     Experiment,
-    Job,
+    Function,
+    MakePolicy,
     Measured,
+    MeasuredJob,
     Platform,
+    SimulatedJob,
     Sizes,
     experiment,
 )
@@ -66,8 +70,6 @@ LOAD = 0.7  # of the rate at which a device serves all that is there at once, wh
 CHUNKING = "sarathi_serve"
 ANY = "any"  # model, in `rates`
 WATERMARK = 1.05  # of blocks, for policies that leave some free
-# By name and token budget; None where there is no such policy.
-MakePolicy = Callable[[str, int], Policy | None]
 Values = Mapping[str, float]  # by quantity
 # Quantities of what requests waited, in seconds, by the names of `latency`.
 WAITED = {
@@ -79,7 +81,39 @@ WAITED = {
     "P50 between tokens": "tbt_p50",
     "P99 between tokens": "tbt_p99",
 }
-Register = Callable[[Callable[..., Any]], Callable[..., Any]]
+Register = Callable[[Function], Function]
+
+
+class NeededSizes(TypedDict):
+    """Sizes of every experiment under load: data sets by name (options of the group workload, or
+    settings of a `Lognormal`), and sequences of a batch.
+    """
+
+    datasets: Mapping[str, str | Mapping[str, object]]
+    batch: int
+
+
+class LoadSizes(NeededSizes, total=False):
+    """Sizes that `ServingBench` reads, beside those of an experiment's function.
+
+    `budget` is in tokens; `batches` are by policy, and `rates` (requests/s) by model and data set.
+    """
+
+    num_requests: int
+    budget: int
+    batches: Mapping[str, int]
+    rates: Mapping[str, Mapping[str, float]]
+
+
+class EngineSettings(TypedDict, total=False):
+    """Fields of an engine that some of its runs change."""
+
+    batch_size: int
+    num_blocks: int
+    num_micro_batches: int
+    shares_prefixes: bool
+    cluster: Topology
+    speculation: Speculation
 
 
 @dataclass(frozen=True)
@@ -88,8 +122,8 @@ class LoadExperiment(Experiment):
 
     max_spread: float = 0.5
 
-    needs: ClassVar[Sequence[str]] = ("datasets", "batch")
-    takes: ClassVar[Sequence[str]] = ("num_requests", "budget", "batches", "rates")
+    needs: ClassVar[Sequence[str]] = tuple(NeededSizes.__annotations__)
+    takes: ClassVar[Sequence[str]] = tuple(LoadSizes.__annotations__)
     is_in_rounds = True
 
     def parts(self, spec: ModelSpec, sizes: Sizes) -> list[Part]:
@@ -112,7 +146,7 @@ class LoadExperiment(Experiment):
     def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
         return 2 * longest(sizes)  # requests may wait
 
-    def measure(self, job: Job) -> Measured:
+    def measure(self, job: MeasuredJob) -> Measured:
         from sarathi_lab.experiment.measure import (  # torch takes seconds
             loaded,
             measure,
@@ -141,9 +175,9 @@ class LoadExperiment(Experiment):
             samples = measure(rounds, bench, seconds=job.seconds, advance=advance)
         return {"": measured_table(job, samples), **_replayed_table(bench)}
 
-    def bench(self, job: Job) -> ServingBench:
+    def bench(self, job: SimulatedJob) -> ServingBench:
         spec = job.spec
-        backend = job.simulated_backend
+        backend = job.backend
         batch = job.sizes["batch"]
         longest_request = longest(job.sizes)
         setup = setup_of(None, batch, longest_request)
@@ -208,10 +242,26 @@ def _replayed_table(bench: ServingBench) -> dict[str, pd.DataFrame]:
     return {"serving": pd.DataFrame(rows)}
 
 
-def under_load(question: str, seconds: float, *papers: Platform, **declared: Any) -> Register:
+def under_load(
+    question: str,
+    seconds: float,
+    *papers: Platform,
+    look: PlotSpec,
+    simulated: Sequence[str] = (),
+    is_simulated: bool = False,
+    is_chained: bool = False,
+) -> Register:
     """Register an experiment under load, with what `ServingBench` reads of the sizes."""
-    about = {"question": question, "seconds": seconds, "papers": papers or (YI,)}
-    return experiment(LoadExperiment, **declared, **about)
+    return experiment(
+        LoadExperiment,
+        question=question,
+        seconds=seconds,
+        papers=papers or (YI,),
+        look=look,
+        simulated=simulated,
+        is_simulated=is_simulated,
+        is_chained=is_chained,
+    )
 
 
 def only_simulated(question: str, *papers: Platform, look: PlotSpec) -> Register:
@@ -225,7 +275,7 @@ class ServingBench:
     None; simulated, also clusters of such engines. The policy of `engine` is that of each run.
     """
 
-    sizes: Mapping[str, Any]
+    sizes: Sizes
     model: str
     engine: EngineConfig
     executor: Executor
@@ -241,7 +291,7 @@ class ServingBench:
     # By policy, the share of replayed iterations in each run.
     replayed: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def server(self, policy: Policy, **settings: Any) -> Server:
+    def server(self, policy: Policy, **settings: Unpack[EngineSettings]) -> Server:
         """Return the engine under a policy; `settings` replace those of the engine. Raises
         UserError for a cluster on a real device.
         """
@@ -253,7 +303,10 @@ class ServingBench:
         return Server(engine, self.executors(engine.cluster))
 
     def run(
-        self, requests: Sequence[Request] | Arrivals, policy: Policy, **settings: Any
+        self,
+        requests: Sequence[Request] | Arrivals,
+        policy: Policy,
+        **settings: Unpack[EngineSettings],
     ) -> Ledger:
         """Serve `requests` under a policy, with the `settings` of `server`."""
         ledger = self.server(policy, **settings).serve(requests)
@@ -332,7 +385,7 @@ class ServingBench:
         return self.run(arriving, policy, batch_size=batch).requests()
 
 
-def datasets(sizes: Mapping[str, Any]) -> dict[str, Lognormal]:
+def datasets(sizes: Sizes) -> dict[str, Lognormal]:
     """The data sets of some sizes: options of the group workload, or settings of a `Lognormal`."""
     workloads = {}
     for name, stated in sizes["datasets"].items():
@@ -349,7 +402,7 @@ def _option(name: str) -> Lognormal:
     return workload
 
 
-def longest(sizes: Mapping[str, Any]) -> int:
+def longest(sizes: Sizes) -> int:
     workloads = datasets(sizes).values()
     return max(workload.max_len for workload in workloads)
 

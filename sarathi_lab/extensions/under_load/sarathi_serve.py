@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ from sarathi_lab.extensions.under_load.bench import (
     LOAD,
     MISTRAL,
     YI,
+    LoadSizes,
     ServingBench,
     Values,
     compared,
@@ -45,7 +46,9 @@ LONG, TBT, TTFT = "longest gap", "TBT P99", "TTFT P50"
         "point", "longest gap", x="time [s]", y="longest gap [ms]", log_y=True, unit="ms"
     ),
 )
-def sarathi_serve_stalls(bench: ServingBench, seed: int, **sizes: Any) -> Iterator[Point]:
+def sarathi_serve_stalls(
+    bench: ServingBench, seed: int, **sizes: Unpack[LoadSizes]
+) -> Iterator[Point]:
     """The longest gaps between tokens, over time in the first round (Fig 1a), and of all."""
     dataset = list(sizes["datasets"])[-1]  # of the longest prompts
     policies = bench.named(SCHEDULERS, sizes["budget"])
@@ -63,7 +66,9 @@ def sarathi_serve_stalls(bench: ServingBench, seed: int, **sizes: Any) -> Iterat
 
 
 @under_load("Which half of Sarathi-Serve does what?", 40, look=by_device("bar", TTFT, TBT))
-def sarathi_serve_ablation(bench: ServingBench, seed: int, **sizes: Any) -> Iterator[Point]:
+def sarathi_serve_ablation(
+    bench: ServingBench, seed: int, **sizes: Unpack[LoadSizes]
+) -> Iterator[Point]:
     """Whole prompts beside decodes, chunks apart from decodes, and beside them (Table 4)."""
     budget = sizes["budget"]
     whole_prompts = longest(sizes) + sizes["batch"]
@@ -98,7 +103,7 @@ def sarathi_serve_capacity(
     slo_budgets: Mapping[str, int],
     precision: float,
     searched: Sequence[str],
-    **sizes: Any,
+    **sizes: Unpack[LoadSizes],
 ) -> Iterator[Point]:
     """The highest rate of each policy within the objectives (Fig 10a), and Sarathi-Serve's gain, of
     the first data set, whose gains the paper states. Runs have `num_searched` requests, doubled
@@ -136,7 +141,7 @@ def sarathi_serve_capacity(
     look=by_device("pair", TBT, TTFT, hue="x", legend="budget [tokens]"),
 )
 def sarathi_serve_budget(
-    bench: ServingBench, seed: int, *, budgets: Sequence[int], **sizes: Any
+    bench: ServingBench, seed: int, *, budgets: Sequence[int], **sizes: Unpack[LoadSizes]
 ) -> Iterator[Point]:
     """Times to the first token and between tokens by budget, also over the largest's."""
     for dataset in sizes["datasets"]:
