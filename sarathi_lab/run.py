@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from sarathi_lab import __version__
 from sarathi_lab.config.errors import exit_code, report
@@ -31,7 +30,7 @@ except ModuleNotFoundError as missing:  # on a bare image
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-def run(cfg: DictConfig, prepared: Any = None) -> None:
+def run(cfg: DictConfig, prepared: object = None) -> None:
     """Run one job of a sweep or a command line in the folder that Hydra made for it. `prepared` is
     from the check of its task, where that was made in this process.
     """

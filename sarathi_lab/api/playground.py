@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
@@ -30,7 +29,7 @@ class Playground:
     `settings` are those of `lab.serve`. Raises UserError as that does.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         self._ledgers: dict[str, Ledger] = {}  # of equal work: the newest
         self._cfg = read({**UNTRACKED, "executor": "simulated", "baselines": ["orca"], **settings})
 
@@ -39,7 +38,7 @@ class Playground:
         """Return the options of "hardware", "model" or "policy"."""
         return [name for name in option_files(group) if name != "auto"]
 
-    def serve(self, **changes: Any) -> PlaygroundRun:
+    def serve(self, **changes: object) -> PlaygroundRun:
         """Simulate it with changed settings: values, and names of options for hardware, model and
         policy. What the policy does not read has no effect. Raises UserError.
         """
@@ -132,8 +131,9 @@ def _gap(outcome: pd.Series) -> str:
     return f"{1e3 * outcome.get('tbt_p99', math.nan):,.0f} ms"
 
 
-def _option(group: str, name: str) -> DictConfig:
+def _option(group: str, stated: object) -> DictConfig:
     options = option_files(group)
+    name = str(stated)
     if name not in options:
         raise UserError(f"{group}={name} is unknown; use one of {', '.join(options)}")
     return read_option(group, options[name])

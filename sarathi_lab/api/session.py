@@ -12,7 +12,6 @@ from dataclasses import MISSING, fields, is_dataclass
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,7 +32,7 @@ UNTRACKED = {"tracking": "none"}  # as W&B takes longer to start than many a sim
 KEYWORDS = ("", "null", "true", "false", "nan", "inf")  # text that Hydra takes for another kind
 
 
-def serve(*, verbose: bool = False, **settings: Any) -> Results:
+def serve(*, verbose: bool = False, **settings: object) -> Results:
     """Serve one configuration and its baselines: `python -m sarathi_lab.run NAME=VALUE ...`.
 
     Settings and groups have the names of the command line, dotted ones in `**{"workload.rate": 2}`.
@@ -47,7 +46,7 @@ def serve(*, verbose: bool = False, **settings: Any) -> Results:
     return load(sweeper.record.folder)
 
 
-def sweep(*, verbose: bool = False, **settings: Any) -> Results:
+def sweep(*, verbose: bool = False, **settings: object) -> Results:
     """Serve all combinations of the values that settings have, as `-m` does; else as `serve`.
 
     Any iterable but text and mappings holds the values of a setting: `seed=range(5)`. A single
@@ -67,7 +66,9 @@ def sweep(*, verbose: bool = False, **settings: Any) -> Results:
 
 
 @contextmanager
-def _prepared(settings: Mapping[str, Any], flags: list[str], verbose: bool) -> Iterator[LabSweeper]:
+def _prepared(
+    settings: Mapping[str, object], flags: list[str], verbose: bool
+) -> Iterator[LabSweeper]:
     """Compose and check the jobs of `settings`; show what is printed meanwhile if `verbose`."""
     output = nullcontext() if verbose else redirect_stdout(StringIO())
     with TemporaryDirectory() as folder, output:
@@ -82,13 +83,13 @@ def _prepared(settings: Mapping[str, Any], flags: list[str], verbose: bool) -> I
         yield sweeper
 
 
-def read(settings: Mapping[str, Any]) -> DictConfig:
+def read(settings: Mapping[str, object]) -> DictConfig:
     """Return the checked configuration of a single run. Raises UserError."""
     with TemporaryDirectory() as folder:
         return compose(_arguments(settings, [], Path(folder))).jobs[0].cfg
 
 
-def _arguments(settings: Mapping[str, Any], flags: Sequence[str], folder: Path) -> list[str]:
+def _arguments(settings: Mapping[str, object], flags: Sequence[str], folder: Path) -> list[str]:
     """Return the command line's arguments; `folder` is for options of policy objects."""
     options = PolicyOptions(folder)
     args = []
@@ -107,7 +108,7 @@ def _is_list_of_metrics(name: str, value: object) -> bool:
     return all(callable(item) or isinstance(item, str) for item in value)
 
 
-def _values(setting: Any, options: PolicyOptions) -> str:
+def _values(setting: object, options: PolicyOptions) -> str:
     """Return the comma-separated values of a setting that a sweep may vary."""
     if isinstance(setting, str | Mapping | Policy) or not isinstance(setting, Iterable):
         return text_of(setting, options)
@@ -117,7 +118,7 @@ def _values(setting: Any, options: PolicyOptions) -> str:
     return ",".join(values)
 
 
-def text_of(value: Any, options: PolicyOptions) -> str:
+def text_of(value: object, options: PolicyOptions) -> str:
     """Return a value as it is typed on the command line; policy objects become `options`."""
     if isinstance(value, np.generic | np.ndarray | pd.Series | pd.Index):
         return text_of(value.tolist(), options)
@@ -207,14 +208,14 @@ class PolicyOptions:
         return name
 
 
-def _parameters(policy: Policy | type[Policy]) -> dict[str, Any]:
+def _parameters(policy: Policy | type[Policy]) -> dict[str, object]:
     """Return the fields of an object; of a class those with defaults, and its token budget."""
     if not is_dataclass(policy):
         return {}
     stated = [field for field in fields(policy) if field.init]
     if not isinstance(policy, type):
         return {field.name: getattr(policy, field.name) for field in stated}
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, object] = {}
     for field in stated:
         if field.default is not MISSING:
             parameters[field.name] = field.default

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 ArrivalKind = Literal["closed", "poisson", "gamma", "users"]
 
@@ -16,7 +16,7 @@ IMPLIED_BY: dict[str, ArrivalKind] = {
 }
 
 
-def implied_arrivals(settings: Mapping[str, Any]) -> tuple[ArrivalKind, str | None]:
+def implied_arrivals(settings: Mapping[str, object]) -> tuple[ArrivalKind, str | None]:
     """Return the kind of arrivals that a workload's `settings` imply.
 
     Returns:

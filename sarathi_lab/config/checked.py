@@ -16,7 +16,7 @@ def checked(
     *,
     name: str | None = None,
     optional: bool = False,
-    **rules: Any,
+    **rules: object,
 ) -> Any:
     """A field whose value passes `check`, which is handed the `rules`; or is None, if that is the
     default, or with `optional`. Messages name it `name`, else by the field's name.
@@ -34,7 +34,7 @@ one_of = partial(checked, errors.require_one_of)  # of the names `valid`
 listed = partial(checked, errors.require_list)  # each value of which passes `each`
 
 
-def check_fields(settings: Any, prefix: str = "") -> None:
+def check_fields(settings: object, prefix: str = "") -> None:
     """Raise UserError for the first field of `settings` that does not hold what it may.
 
     Messages name a field by its `name`, else by `prefix` and its name. What is no
@@ -51,7 +51,7 @@ def check_fields(settings: Any, prefix: str = "") -> None:
         rules["check"](name, value)
 
 
-def refuse_unread(settings: Any, names: Iterable[str], reason: str, prefix: str = "") -> None:
+def refuse_unread(settings: object, names: Iterable[str], reason: str, prefix: str = "") -> None:
     """Raise UserError for the first of the fields `names` that is not at its default, as nothing
     reads it; `reason` ends the sentence.
     """
@@ -63,7 +63,7 @@ def refuse_unread(settings: Any, names: Iterable[str], reason: str, prefix: str 
             raise errors.UserError(f"{prefix}{name}={value} has no effect{reason}")
 
 
-def require_order(settings: Any, low: str, high: str, reason: str, prefix: str = "") -> None:
+def require_order(settings: object, low: str, high: str, reason: str, prefix: str = "") -> None:
     """Raise UserError if the field `low` exceeds the field `high`; `reason` ends the sentence."""
     value = getattr(settings, low)
     limit = getattr(settings, high)

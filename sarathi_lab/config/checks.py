@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -79,7 +78,7 @@ def _errors(cfgs: Sequence[DictConfig]) -> list[UserError | None]:
     return errors
 
 
-def _checked(cfg: DictConfig) -> Any:
+def _checked(cfg: DictConfig) -> object:
     """Return what the task prepares, or the error of its check."""
     try:
         return build(cfg.task).check(cfg)

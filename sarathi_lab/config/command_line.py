@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from sarathi_lab.config.errors import UserError, require_one_of, unknown_name
@@ -31,6 +30,7 @@ from sarathi_lab.config.instantiate import (
     parameter_names,
     parameters_of,
     read_option,
+    read_yaml,
     target_of,
     top_level,
 )
@@ -365,7 +365,7 @@ def chosen_options(settings: Sequence[str]) -> dict[str, Path]:
 
 def _default_options(path: Path) -> dict[str, str]:
     """Return the options by group that a file's defaults list chooses."""
-    config: Any = OmegaConf.load(path)
+    config = read_yaml(path)
     options: dict[str, str] = {}
     for entry in config.get("defaults", []):
         if not OmegaConf.is_dict(entry):
@@ -381,20 +381,21 @@ def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
     files = chosen_options(settings)
     if group not in files:
         names = list(top_level())
-        if OmegaConf.is_dict(top_level().get(group)):
-            names = [f"{group}.{name}" for name in top_level()[group]]
+        node = top_level().get(group)
+        if isinstance(node, DictConfig):
+            names = [f"{group}.{name}" for name in map(str, node)]
         return unknown_name(key, names, "a setting")
-    node = read_option(group, files[group])
-    names = parameter_names(node, group)
+    option = read_option(group, files[group])
+    names = parameter_names(option, group)
     for setting in settings:
         name, _, target = setting.lstrip("+").partition("=")
         if name == f"{group}._target_":  # a class in place of the option's
-            node["_target_"] = target
-    owner = str(node.get("_target_", group)).rpartition(".")[2]
+            option["_target_"] = target
+    owner = str(option.get("_target_", group)).rpartition(".")[2]
     unknown = unknown_name(key, names, f"a parameter of {owner}")
     if difflib.get_close_matches(key, names, cutoff=0.9):
         return unknown  # a typo; importing the class would take a second
-    parameters = parameters_of(target_of({group: node}, group)) or ()
+    parameters = parameters_of(target_of({group: option}, group)) or ()
     if parameter.partition(".")[0] in parameters:
         return UserError(f"{key} is not listed by the option's file; write +{key}=VALUE")
     options = _options_with(group, parameter, settings)

@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from errno import EDQUOT, EFBIG, ENOSPC
-from typing import Any
 
 EXIT_FAILED = 1  # by what no user can mend
 EXIT_USER_ERROR = 2
@@ -124,9 +123,9 @@ def suggestion(name: str, names: Sequence[str]) -> str:
 
 def require_list(
     name: str,
-    values: Any,
+    values: object,
     complaint: str,
-    each: Callable[[str, Any], object],
+    each: Callable[[str, object], object],
     *,
     twice: str = "",
     may_be_empty: bool = False,
@@ -134,8 +133,9 @@ def require_list(
     """Raise `UserError` unless `values` is a list, each value of which passes, none of them `twice`
     if there are words for that.
     """
-    is_list = isinstance(values, Sequence) and not isinstance(values, str)
-    if not is_list or not (values or may_be_empty):
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise UserError(f"{name}={values} {complaint}")
+    if not values and not may_be_empty:
         raise UserError(f"{name}={values} {complaint}")
     for value in values:
         each(name, value)

@@ -118,6 +118,7 @@ def name_of(setting: str) -> str:
 
 
 Node = DictConfig | ListConfig | Mapping[str, object]
+Groups = DictConfig | Mapping[str, DictConfig]  # nodes of options by their groups
 
 
 @overload
@@ -157,7 +158,7 @@ def _made(settings: object) -> object:
         raise UserError(f"{dotted}: {error}; put back or correct its settings") from None
 
 
-def class_of(cfg: Mapping[Any, Any], group: str) -> type:
+def class_of(cfg: Groups, group: str) -> type:
     """The class that `GROUP._target_` names. Raises UserError if it can't be imported."""
     target = target_of(cfg, group)
     if isinstance(target, type):
@@ -166,7 +167,7 @@ def class_of(cfg: Mapping[Any, Any], group: str) -> type:
     raise UserError(f"{group}._target_={name} is no class; name a class as module.Class")
 
 
-def target_of(cfg: Mapping[Any, Any], group: str) -> Callable[..., object]:
+def target_of(cfg: Groups, group: str) -> Callable[..., object]:
     """Return the class or function that `GROUP._target_` names, which makes the group's object.
     Raises UserError if it can't be imported.
     """
@@ -211,9 +212,11 @@ def parameters_of(target: Callable[..., object]) -> list[str] | None:
 
 def parameter_names(node: DictConfig, group: str) -> list[str]:
     """A group's parameters as a user types them: the short name where it is an interpolation."""
-    raw: Any = OmegaConf.to_container(node, resolve=False)
+    raw = OmegaConf.to_container(node, resolve=False)
+    assert isinstance(raw, dict)
     names: list[str] = []
-    for parameter, value in raw.items():
+    for key, value in raw.items():
+        parameter = str(key)
         short_name = re.fullmatch(r"\$\{(\w+)\}", str(value))
         if short_name is not None:
             names.append(short_name[1])
@@ -249,9 +252,9 @@ def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
 
 
 @cache
-def top_level() -> dict[str, Any]:
+def top_level() -> dict[str, object]:
     """The settings of conf/config.yaml, Hydra's left out."""
-    settings: Any = OmegaConf.load(CONF / "config.yaml")
+    settings = read_yaml(CONF / "config.yaml")
     return {str(key): settings[key] for key in settings if key not in ("defaults", "hydra")}
 
 
@@ -280,7 +283,7 @@ def check_structure(cfg: DictConfig) -> None:
         node = cfg[name]
         if name in GROUPS and not (OmegaConf.is_dict(node) and "_target_" in node):
             raise UserError(f"{name}={node} is none of its options; --help shows them")
-        if OmegaConf.is_dict(default):
+        if isinstance(default, DictConfig):
             _check_keys(node, list(map(str, default)), f"{name}.")
 
 
@@ -294,9 +297,9 @@ def check_values(cfg: DictConfig) -> None:
         raise UserError(f"baselines={cfg.baselines} is not a list; {remedy}")
 
 
-def _check_keys(node: Any, valid: Collection[str], prefix: str) -> None:
+def _check_keys(node: object, valid: Collection[str], prefix: str) -> None:
     shown = [f"{prefix}{name}" for name in valid if name not in ("_target_", "hydra")]
-    if not OmegaConf.is_dict(node):
+    if not isinstance(node, DictConfig):
         setting = prefix.removesuffix(".")
         raise UserError(f"{setting}={node} is no setting itself; use {', '.join(shown)}")
     for name in map(str, node):
@@ -347,7 +350,13 @@ def read_option(group: str, path: Path) -> DictConfig:
 @lru_cache(maxsize=256)
 def _read(path: Path, changed_at: int) -> DictConfig:
     """Read an option's file, or what was read of it when it last changed."""
-    node: Any = OmegaConf.load(path)
+    return read_yaml(path)
+
+
+def read_yaml(path: Path) -> DictConfig:
+    """Read a file of conf/, whose interpolations stay."""
+    node = OmegaConf.load(path)
+    assert isinstance(node, DictConfig), f"{path} is a list"
     return node
 
 
@@ -356,7 +365,7 @@ def load_option(group: str, name: str) -> Any:
     return build(read_option(group, CONF / group / f"{name}.yaml"))
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return a setting's value, of a list or mapping a plain one."""
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
@@ -373,5 +382,6 @@ def copied(cfg: DictConfig) -> DictConfig:
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
     """The configuration as plain values, all interpolations filled in."""
-    container: Any = OmegaConf.to_container(cfg, resolve=True)
-    return dict(container)
+    container = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(container, dict)
+    return {str(name): value for name, value in container.items()}

@@ -161,9 +161,9 @@ class Job:
         return resolved(self.cfg)
 
     @property
-    def choices(self) -> Mapping[str, Any]:
+    def choices(self) -> Mapping[str, str | None]:
         """The option of each group."""
-        choices: Mapping[str, Any] = self.composition.composed.hydra.runtime.choices
+        choices: Mapping[str, str | None] = self.composition.composed.hydra.runtime.choices
         return choices
 
     def composed(self) -> DictConfig:

@@ -63,7 +63,7 @@ def read_object(path: Path, fix: str) -> dict[str, Any]:
     return json_object(text, str(path), fix)
 
 
-def json_object(text: str, source: str, fix: str = "write one object a line") -> dict[str, Any]:
+def json_object(text: str, source: str, fix: str = "write one object a line") -> dict[str, object]:
     """The object in a line of JSONL or a file of JSON. Raises UserError, naming the place."""
     try:
         row = json.loads(text)
@@ -74,7 +74,7 @@ def json_object(text: str, source: str, fix: str = "write one object a line") ->
     return row
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Write `path` in one step, so that no process reads half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

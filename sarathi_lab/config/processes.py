@@ -7,14 +7,17 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from typing import Any, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from sarathi_lab.config.errors import RunError, UserError
 
 Returned = TypeVar("Returned")
+Arguments = TypeVarTuple("Arguments")
 
 
-def run_with_timeout(function: Callable[..., Returned], *args: Any, limit: float) -> Returned:
+def run_with_timeout(
+    function: Callable[[*Arguments], Returned], *args: *Arguments, limit: float
+) -> Returned:
     """Return `function(*args)` of a fresh process. Raises what it raises, and RunError if the
     process dies, or is ended after `limit` seconds with all that it started.
     """

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from dataclasses import asdict, dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -75,7 +75,7 @@ class RunContext:
         return bool(self.swept) and not self.is_verbose
 
 
-def current_run(prepared: Any = None) -> RunContext:
+def current_run(prepared: object = None) -> RunContext:
     """The context of the job that Hydra runs now."""
     hydra = HydraConfig.get()
     settings = list(hydra.overrides.task)
@@ -113,7 +113,7 @@ def current_run(prepared: Any = None) -> RunContext:
     )
 
 
-def group_of(root: Path, choices: Mapping[str, Any], swept: Sequence[str], host: str) -> str:
+def group_of(root: Path, choices: Mapping[str, str | None], swept: Sequence[str], host: str) -> str:
     """What is swept, where and when (its folder is `root`): the name that its runs share."""
     names = [name for name in swept if name != "repetition"]
     runs = " x ".join(names) if names else "single run"
@@ -160,6 +160,14 @@ def _values(settings: Sequence[str]) -> dict[str, object]:
             value = override.get_value_element_as_str()
         values[override.key_or_group] = value
     return values
+
+
+class JobEnd(TypedDict, total=False):
+    """How a job ended, as its folder has it: the seconds that it took, or why it stopped."""
+
+    seconds: float
+    error: str
+    traceback: str  # of a bug
 
 
 @dataclass(frozen=True)
@@ -215,11 +223,12 @@ class SweepRecord:
         """Whether job `number` came to its end."""
         return (self.job_dir(number) / FINISHED).is_file()
 
-    def end(self, number: int) -> dict[str, Any] | None:
+    def end(self, number: int) -> JobEnd | None:
         """How job `number` ended: its `seconds`, or `error` with a bug's `traceback`, or None."""
         for name in (FINISHED, FAILED):
             with suppress(FileNotFoundError):
-                return dict(json.loads((self.job_dir(number) / name).read_text()))
+                end: JobEnd = json.loads((self.job_dir(number) / name).read_text())
+                return end
         return None
 
     def is_complete(self) -> bool:
@@ -293,7 +302,7 @@ class SweepRecord:
             yield
 
 
-def fingerprint(configs: Sequence[Mapping[str, Any]]) -> str:
+def fingerprint(configs: Sequence[Mapping[str, object]]) -> str:
     """Equal for sweeps whose jobs do the same work, wherever they leave the results."""
     jobs = [{key: cfg[key] for key in cfg if key not in NOT_OF_WORK} for cfg in configs]
     text = json.dumps(jobs, sort_keys=True)
@@ -304,7 +313,7 @@ class JobStatus(Callback):
     """Leaves finished.json or failed.json in each job's folder, output.txt of other processes."""
 
     def on_job_start(
-        self, config: DictConfig, *, task_function: TaskFunction, **kwargs: Any
+        self, config: DictConfig, *, task_function: TaskFunction, **kwargs: object
     ) -> None:
         hydra = config.hydra
         self._start = time.monotonic()
@@ -317,7 +326,7 @@ class JobStatus(Callback):
         for context in (alive, output, redirect_stdout(output), redirect_stderr(output)):
             self._stack.enter_context(context)
 
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         folder = Path(config.hydra.runtime.output_dir)
         error = error_of(job_return)
         with self._stack:

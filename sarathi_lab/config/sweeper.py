@@ -62,7 +62,7 @@ class LabSweeper(Sweeper):
         self.config = config
         # Where options of added folders are found; it makes Hydra's node read-only.
         HydraConfig.instance().set_config(instantiate.copied(config))
-        self._task_function: Callable[..., Any] = task_function
+        self._task_function: Callable[..., object] = task_function
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the jobs of `arguments`. Raises UserError, with nothing written, for mistakes."""
@@ -431,7 +431,7 @@ class LabSweeper(Sweeper):
 
     def failure(self) -> UserError | None:
         """What to raise for launched jobs that did not come to an end; None if all did."""
-        lost = {"error": "it did not end", "traceback": ""}
+        lost: run_context.JobEnd = {"error": "it did not end", "traceback": ""}
         ends = [self.record.end(number) or lost for number in self._launched]
         errors = [end for end in ends if "error" in end]
         if not errors:

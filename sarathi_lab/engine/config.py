@@ -43,7 +43,7 @@ class Topology:
         """Return `backend` as the instances of `spec` share it."""
         return backend
 
-    def link_between(self, backend: Backend, spec: ModelSpec) -> Any:
+    def link_between(self, backend: Backend, spec: ModelSpec) -> object:
         """What moves the cache of `spec` between instances on `backend`; None: nothing moves."""
         return None
 

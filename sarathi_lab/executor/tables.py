@@ -231,7 +231,7 @@ def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def write_tables(
-    folder: Path, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any], title: str = ""
+    folder: Path, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, object], title: str = ""
 ) -> None:
     """Write the tables to `folder` with six significant digits, and `meta` under `title`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -314,7 +314,7 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def _read_meta(folder: Path) -> Mapping[str, Any]:
+def _read_meta(folder: Path) -> Mapping[str, object]:
     """Read `meta.yaml` in the folder or its parent; empty without one."""
     path = folder / META
     if not path.is_file():

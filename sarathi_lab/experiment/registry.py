@@ -18,7 +18,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_one_of
-from sarathi_lab.config.instantiate import imported, load_option
+from sarathi_lab.config.instantiate import imported, load_option, read_yaml
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.hardware import Hardware
@@ -399,5 +399,7 @@ def experiment(
 
 
 def sizes_of(name: str) -> Sizes:
-    overlay: Any = OmegaConf.to_container(OmegaConf.load(CONF / "experiment" / f"{name}.yaml"))
-    return overlay["task"]["sizes"]
+    overlay = read_yaml(CONF / "experiment" / f"{name}.yaml")
+    sizes = OmegaConf.to_container(overlay.task.sizes)
+    assert isinstance(sizes, dict)
+    return {str(setup): of_setup for setup, of_setup in sizes.items()}

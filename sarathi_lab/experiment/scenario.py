@@ -289,7 +289,7 @@ class Work:
     def __rmul__(self, weight: float) -> Work:
         return Work(tuple((weight * factor, subject) for factor, subject in self.terms))
 
-    def times(self, times_of: Callable[[Any], Mapping[str, Any]]) -> Times:
+    def times(self, times_of: Callable[[Subject], Mapping[str, Any]]) -> Times:
         """Return the sum of the seconds by operation of its batches and scenarios."""
         total: Times = defaultdict(float)
         for weight, subject in self.terms:

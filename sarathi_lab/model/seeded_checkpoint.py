@@ -91,7 +91,7 @@ def _path_of(kind: str, spec: ModelSpec, *settings: object) -> Path:
     return cache_folder() / kind / key / spec.name
 
 
-def config_of(spec: ModelSpec, dtype: str) -> dict[str, Any]:
+def config_of(spec: ModelSpec, dtype: str) -> dict[str, object]:
     """Return the config.json of the architecture that has the fields of `spec`."""
     kind = _architecture(spec)
     if kind == "gpt_neox":
@@ -130,7 +130,7 @@ def _architecture(spec: ModelSpec) -> str:
     return "qwen2" if spec.qkv_bias and not spec.out_bias else "llama"
 
 
-def _llama_settings(spec: ModelSpec) -> dict[str, Any]:
+def _llama_settings(spec: ModelSpec) -> dict[str, object]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}
     scaling = spec.rope_scaling
     if scaling is not None:
@@ -150,7 +150,7 @@ def _llama_settings(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _mixture_settings(spec: ModelSpec, kind: str) -> dict[str, Any]:
+def _mixture_settings(spec: ModelSpec, kind: str) -> dict[str, object]:
     number = "num_local_experts" if kind == "mixtral" else "num_experts"
     return {
         number: spec.num_experts,
@@ -161,7 +161,7 @@ def _mixture_settings(spec: ModelSpec, kind: str) -> dict[str, Any]:
     }
 
 
-def _neox_settings(spec: ModelSpec) -> dict[str, Any]:
+def _neox_settings(spec: ModelSpec) -> dict[str, object]:
     """The paper's plain block, attention and FFN one after the other (`use_parallel_residual`)."""
     return {
         "layer_norm_eps": spec.norm_eps,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,16 @@ from sarathi_lab.results.serving_metrics import Slo
 
 REPETITIONS = 5
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 15
-Sizes = dict[str, Any]  # arguments of `make_batch`
+
+
+class Mix(TypedDict):
+    """Arguments of `make_batch`: a chunk, and decodes beside it."""
+
+    prefill_tokens: int
+    start: int
+    emits: bool
+    num_decodes: int
+    context: int
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class DecodeCost:
     host_share: float | None = None
 
 
-def fullest_hybrid(iterations: pd.DataFrame) -> Sizes | None:
+def fullest_hybrid(iterations: pd.DataFrame) -> Mix | None:
     """Return the mix of one chunk with the most decodes (the paper's B - 1) in a run, the most
     frequent and then largest such chunk, at median contexts; None if there is none, or with drafts.
     """
@@ -68,7 +77,7 @@ def fullest_hybrid(iterations: pd.DataFrame) -> Sizes | None:
 
 
 def measure_decode_cost(
-    executor: Executor, sizes: Sizes, *, num_blocks: int, block_size: int, seconds: float = 1.5
+    executor: Executor, sizes: Mix, *, num_blocks: int, block_size: int, seconds: float = 1.5
 ) -> DecodeCost:
     """Run the three batches in turn, 3 to 15 times in `seconds`; of a pipeline a stage counts."""
     sizes = _fitted(sizes, num_blocks, block_size)
@@ -158,7 +167,7 @@ def slo_in_seconds(slo: Slo, engine: EngineConfig, executor: Executor) -> Slo:
     return slo.resolved(slo_reference(slo, engine, executor))
 
 
-def _fitted(sizes: Sizes, num_blocks: int, block_size: int) -> Sizes:
+def _fitted(sizes: Mix, num_blocks: int, block_size: int) -> Mix:
     """Shorten contexts to fit the cache together, as medians may not have occurred at once."""
     num_decodes = sizes["num_decodes"]
     tokens = sizes["prefill_tokens"]
@@ -166,4 +175,5 @@ def _fitted(sizes: Sizes, num_blocks: int, block_size: int) -> Sizes:
     start = min(sizes["start"], most_for_chunk - tokens)
     chunk_blocks = -(-(start + tokens) // block_size)
     most_for_decode = (num_blocks - chunk_blocks) // num_decodes * block_size
-    return {**sizes, "start": start, "context": max(2, min(sizes["context"], most_for_decode))}
+    context = max(2, min(sizes["context"], most_for_decode))
+    return {**sizes, "start": start, "context": context}

@@ -130,7 +130,7 @@ def load_settings(path: Path) -> dict[str, object]:
         return merge_settings(labels, config)
 
 
-def merge_settings(labels: Mapping[str, object], config: Mapping[str, Any]) -> dict[str, object]:
+def merge_settings(labels: Mapping[str, object], config: Mapping[str, object]) -> dict[str, object]:
     """Return the settings of a run with these labels and configuration, as `load_settings` does."""
     named = _flat(labels)
     read = without_unread(config)
@@ -139,10 +139,12 @@ def merge_settings(labels: Mapping[str, object], config: Mapping[str, Any]) -> d
     return named | stated | named  # labels first, and their values
 
 
-def without_unread(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_unread(config: Mapping[str, object]) -> dict[str, object]:
     """Return a run's configuration without the groups that its executor does not read."""
-    executor = config.get("executor") or {}
-    unread = SHARED - executor.keys()
+    executor = config.get("executor")
+    unread = SHARED
+    if isinstance(executor, Mapping):
+        unread = SHARED - executor.keys()
     return {name: value for name, value in config.items() if name not in unread}
 
 

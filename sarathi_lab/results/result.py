@@ -188,7 +188,7 @@ class Result:
     places: Mapping[str, Path | str] | None = None  # printed last; None: the folder
     labels: Mapping[str, Any] = field(default_factory=dict)  # flat, to filter by in W&B; run.json
     tags: Sequence[str] = ()  # in W&B
-    config: dict[str, Any] | None = None  # config.yaml; None: the run's, resolved
+    config: dict[str, object] | None = None  # config.yaml; None: the run's, resolved
     float_format: str | None = None  # of CSV files, such as "%.6g"
     error: RunError | None = None  # raised when all is kept: a part of the work failed
     artifact: str | None = None  # of W&B: results of equal work are versions of one name

@@ -50,7 +50,7 @@ class TrackedRun:
     job_type: str
     folder: Path
     tags: Sequence[str] = ()
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
     summary: Mapping[str, float] = field(default_factory=dict)
     has_history: bool = False  # whether the folder's iterations are the history
     has_tables: bool = False  # whether the folder's tables and pictures are displayed
@@ -144,12 +144,13 @@ class WandbTracker(Tracker):
 
     def leave(self, run: TrackedRun) -> None:
         folder = Path(self.dir).absolute()
+        command = run.config.get("command")
         pending = PendingRun(
             run_id=run.run_id,
             name=run.name,
             group=run.group,
             job_type=run.job_type,
-            notes=run.config.get("command"),
+            notes=None if command is None else str(command),
             tags=list(dict.fromkeys(tag[:MAX_TAG] for tag in run.tags if tag)),
             config=dict(run.config),
             summary=dict(run.summary),

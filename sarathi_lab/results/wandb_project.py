@@ -47,7 +47,7 @@ class ServerRun(Protocol):
 
     name: str
     group: str | None
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     summary: Mapping[str, object]
 
 

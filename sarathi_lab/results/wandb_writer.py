@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
     import wandb
@@ -42,6 +42,7 @@ PREFIX = "iterations/"  # of the history's columns
 LISTS = ["output_token_ids", "token_times"]  # columns that W&B's tables cannot show
 LOST = "results are complete without it, and later runs are not tracked"
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class PendingRun:
     job_type: str
     notes: str | None
     tags: Sequence[str]
-    config: dict[str, Any]
+    config: dict[str, object]
     summary: dict[str, float]
     has_failed: bool
     has_history: bool  # iterations.parquet, if it is there, becomes the history
@@ -119,7 +120,9 @@ class Writer:
                 consequence = f"it and later runs stay here, and {sync} sends them"
                 self._try(consequence, send, written, run.timeout)
 
-    def _try(self, consequence: str, work: Callable[..., T], *args: Any) -> T | None:
+    def _try(
+        self, consequence: str, work: Callable[[*Arguments], T], *args: *Arguments
+    ) -> T | None:
         """Do `work`; warn if it raises, and do not try again."""
         if consequence in self._gave_up:
             return None
@@ -184,9 +187,16 @@ def send(folder: Path, timeout: float) -> None:
     command = [sys.executable, "-m", "wandb", "sync", str(folder)]
     env = {**os.environ, "WANDB_SILENT": "false"}
     with tempfile.TemporaryFile("w+") as output:  # a pipe would block beyond the timeout
-        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
         try:
-            subprocess.run(command, timeout=timeout, env=env, check=False, **streams)
+            subprocess.run(
+                command,
+                timeout=timeout,
+                env=env,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"the server did not take the run within {timeout:g} s") from None
         output.seek(0)
@@ -247,16 +257,19 @@ def _log_artifact(opened: wandb.Run, folder: Path, name: str) -> None:
     opened.log_artifact(artifact)
 
 
-def _displayed(folder: Path) -> dict[str, Any]:
+def _displayed(folder: Path) -> dict[str, object]:
     """Return the folder's CSV tables, requests and pictures as W&B displays them."""
     import wandb
 
-    shown: dict[str, Any] = {path.stem: read_table(path) for path in sorted(folder.glob("*.csv"))}
+    shown: dict[str, object] = {}
+    for path in sorted(folder.glob("*.csv")):
+        shown[path.stem] = read_table(path)
     requests = folder / "requests.parquet"
     if requests.is_file():
         rows = read_rows(requests, without=LISTS)
         columns = list(rows[0]) if rows else []
-        shown["requests"] = wandb.Table(columns=columns, data=[list(row.values()) for row in rows])
+        data = [list(row.values()) for row in rows]
+        shown["requests"] = wandb.Table(columns=columns, data=data)
     for path in sorted(folder.glob("*.png")):
         shown[f"picture/{path.stem}"] = wandb.Image(str(path))
     return shown
@@ -285,7 +298,7 @@ def read_table(path: Path) -> wandb.Table:
     return wandb.Table(columns=headings, data=data)
 
 
-def _typed(column: list[str]) -> list[Any]:
+def _typed(column: Sequence[str]) -> Sequence[object]:
     """Return a column as numbers or booleans if all that it holds are such; "" is None."""
     present = [text for text in column if text]
     if all(text in ("True", "False") for text in present):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -34,7 +33,7 @@ class Task(TaskTraits, ABC):
         check_fields(self, "task.")
 
     @abstractmethod
-    def check(self, cfg: DictConfig) -> Any:
+    def check(self, cfg: DictConfig) -> object:
         """Return `context.prepared` of `run`. Raises UserError for what would stop it."""
 
     def check_sweep(self, jobs: Sequence[Job], swept: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TypedDict
 
 from omegaconf import DictConfig
 
@@ -14,6 +14,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.scheduler import LARGER_CACHE
+from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.policy.systems import setup_of
@@ -23,9 +24,21 @@ CACHE_HEADROOM = 0.01  # that a policy's default watermark keeps free, beyond al
 MOST_BLOCKS = 10_000_000  # of a cache; each is a number in a list
 
 
+class CacheFields(TypedDict):
+    """Fields of `EngineConfig` that the settings `cache` decide."""
+
+    aligns_chunks: bool
+    block_size: int
+    num_blocks: int
+    fills_memory: bool
+    state_tokens: int
+    window: CachedWindow | None
+    shares_prefixes: bool
+
+
 def cache_fields(
     cfg: DictConfig, backend: Backend, spec: ModelSpec, policy: Policy, max_model_len: int
-) -> dict[str, Any]:
+) -> CacheFields:
     """Return the fields of `EngineConfig` that the settings `cache` stand for. Without a size it
     holds all batches in flight. Raises UserError.
     """

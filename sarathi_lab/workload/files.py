@@ -111,7 +111,7 @@ def _first_exchange(turns: Sequence[Row], encode: Encode | None, source: str) ->
     return {"prompt": question, "output_len": max(1, len(answer))}
 
 
-def _first_of(row: Row, names: Sequence[str]) -> Any:
+def _first_of(row: Row, names: Sequence[str]) -> object:
     return next((row[name] for name in names if name in row), None)
 
 

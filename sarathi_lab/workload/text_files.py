@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import readable
@@ -75,7 +74,7 @@ class JsonRows:
         num_blank: Lines without anything.
     """
 
-    objects: Sequence[dict[str, Any]]
+    objects: Sequence[dict[str, object]]
     lines: Sequence[int]
     damaged: Sequence[str] = ()
     num_blank: int = 0
@@ -97,9 +96,9 @@ def json_rows(text: str) -> JsonRows | None:
     return _rows_of_list(entries)
 
 
-def _rows_of_list(entries: Sequence[Any]) -> JsonRows:
+def _rows_of_list(entries: Sequence[object]) -> JsonRows:
     """Tell objects from other entries."""
-    objects = list[dict[str, Any]]()
+    objects = list[dict[str, object]]()
     lines = list[int]()
     damaged = list[str]()
     for number, entry in enumerate(entries, 1):
@@ -123,10 +122,10 @@ def _rows_of_damaged(text: str, error: json.JSONDecodeError) -> JsonRows:
     return JsonRows((), (), [_reason_of_damage(text, error)])
 
 
-def _entries_before_damage(text: str) -> list[Any]:
+def _entries_before_damage(text: str) -> list[object]:
     """Read the entries of a list as far as they are whole."""
     decoder = json.JSONDecoder()
-    entries = list[Any]()
+    entries = list[object]()
     start = text.index("[") + 1
     while separator := SEPARATOR.match(text, start):
         try:
@@ -148,7 +147,7 @@ def _reason_of_damage(text: str, error: json.JSONDecodeError) -> str:
 
 def _rows_of_lines(text: str) -> JsonRows:
     """Read an object a line."""
-    objects = list[dict[str, Any]]()
+    objects = list[dict[str, object]]()
     lines = list[int]()
     damaged = list[str]()
     num_blank = 0

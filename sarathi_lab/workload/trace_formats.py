@@ -250,7 +250,7 @@ def _rows_of_folder(folder: Path) -> JsonRows:
     """Read the objects of all files of JSON in a folder, as Weka's conversations come. Raises
     UserError for a folder without any.
     """
-    objects = list[dict[str, Any]]()
+    objects = list[dict[str, object]]()
     damaged = list[str]()
     for path in sorted(folder.glob("*.json*")):
         rows = json_rows(read_text(path, f"workload.path={path}", FIX))
@@ -295,7 +295,7 @@ def _cells_of_json(file: Path, rows: JsonRows) -> tuple[pd.DataFrame, list[str]]
     has_conversations = any(isinstance(entry.get("requests"), list) for entry in rows.objects)
     if not has_conversations:
         return pd.DataFrame(rows.objects, index=list(rows.lines), dtype=object), damaged
-    conversations = list[Mapping[str, Any]]()
+    conversations = list[Mapping[str, object]]()
     for line, conversation in zip(rows.lines, rows.objects, strict=True):
         if isinstance(conversation.get("requests"), list):
             conversations.append(conversation)
@@ -366,7 +366,7 @@ def _recognise(file: Path, cells: pd.DataFrame) -> TraceFormat:
     raise UserError(f"{file} has the columns {columns}, {_what_is_missing(names)}")
 
 
-def _what_is_missing(names: set[Any]) -> str:
+def _what_is_missing(names: set[object]) -> str:
     """Name the columns that the closest format has as well, or all formats if none is close."""
 
     def closeness(trace_format: TraceFormat) -> tuple[int, int]:

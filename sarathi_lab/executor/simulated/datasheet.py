@@ -119,7 +119,7 @@ def _rate(name: str, value: float | None) -> float | None:
     return number
 
 
-def _uncertain(figures: Mapping[str, Any], error: object) -> Mapping[str, Any]:
+def _uncertain(figures: Mapping[str, object], error: object) -> Mapping[str, object]:
     """Return the figures of a kind of attention, if there are such, with another error."""
     return {**figures, "uncertainty": error} if figures else figures
 

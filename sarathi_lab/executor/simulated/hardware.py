@@ -38,7 +38,7 @@ OF_DATASHEET = {
 }
 
 
-def _require_efficiency(name: str, value: Any) -> None:
+def _require_efficiency(name: str, value: object) -> None:
     if require_number(name, value, above=0, fix=FIX) > 1:
         raise UserError(f"{name}={value} exceeds 1, the peak; {FIX}")
 

@@ -89,7 +89,7 @@ OF_WORKERS = {
 }
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, object]) -> None:
     """Raise UserError for engine arguments that vLLM lacks, that the lab sets, or that no worker
     would use.
     """
@@ -121,7 +121,7 @@ def _refusal(name: str) -> str | None:
     return None
 
 
-def check_overrides(options: Mapping[str, Any], model_keys: Collection[str]) -> None:
+def check_overrides(options: Mapping[str, object], model_keys: Collection[str]) -> None:
     """Raise UserError for changes of a model's config.json (`hf_overrides`) that the lab reads
     elsewhere: those of `model_keys`.
     """
@@ -153,7 +153,7 @@ def _merged(name: str, needed: Mapping[str, Any], stated: Any) -> dict[str, Any]
     return {**stated, **needed}
 
 
-def _mapping(name: str, stated: Any) -> Mapping[str, Any]:
+def _mapping(name: str, stated: object) -> Mapping[str, object]:
     if stated is None:
         return {}
     if not isinstance(stated, Mapping):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.executor.vllm import workers as vllm
@@ -17,7 +16,7 @@ from sarathi_lab.model.quantised_config import read_quantisation
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.stored_spec import StoredSpec
 
-Arguments = Mapping[str, Any]  # of vLLM's engine
+Arguments = Mapping[str, object]  # of vLLM's engine
 
 QUANTISING = ("quantization", "quantization_config")  # engine arguments
 FP8_PER_TENSOR = ("fp8", "fp8_per_tensor")  # values of the first: one scale for all of a weight
@@ -109,7 +108,7 @@ def _stored_spec(checkpoint: Path, shape: vllm.ModelShape) -> StoredSpec:
     )
 
 
-def quantised_setting(options: Mapping[str, Any]) -> str | None:
+def quantised_setting(options: Mapping[str, object]) -> str | None:
     """Return the setting that has vLLM quantise weights when it loads them, if there is one."""
     for name in QUANTISING:
         if options.get(name) is not None:

@@ -55,13 +55,13 @@ class OperationTimer:
         for handle in self._handles:
             handle.remove()
 
-    def _begin_iteration(self, *hooked: Any) -> None:
+    def _begin_iteration(self, *hooked: object) -> None:
         self._iterations.append([])
 
-    def _begin(self, module: nn.Module, arguments: Any) -> None:
+    def _begin(self, module: nn.Module, arguments: object) -> None:
         self._starts[module] = self._mark()
 
-    def _end(self, operation: str, module: nn.Module, *hooked: Any) -> None:
+    def _end(self, operation: str, module: nn.Module, *hooked: object) -> None:
         self._iterations[-1].append((operation, self._starts[module], self._mark()))
 
     def _mark(self) -> Mark:

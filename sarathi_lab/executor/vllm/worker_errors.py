@@ -12,7 +12,6 @@ import os
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 CONFIG_PATH = "VLLM_LOGGING_CONFIG_PATH"
 LEVEL = "VLLM_LOGGING_LEVEL"
@@ -110,7 +109,7 @@ def _folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="sarathi_lab_vllm_", ignore_cleanup_errors=True)
 
 
-def _logging_config(level: str) -> dict[str, Any]:
+def _logging_config(level: str) -> dict[str, object]:
     """Return the configuration of Python's logging by which vLLM prints and workers write."""
     console = {
         "class": "logging.StreamHandler",

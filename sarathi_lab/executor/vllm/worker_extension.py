@@ -75,7 +75,7 @@ class StageReporter:
         self._marks.join()
         self._clock = EventClock() if self._is_gpu else HostClock()
 
-    def begin(self, *hooked: Any) -> None:
+    def begin(self, *hooked: object) -> None:
         """Mark that this stage has its input and begins; a hook before a module's forward pass."""
         self._start = self._clock.mark()
 

@@ -36,7 +36,7 @@ from sarathi_lab.tasks.plan import Plan, Setup, changed, make_plan, make_setup
 
 AN_OPTION = "name an option of policy, or one with parameters as in {sglang:{page_size:16}}"
 LONGER = 4  # times the requests of a run that is to be advised
-NO_PARAMETERS: Mapping[str, Any] = {}
+NO_PARAMETERS: Mapping[str, object] = {}
 FIRST_CHUNK = 256  # of the plan, before the chunks are tried
 
 
@@ -73,7 +73,9 @@ class Option:
         cfg.workload.num_requests *= LONGER
         return replace(self, cfg=cfg)
 
-    def with_chunk(self, chunk: int, parameters: Mapping[str, Any] = NO_PARAMETERS) -> DictConfig:
+    def with_chunk(
+        self, chunk: int, parameters: Mapping[str, object] = NO_PARAMETERS
+    ) -> DictConfig:
         """Return a copy of its configuration with a token budget, and other parameters."""
         cfg = copied(self.cfg)
         OmegaConf.update(cfg, self.chunk_setting, chunk)
@@ -118,7 +120,7 @@ class PolicyRuns:
         chunk = f"{row['chunk']:.0f}"
         return [*settings, f"{self.option.chunk_setting}={chunk}"]
 
-    def _parameters_of(self, row: Row) -> Mapping[str, Any]:
+    def _parameters_of(self, row: Row) -> Mapping[str, object]:
         if row["is_whole"]:
             return whole_variant(self.plan.policy)
         return NO_PARAMETERS
@@ -158,7 +160,7 @@ def outcome_of_run(plan: Plan, slo: Slo) -> dict[str, float]:
     return outcome(ledger.requests(), slo)
 
 
-def options_of(cfg: DictConfig, entries: Sequence[Any]) -> list[Option]:
+def options_of(cfg: DictConfig, entries: Sequence[object]) -> list[Option]:
     """Return the run's policy, then those of `entries` (names, or a name with parameters) that are
     others. Raises UserError for what is no policy, or cuts no prompts.
     """
@@ -174,7 +176,7 @@ def options_of(cfg: DictConfig, entries: Sequence[Any]) -> list[Option]:
     return list(options.values())
 
 
-def policy_settings(parameters: Mapping[str, Any]) -> list[str]:
+def policy_settings(parameters: Mapping[str, object]) -> list[str]:
     """Return parameters of a policy as they are typed."""
     settings = []
     for name, value in parameters.items():
@@ -242,7 +244,7 @@ def first_plan(option: Option) -> Plan:
     return option.plan(-(-least // unit) * unit)
 
 
-def _named(entry: Any) -> tuple[str, Mapping[str, Any]]:
+def _named(entry: object) -> tuple[str, Mapping[str, object]]:
     """Return the name of an entry of `task.policies`, and the parameters stated there."""
     if isinstance(entry, str):
         return entry, {}
@@ -253,7 +255,7 @@ def _named(entry: Any) -> tuple[str, Mapping[str, Any]]:
     raise UserError(f"task.policies: {entry} is no policy; {AN_OPTION}")
 
 
-def _node(name: str, parameters: Mapping[str, Any]) -> DictConfig:
+def _node(name: str, parameters: Mapping[str, object]) -> DictConfig:
     """Return the settings of a policy with other parameters. Raises UserError."""
     files = option_files("policy")
     require_one_of("task.policies", name, files)

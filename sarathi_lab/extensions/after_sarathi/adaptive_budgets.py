@@ -136,7 +136,7 @@ def adaptive_budgets(
     *,
     num_searched: Mapping[str, int],
     objectives: Mapping[str, Sequence[str]],
-    slos: Mapping[str, Any],
+    slos: Mapping[str, object],
     adaptive: Sequence[str],
     hindsight: Mapping[str, Sequence[int]],
     largest: int,

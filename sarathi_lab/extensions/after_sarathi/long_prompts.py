@@ -56,7 +56,7 @@ def long_prompts(
     long_lens: Ints,
     bound: float,
     policies: Sequence[str],
-    variants: Mapping[str, Mapping[str, Any]],
+    variants: Mapping[str, Mapping[str, object]],
     **sizes: Unpack[LoadSizes],
 ) -> Iterator[Point]:
     """Times to the first token of the first data set's requests (P50 and P99), the share of them

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def proposed_gains(
     bench: ServingBench,
     seed: int,
     *,
-    proposals: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    proposals: Mapping[str, Mapping[str, Mapping[str, object]]],
     phases: Phases,
     grids: Grids,
     **sizes: Unpack[LoadSizes],

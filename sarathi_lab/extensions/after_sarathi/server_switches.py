@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Unpack
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes as BuildSizes
@@ -29,7 +29,7 @@ from sarathi_lab.policy.systems import setup_of
 from sarathi_lab.results.plots.spec import by_device
 
 QUANTITIES = ("P99 between tokens", "P50 TTFT", "P99 TTFT", "mean latency")
-Variants = Mapping[str, Mapping[str, Any]]
+Variants = Mapping[str, Mapping[str, object]]
 
 
 @only_simulated(

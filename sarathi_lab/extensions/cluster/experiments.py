@@ -128,7 +128,7 @@ def _served(
     panel: str,
     num_sessions: int,
     rate: float,
-    settings: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Mapping[str, object]],
 ) -> Generator[Point, None, dict[str, Values]]:
     """The points of the same sessions under the settings of every run; returns the values."""
     number = num_sessions * workload.turns

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -141,7 +140,7 @@ def standings(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["policy", *COLUMNS]).set_index("policy")
 
 
-def _undecided(runs: pd.DataFrame, policy: str, best: str) -> dict[str, Any]:
+def _undecided(runs: pd.DataFrame, policy: str, best: str) -> dict[str, object]:
     """Return the row of a policy with too few seeds, beside the best on the same seeds."""
     values = runs[policy].dropna()
     of_best = runs.loc[values.index, best].dropna()
@@ -166,7 +165,7 @@ def _undecided(runs: pd.DataFrame, policy: str, best: str) -> dict[str, Any]:
     }
 
 
-def _grouped(goodputs: pd.DataFrame) -> list[dict[str, Any]]:
+def _grouped(goodputs: pd.DataFrame) -> list[dict[str, object]]:
     """Return the rows of `standings` of policies that all have the same seeds."""
     values = goodputs.to_numpy(dtype=float)
     means = values.mean(axis=0)

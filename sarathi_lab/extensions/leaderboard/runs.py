@@ -157,7 +157,7 @@ def run_all(
     seeds: Sequence[int],
     selection_seeds: Sequence[int],
     budgets: Sequence[int],
-    run: Callable[[Contest, Sequence[Trial]], list[dict[str, Any]]],
+    run: Callable[[Contest, Sequence[Trial]], list[dict[str, object]]],
 ) -> pd.DataFrame:
     """Run the policy at its default budget, and at its best.
 
@@ -189,7 +189,7 @@ def run_all(
     return pd.concat([table, pd.DataFrame(run(contest, more))], ignore_index=True)
 
 
-def row_of(contest: Contest, trial: Trial) -> dict[str, Any] | None:
+def row_of(contest: Contest, trial: Trial) -> dict[str, object] | None:
     """Run a trial and return its row; None for a budget to choose from that the policy can't have.
 
     Raises UserError for other runs that are not possible.

@@ -119,7 +119,7 @@ class Leaderboard(Task):
         )
         return Result(tables={OF_JOB: runs}, shown=[_in_short(runs)], places={})
 
-    def _run_trials(self, contest: Contest, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    def _run_trials(self, contest: Contest, trials: Sequence[Trial]) -> list[dict[str, object]]:
         """Run `trials`, several at a time, and return the rows of those that are possible."""
         rows = list[dict[str, Any]]()
         number = min(self.processes or cpu_count(), len(trials))

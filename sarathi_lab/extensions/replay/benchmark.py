@@ -268,7 +268,7 @@ class Summary(Load):
 
 
 def _checked_table(
-    path: Path, rows: Iterable[Mapping[str, Any]], *, has_arrivals: bool
+    path: Path, rows: Iterable[Mapping[str, object]], *, has_arrivals: bool
 ) -> tuple[pd.DataFrame, RowCheck]:
     """Make a table of rows with `LENGTHS`, `SECONDS` and `arrival` (seconds), and check those of
     finished requests. Raises UserError where no answer was streamed.

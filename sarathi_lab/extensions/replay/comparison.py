@@ -140,7 +140,7 @@ def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
     """Sample requests and blocks at the `time` (seconds) of each row of the run's timeline."""
     line = run.timeline
     num_blocks = run.settings.num_blocks or math.nan
-    real_blocks: Any = math.nan
+    real_blocks: object = math.nan
     if line.kv_cache_pct.any():
         real_blocks = line.kv_cache_pct / 100 * num_blocks
     samples: dict[str, Any] = {

@@ -12,7 +12,7 @@ CLOSING = ")]}>"
 QUOTES = "'\""
 
 
-def named_values(text: str) -> dict[str, Any]:
+def named_values(text: str) -> dict[str, object]:
     """Read "a=1, b='x'" or "'a': 1, 'b': 'x'"; a value that is no literal of Python stays text."""
     values = dict[str, Any]()
     for part in _split(text):

@@ -244,7 +244,7 @@ def _run(
     )
 
 
-def _check_needed(path: Path, stated: Mapping[str, Any]) -> None:
+def _check_needed(path: Path, stated: Mapping[str, object]) -> None:
     """Raise UserError for what nothing states, and no server has by default."""
     missing = [names for name, names in NEEDED.items() if not stated.get(name)]
     if missing:

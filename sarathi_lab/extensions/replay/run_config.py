@@ -59,7 +59,7 @@ class FromFiles:
     notes: list[str] = field(default_factory=list)
     has_run_cache: bool = True
 
-    def note_named(self, name: str, value: Any, stated: Any) -> None:
+    def note_named(self, name: str, value: object, stated: object) -> None:
         self.notes.append(f"{name}={value} as you state; the file states {stated}")
 
 
@@ -90,9 +90,9 @@ def _find_hardware(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None
         from_files.settings["executor"] = OmegaConf.merge(cfg.executor, profiled)
 
 
-def _parameters(hardware: DictConfig) -> dict[str, Any]:
+def _parameters(hardware: DictConfig) -> dict[str, object]:
     """Return what the user states of devices that a file names, such as the folder of tables."""
-    parameters = dict[str, Any]()
+    parameters = dict[str, object]()
     for key, value in hardware.items():
         if key not in ("name", "_target_") and value is not None:
             parameters[str(key)] = value

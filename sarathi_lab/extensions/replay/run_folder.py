@@ -191,7 +191,7 @@ def _timeline(path: Path) -> pd.DataFrame:
     return numbers[check.is_usable].reset_index(drop=True)
 
 
-def _of_meta(path: Path, meta: Mapping[str, Any]) -> Statement:
+def _of_meta(path: Path, meta: Mapping[str, object]) -> Statement:
     """Read `meta.json`: vLLM's arguments, and what it made of them. Raises UserError."""
     engine = meta.get("engine_kwargs")
     if not isinstance(engine, dict):
@@ -200,7 +200,7 @@ def _of_meta(path: Path, meta: Mapping[str, Any]) -> Statement:
     dumps = [as_object(resolved.get(f"{name}_config")) for name in SECTIONS]
     dumps += [{"speculative_config": resolved.get("speculative_config")}]
     dumps += [as_object(meta.get("kv_cache"))]
-    made = dict[str, Any]()
+    made = dict[str, object]()
     for dump in dumps:
         for name, value in dump.items():
             if value is not None:

@@ -211,7 +211,7 @@ def _in_containers(text: str) -> list[Words]:
     return [command for document in documents for command in _of_containers(document)]
 
 
-def _of_containers(content: Any) -> Iterator[Words]:
+def _of_containers(content: object) -> Iterator[Words]:
     if isinstance(content, list):
         for entry in content:
             yield from _of_containers(entry)
@@ -248,14 +248,14 @@ def _words_of_helm(content: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _words_of(value: Any) -> list[str]:
+def _words_of(value: object) -> list[str]:
     """Return the words of a command, which is text or a list."""
     if isinstance(value, str):
         return _split(CONTINUED.sub(" ", value))
     return [str(word) for word in value] if isinstance(value, list) else []
 
 
-def _variables_of(value: Any) -> dict[str, str]:
+def _variables_of(value: object) -> dict[str, str]:
     """Return a container's environment: an object, or a list of objects or of assignments."""
     if isinstance(value, Mapping):
         return {str(name): str(content) for name, content in value.items()}
@@ -322,7 +322,7 @@ def _end_of_command(system: str, words: Sequence[str]) -> int:
 # -- its arguments ---------------------------------------------------------------------------------
 
 
-def _arguments_of(system: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def _arguments_of(system: str, words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
     """Return the arguments of a command, by the names of the table, and words of none."""
     remaining = [LONG_DASH.sub("--", word) for word in words]
     arguments = dict[str, Any]()
@@ -351,7 +351,7 @@ def _arguments_of(system: str, words: Sequence[str]) -> tuple[dict[str, Any], li
     return arguments, unread
 
 
-def _take_value(system: str, name: str, remaining: list[str], *, is_on: bool) -> Any:
+def _take_value(system: str, name: str, remaining: list[str], *, is_on: bool) -> object:
     """Take the words behind a flag that are its value; of none, whether it is on."""
     row = find(system, name)
     is_flag = row is not None and row.kind in FLAGS
@@ -399,7 +399,7 @@ def _environment(words: Sequence[str], variables: Mapping[str, str]) -> dict[str
     return {match[1]: match[2] for match in matches if match is not None}
 
 
-def _of_config_file(arguments: dict[str, Any]) -> dict[str, Any]:
+def _of_config_file(arguments: dict[str, object]) -> dict[str, object]:
     """Return the arguments in the file that `--config` names, where that is here."""
     path = Path(str(arguments.get("config", ""))).expanduser()
     if not path.is_file():

@@ -179,10 +179,10 @@ def _of_description(path: Path, text: str) -> Statement | None:
     return read_arguments("vllm", arguments, str(path), is_typed=True)
 
 
-def sglang_description(info: Mapping[str, Any], source: str) -> Statement:
+def sglang_description(info: Mapping[str, object], source: str) -> Statement:
     """Read SGLang's description of itself, as /server_info gives it and its client records it."""
     states = info.get("internal_states")
-    state: Mapping[str, Any] = {}
+    state: Mapping[str, object] = {}
     if isinstance(states, list) and states:
         state = as_object(states[0])
     memory = as_object(state.get("memory_usage"))
@@ -270,7 +270,7 @@ def _is_of_longest(text: str, tokens: int) -> bool:
     return abs(tokens / _tokens(concurrency[1]) - float(concurrency[2])) < ROUNDED_BY
 
 
-def _graphs(config: str) -> dict[str, Any]:
+def _graphs(config: str) -> dict[str, object]:
     """Find the CUDA graphs in the text of vLLM's configuration."""
     graphs = dict[str, Any]()
     mode = GRAPH_MODE.search(config)

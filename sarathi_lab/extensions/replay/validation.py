@@ -155,7 +155,7 @@ def place_of(replay: Replay) -> str:
     return f"{replay.spec.name} on {replay.backend.device_name}"
 
 
-def labels_of(replay: Replay, **others: Any) -> dict[str, Any]:
+def labels_of(replay: Replay, **others: object) -> dict[str, object]:
     """Return the labels of a replay in tables of results."""
     return {
         "workload": Path(replay.run.source).name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import pandas as pd
@@ -99,7 +99,7 @@ def sarathi_serve_capacity(
     *,
     num_searched: int,
     doublings: int,
-    slos: Mapping[str, Any],
+    slos: Mapping[str, object],
     slo_budgets: Mapping[str, int],
     precision: float,
     searched: Sequence[str],

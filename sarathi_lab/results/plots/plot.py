@@ -84,7 +84,7 @@ class Grid:
     panels: Sequence[Hashable | None]
     columns: int
     size: tuple[float, float]
-    shares: Mapping[str, Any] = field(default_factory=dict)
+    shares: Mapping[str, object] = field(default_factory=dict)
 
 
 def plot(

@@ -57,14 +57,14 @@ def number_of(value: Any) -> float:
         return math.nan
 
 
-def numbers_of(values: Any) -> tuple[float, ...]:
+def numbers_of(values: object) -> tuple[float, ...]:
     """Read a list of numbers, NaN for others; nothing of what is no list."""
     if not isinstance(values, list):
         return ()
     return tuple(number_of(value) for value in values)
 
 
-def count_of(value: Any) -> int:
+def count_of(value: object) -> int:
     """Read a whole number from 0 on; 0 for what is none."""
     number = number_of(value)
     if not 0 <= number < math.inf:

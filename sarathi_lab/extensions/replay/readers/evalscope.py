@@ -145,7 +145,7 @@ def _first_number(summary: Object, headings: Sequence[str]) -> float:
     return math.nan
 
 
-def _client_of(users: Any, rate: Any) -> Client:
+def _client_of(users: object, rate: object) -> Client:
     """Return the client of so many users, at a rate unless that is -1."""
     limit = count_of(users) or None
     per_second = number_of(rate)

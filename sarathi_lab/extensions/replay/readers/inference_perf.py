@@ -81,7 +81,7 @@ def _rows(content: Content) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _input_tokens(info: Object, response: Object) -> Any:
+def _input_tokens(info: Object, response: Object) -> object:
     """Return the tokens of a prompt, by the names of several versions: beside those of images and
     sound in the newest files.
     """
@@ -92,7 +92,7 @@ def _input_tokens(info: Object, response: Object) -> Any:
     return nested(response, "server_usage", "prompt_tokens")
 
 
-def _output_tokens(response: Object, num_times: int) -> Any:
+def _output_tokens(response: Object, num_times: int) -> object:
     """Return the tokens of an answer; where the file does not say, those that have a time."""
     for keys in OUTPUT_TOKENS:
         value = nested(response, *keys)
