@@ -128,6 +128,7 @@ class Results:
         runs = sweep_analysis.without_baselines(self.runs)
         shown = [metric for metric in metrics if metric in self.runs]
         ratios = sweep_analysis.ratios(runs, base, shown, keys)
+        # Of several settings all values, as in "throughput_vs_sarathi_256".
         name = "_".join(map(str, wanted.values()))
         columns = dict.fromkeys(["policy", *self.varying, *shown])
         with_names = ratios.add_suffix(f"_vs_{name}")
@@ -192,6 +193,7 @@ class Results:
         settings = ["policy", *sweep_analysis.varied(others)]
         is_repetition = sweep_analysis.group_keys(others, settings).duplicated()
         once = others[~is_repetition]
+        # The best of each policy first: the chunks of one alone would fill the picture.
         best_of_policies = once.drop_duplicates("policy")
         order = dict.fromkeys([*best_of_policies.index, *once.index])
         chosen = list(order)[: MOST_CURVES - 1]
@@ -244,6 +246,7 @@ def load(*places: str | Path) -> Results:
     tables: dict[str, list[Reader]] = {"requests": [], "iterations": []}
     for results in loaded:
         settings += results.settings
+        # Of projects and records, so that the readers stay beside their runs.
         no_tables = [pd.DataFrame] * len(results.runs)
         for kind, readers in tables.items():
             readers += results._tables.get(kind, no_tables)

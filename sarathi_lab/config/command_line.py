@@ -187,6 +187,7 @@ def quoted(text: str) -> str:
 def _with_quotes(setting: str) -> str:
     """Quote the value of one of `COMMANDS`, unless it is quoted."""
     name, _, value = setting.partition("=")
+    # Its spaces, commas and braces would be Hydra's lists and sweeps.
     if name not in COMMANDS or value in ("", "null") or value[0] in "'\"":
         return setting
     return f"{name}={quoted(value)}"

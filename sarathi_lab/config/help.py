@@ -126,6 +126,7 @@ def _lines_about(name: str, settings: Sequence[str]) -> Iterator[str]:
         for option, path in option_files(owner, folders_of(settings)).items():
             lines = _matching(_settings_in(path), parameter)
             for shared in _shared_files(path):
+                # An option's own line replaces that of a file that it takes over.
                 lines = lines or _matching(_settings_in(shared), parameter)
             for line in lines:
                 options_with_it = by_line.setdefault(line.strip(), [])
@@ -143,7 +144,7 @@ def _matching(lines: Sequence[str], name: str) -> list[str]:
     for line in lines:
         depth = len(line) - len(line.lstrip())
         if indent is not None and depth <= indent:
-            indent = None
+            indent = None  # the lines that belonged to the setting are over
         if indent is None and re.match(rf" *{re.escape(name)}:", line):
             indent = depth
         if indent is not None and line.strip():

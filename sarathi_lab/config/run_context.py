@@ -124,7 +124,7 @@ def group_of(root: Path, choices: Mapping[str, str | None], swept: Sequence[str]
         device = "several devices"
     elif choices["executor"] == "simulated":
         device = f"simulated {choices['hardware']}"
-    folder = "/".join(root.absolute().parts[-2:])
+    folder = "/".join(root.absolute().parts[-2:])  # the day and the time
     return f"{runs} on {device}, {folder}"[:MOST_CHARACTERS]
 
 

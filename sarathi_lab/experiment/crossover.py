@@ -124,6 +124,7 @@ def crossover(
         size = (*lengths(seq_len, pd_ratio), batch)
         scenarios = {}
         for chunk in chunks:
+            # A batch of decodes fills a smaller chunk, and no prompt is ever served.
             if chunk >= batch:
                 policy = Sarathi(chunk, min_decodes)
                 policy.validate(batch, seq_len)

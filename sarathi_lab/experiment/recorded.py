@@ -62,6 +62,7 @@ def _recorded(name: str) -> pd.DataFrame:
         counted = pd.read_csv(path)
         tables.append(counted.assign(is_simulated=True, device="", method=COUNTED))
     table = pd.concat(tables, ignore_index=True)
+    # Without missing values, by which pandas would leave points out of groups and merges.
     texts = table.reindex(columns=TEXTS).fillna("").astype(str)
     for column in TEXTS:
         table[column] = texts[column]
@@ -98,6 +99,7 @@ def compare(points: pd.DataFrame) -> pd.DataFrame:
 
     Points that the paper does not show are left out, as are GPUs that it did not use.
     """
+    # Inner joins: what the paper does not show has no error.
     predicted = points[points.source == "simulated"]
     on_used = predicted.merge(_gpus_of_paper(), on=["figure", "hardware"])
     place = ["figure", *KEYS]

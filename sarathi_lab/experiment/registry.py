@@ -387,6 +387,7 @@ def experiment(
     """
 
     def register(make: Function) -> Function:
+        # The constructor of its kind is the schema: a type checker knows what may be declared.
         stated = kind(make.__name__, make, *arguments, **declared)
         papers = stated.papers
         if stated.has_paper and not papers:

@@ -78,7 +78,7 @@ def fig09(
             # Else the batch's decodes leave no room for a prompt's tokens.
             if chunk > batches[name]:
                 grid.append((name, chunk, best_pd_ratio(chunk, batches[name])))
-    first = next(iter(seq_lens))
+    first = next(iter(seq_lens))  # the length of which the paper shows whole curves
     for ratio in pd_ratios:
         for chunk in chunks[:2]:
             grid.append((first, chunk, ratio))

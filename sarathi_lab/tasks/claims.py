@@ -237,7 +237,7 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
             exit_status = run(line)
             if exit_status:
                 failed.append(f"{name}, {how}")
-            elif not is_record:
+            elif not is_record:  # a repository keeps no times of machines
                 _add_cost(costs, name, how, time.monotonic() - start)
     return failed
 

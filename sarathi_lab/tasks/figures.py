@@ -88,6 +88,7 @@ def _redrawn_sweep(path: Path) -> Picture | None:
     if not table.is_file():
         return None
     runs = pd.read_csv(table)
+    # Other tables beside pictures have no runs.
     is_sweep = {"policy", "is_baseline"} <= set(runs)
     return draw_sweep(runs) if is_sweep else None
 
