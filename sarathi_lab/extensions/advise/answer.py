@@ -82,10 +82,13 @@ def chunk_of(row: Row) -> str:
 def best_of_policies(table: pd.DataFrame, best: pd.Series) -> list[pd.Series]:
     """Return the row of each policy that would be advised of it alone, the advised `best` first."""
     rows = [best]
+    as_good = table[table["is_as_good"]].index  # of all policies, not of a row's own
     for label in table["policy"].unique():
         if label != best["policy"]:
             of_policy = table[table["policy"] == label]
-            rows.append(choose(marked(of_policy)))
+            chosen = choose(marked(of_policy))
+            chosen["is_as_good"] = chosen.name in as_good
+            rows.append(chosen)
     return rows
 
 

@@ -133,6 +133,11 @@ def test_policies_of_servers_are_compared_and_each_has_its_flags(tmp_path):
     assert list(result.tables["advice"].policy) == [
         *("vllm_v1", "sglang", "sglang enable_mixed_chunk=true", "trtllm")
     ]
+    rates = result.tables["advice"].set_index("policy").throughput
+    compared = next(shown for shown in result.shown if isinstance(shown, DisplayTable))
+    for row in compared.rows:
+        rate = rates[str(row["policy"]).replace("\n", " ")]
+        assert str(row["chunk"]).endswith("*") == (rate >= 0.99 * rates.max())
     flags = result.tables["flags"].set_index("server")["flags"]
     assert "--tensor-parallel-size 2" in flags["vLLM"]
     assert "--enable-mixed-chunk" in flags["SGLang with mixed chunks"]
