@@ -55,15 +55,24 @@ class BlockManager:
         self.prefix: PrefixCache | None = None
         if self.shares_prefixes:
             self.prefix = PrefixCache(self.num_blocks, self.block_size)
-        # Empty blocks, popped from the end, so that a fresh cache hands out neighbours: 0, 1.
-        self.empty = list(range(self.num_blocks - 1, -1, -1))
+        # Empty blocks, popped from the end. Those that no sequence has held yet are counted alone:
+        # a card has millions for a small model, and to list them takes a second.
+        self._returned: list[int] = []
+        self._num_untouched = self.num_blocks
+
+    @property
+    def empty(self) -> list[int]:
+        """All empty blocks, of which the last is the next that is handed out."""
+        first = self.num_blocks - self._num_untouched
+        return [*range(self.num_blocks - 1, first - 1, -1), *self._returned]
 
     @property
     def num_free(self) -> int:
         """Blocks that are empty, or cached without a holder."""
+        num_empty = len(self._returned) + self._num_untouched
         if self.prefix is None:
-            return len(self.empty)
-        return len(self.empty) + len(self.prefix.unused)
+            return num_empty
+        return num_empty + len(self.prefix.unused)
 
     @property
     def num_used(self) -> int:
@@ -158,16 +167,26 @@ class BlockManager:
             num_of_window = self._missing_in_window(len(held), len(held) + num_missing)
             if num_of_window > self.num_free_of_windows:
                 return False
-        num_to_evict = num_missing - len(self.empty)
+        num_to_evict = num_missing - len(self._returned) - self._num_untouched
         if num_to_evict > 0:
             if self.prefix is None or num_to_evict > len(self.prefix.unused):
                 return False
-            self.empty.extend(self.prefix.evict(num_to_evict))
+            self._returned.extend(self.prefix.evict(num_to_evict))
+        if num_missing > len(self._returned):
+            self._touch(num_missing - len(self._returned))
         # From the end, the last one first: neighbours of a fresh cache, in their order.
-        held.extend(self.empty[: -num_missing - 1 : -1])
-        del self.empty[-num_missing:]
+        held.extend(self._returned[: -num_missing - 1 : -1])
+        del self._returned[-num_missing:]
         self.num_free_of_windows -= num_of_window
         return True
+
+    def _touch(self, number: int) -> None:
+        """List blocks that no sequence has held yet, to be handed out after the other empty ones:
+        a fresh cache hands out neighbours, 0 and 1.
+        """
+        first = self.num_blocks - self._num_untouched
+        self._returned[:0] = range(first + number - 1, first - 1, -1)
+        self._num_untouched -= number
 
     def look_up(self, sequence: SequenceState) -> SequenceState:
         """Count the cached tokens of a waiting `sequence` as computed, and return it."""
@@ -238,7 +257,7 @@ class BlockManager:
         """Take back all blocks of `sequence`, except shared ones."""
         self.num_free_of_windows += self._windowed(len(sequence.block_ids))
         if self.prefix is None:
-            self.empty += sequence.block_ids[::-1]  # so that they are handed out in their order
+            self._returned += sequence.block_ids[::-1]  # so that they are handed out in their order
         else:
-            self.empty += self.prefix.release(sequence)
+            self._returned += self.prefix.release(sequence)
         sequence.block_ids.clear()

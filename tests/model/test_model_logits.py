@@ -38,8 +38,12 @@ class Driver:
         self.model = model
         self.blocks = BlockManager(num_blocks, BLOCK_SIZE)
         self.executor = TorchExecutor(model, num_blocks=num_blocks, block_size=BLOCK_SIZE)
-        if block_order is not None:
-            self.blocks.empty = block_order
+        if block_order is not None:  # as a sequence that has held all of them leaves them
+            ended = self.sequence(np.zeros(num_blocks * BLOCK_SIZE, dtype=np.int32))
+            assert self.blocks.grow(ended, num_blocks * BLOCK_SIZE)
+            ended.block_ids[:] = block_order[::-1]
+            self.blocks.free(ended)
+            assert self.blocks.empty == block_order
         self.cache = self.executor.cache
         self.cache.keys.fill_(float("nan"))  # whoever reads what was never written shows it
         self.cache.values.fill_(float("nan"))
