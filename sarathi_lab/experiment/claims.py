@@ -1,4 +1,6 @@
-"""The claims of `experiments/claims.yaml`, and recorded results judged by them."""
+"""The claims of `experiments/claims.yaml` and `experiments/after_sarathi/claims.yaml`, and recorded
+results judged by them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from sarathi_lab.results.intervals import LEVEL, Ends, ends_of_draws, ends_of_me
 from sarathi_lab.results.metrics import REPLAY_TOLERANCE
 from sarathi_lab.results.table import Row
 
-CLAIMS = EXPERIMENTS / "claims.yaml"
+CLAIMS = (EXPERIMENTS / "claims.yaml", EXPERIMENTS / "after_sarathi" / "claims.yaml")
 DIRECTIONS = ("at least", "at most", "near")
 NOT_MEASURED = "not measured"
 HOLDS = "holds"
@@ -162,10 +164,15 @@ def kind_of(verdict: str) -> str:
 
 
 @cache  # parsing it takes longer than judging by it
-def load_claims(path: Path = CLAIMS) -> tuple[Claim, ...]:
-    """Return the claims of a file. Raises UserError for one that lacks or has other fields."""
-    with readable(path, "restore it from git", YAMLError, OmegaConfBaseException):
-        entries: Any = OmegaConf.to_container(OmegaConf.load(path))
+def load_claims(*paths: Path) -> tuple[Claim, ...]:
+    """Return the claims of files, the lab's unless some are named. Raises UserError for a claim
+    that lacks fields or has others.
+    """
+    entries: list[Any] = []
+    for path in paths or CLAIMS:
+        with readable(path, "restore it from git", YAMLError, OmegaConfBaseException):
+            loaded: Any = OmegaConf.to_container(OmegaConf.load(path))
+        entries += loaded
     names = [field.name for field in fields(Claim)]
     claims = []
     for entry in entries:

@@ -66,10 +66,13 @@ def front_lines(table: pd.DataFrame) -> str:
 
 
 def count_table(table: pd.DataFrame) -> str:
-    """Format the number of claims with each verdict in Markdown, by kind of device."""
-    num_claims = table.id.nunique()
+    """Format the number of claims with each verdict in Markdown, by kind of device, without those
+    on what came after SARATHI.
+    """
+    counted = table[~_is_after(table)]
+    num_claims = counted.id.nunique()
     rows = [[f"{num_claims} claims", *VERDICTS]]
-    for device, ids_by_verdict in _ids_by_verdict(table).items():
+    for device, ids_by_verdict in _ids_by_verdict(counted).items():
         counts = [str(len(ids)) for ids in ids_by_verdict.values()]
         rows.append([device, *counts])
     return markdown(rows)
