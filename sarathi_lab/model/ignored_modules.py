@@ -7,6 +7,7 @@ module's path, with `*` for any text.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -44,6 +45,8 @@ FFN: tuple[Leaves, ...] = (
 FFN_PARENTS = ("mlp", "feed_forward")
 SHARED_PARENTS = ("mlp.shared_expert", "mlp.shared_experts", "feed_forward.shared_expert")
 EXPERT_PARENTS = ("mlp.experts", "feed_forward.experts", "block_sparse_moe.experts")
+SIZES_OF_FFN = {"gate_up_proj": 2.0}  # against those of each other product
+EXPERT_NUMBER = re.compile(r"\.(\d+)\.")  # in the path of a single expert
 # What no checkpoint of these methods quantises, or is not counted: tables, norms, routers, gates of
 # a column, convolutions, encoders and the layers that draft.
 NEVER = re.compile(
@@ -90,12 +93,14 @@ def kinds_of(spec: ModelSpec) -> list[Kind]:
     num_dense = spec.layers.dense if spec.num_experts else spec.num_ffn_layers
     num_shared = spec.num_expert_layers if spec.shared_expert_size else 0
     ends = {0, max(0, spec.num_experts - 1)}  # a list of single experts lacks one of these
+    # One by one, or all of a layer as one module.
+    of_experts = (*_under(EXPERT_PARENTS, sorted(ends)), *_under(EXPERT_PARENTS))
     return [
         Kind("attention", spec.num_attention_layers, ATTENTION, _sizes_of_attention(spec)),
         Kind("linear attention", num_linear, LINEAR_ATTENTION, _sizes_of_linear(spec)),
-        Kind("FFNs", num_dense, _under(FFN_PARENTS)),
-        Kind("shared experts", num_shared, _under(SHARED_PARENTS)),
-        Kind("experts", spec.num_expert_layers, _under(EXPERT_PARENTS, sorted(ends))),
+        Kind("FFNs", num_dense, _under(FFN_PARENTS), SIZES_OF_FFN),
+        Kind("shared experts", num_shared, _under(SHARED_PARENTS), SIZES_OF_FFN),
+        Kind("experts", spec.num_expert_layers, of_experts, SIZES_OF_FFN),
     ]
 
 
@@ -217,10 +222,23 @@ def _named_share(kind: Kind, names: Sequence[Name], num_layers: int) -> float:
         covered: set[str] = set()
         for name in names:
             covered |= name.matched(kind, layer)
-        share = kind.share(covered)
-        if kind.name == "experts" and 0 < share < 1:
-            # Of the single experts only the first and the last are looked at.
+        if _is_of_some_experts(kind, covered):
             raise UserError(f"{names[0].setting} names some of the experts of a layer; {FIX}")
-        total += share
+        total += kind.share(covered)
     # Names that are no numbers of layers match in layers that lack the kind, too.
     return min(1.0, total / kind.num_layers)
+
+
+def _is_of_some_experts(kind: Kind, covered: set[str]) -> bool:
+    """Return whether `covered` has products of one of a layer's experts and not of another: the
+    first and the last are looked at.
+    """
+    products = defaultdict[str, set[str]](set)
+    for leaf in kind.leaves:
+        number = EXPERT_NUMBER.search(leaf)
+        if number is None:
+            continue
+        of_expert = products[number[1]]
+        if leaf in covered:
+            of_expert.add(EXPERT_NUMBER.sub(".", leaf))
+    return len({frozenset(of_expert) for of_expert in products.values()}) > 1

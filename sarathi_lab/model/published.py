@@ -119,6 +119,7 @@ def published_spec(config: Config, name: str) -> ModelSpec:
             raise UserError(
                 f"{name_of_part}={str(value)[:40]}: {part} has no formula; take another model"
             )
+    _check_embedding(Facts(config))
     family = FAMILIES[model_type]
     config = {**family.defaults, **config}
     if family.normal is not None:
@@ -132,6 +133,16 @@ def published_spec(config: Config, name: str) -> ModelSpec:
         quantisation=read_quantisation(config, spec),
         uncounted=(*encoders, *unused_fields(config)),
     )
+
+
+def _check_embedding(facts: Facts) -> None:
+    """Raise UserError for an embedding that has another width than the layers."""
+    name = "word_embed_proj_dim"
+    if facts.has(name) and facts.size(name) != facts.size(*WIDTHS):
+        raise UserError(
+            f"{name}={facts.size(name)}: an embedding of another width than the layers "
+            f"({facts.size(*WIDTHS)}) has no formula; take another model"
+        )
 
 
 class Reader:

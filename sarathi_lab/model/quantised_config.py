@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -36,10 +37,21 @@ INTEGER_METHODS = (
 NF4_BITS, DOUBLE_NF4_BITS = 4 + 32 / 64, 4 + 8 / 64 + 32 / (64 * 256)
 # Bits that weights of a group have in common, by MLX's modes: a scale and a bias, or a scale alone.
 MLX_GROUP_BITS = {"affine": 2 * SCALE_BITS, "mxfp4": 8, "mxfp8": 8, "nvfp4": 8}
+# Bits of a group's scale, by the strategies of compressed-tensors that have groups.
+SCALE_BITS_OF_GROUPS: Mapping[object, int] = {"group": SCALE_BITS, "tensor_group": BITS_OF_BYTE}
+BITS_OF_SCALES = {"uint8": 8, "float8_e4m3fn": 8, "float8_e8m0fnu": 8}
+BITS_OF_SCALES |= {"float16": 16, "bfloat16": 16, "float32": 32}
+PLAIN_NAME = re.compile(r"[\w.]+")  # of a module, in a field that has expressions, too
+MLX_EXPERTS = "switch_mlp"  # the name of all of a layer's experts
 ALL_PRODUCTS = "Linear"  # as a target of compressed-tensors
 EVERYTHING = "re:.*"
 MODEL_BYTES = 2  # of a weight that is not quantised, in 16 bits
-OUTSIDE_LAYERS = ("lm_head", "embed_tokens")  # modules of tables
+HEAD = "lm_head"
+OUTSIDE_LAYERS = (HEAD, "embed_tokens")  # modules of tables
+QUANTISED_HEAD = (
+    "quantises the output head, whose bytes are counted as the embedding's; take a model that "
+    "leaves it as it was"
+)
 CACHE_FIELDS = ("kv_cache_scheme", "kv_cache_quant_algo")
 MOST_BITS = 16
 NOT_QUANTISED = "-:"  # begins a regular expression of GPTQ's `dynamic`
@@ -55,8 +67,14 @@ def read_quantisation(config: Settings, spec: ModelSpec) -> Quantisation | None:
         return None
     if "quant_method" not in settings and "bits" in settings:
         return _mlx(settings, spec)
-    if len(_object("config_groups", settings.get("config_groups") or {})) > 1:
-        return _groups(settings, spec)
+    if settings.get("store_dtype"):
+        raise UserError(
+            f"{FIELD}.store_dtype={settings['store_dtype']} stores some weights in another type "
+            f"than the others, whose bytes have no formula; take the unquantised model"
+        )
+    groups = _object(f"{FIELD}.config_groups", settings.get("config_groups") or {})
+    if settings.get("quant_method") == "compressed-tensors" or len(groups) > 1:
+        return _groups(groups, settings, spec)
     quantisation = _read_method(settings)
     if quantisation.of == "experts" and not spec.num_experts:
         raise UserError(
@@ -64,7 +82,7 @@ def read_quantisation(config: Settings, spec: ModelSpec) -> Quantisation | None:
             f"not; {AGAIN}"
         )
     if quantisation.of == "layers":
-        return _with_named(quantisation, [_ignored(settings)], spec)
+        return _with_named(quantisation, [_ignored(settings), *_own_bits(settings)], spec)
     return quantisation
 
 
@@ -88,11 +106,6 @@ def _settings(config: Settings) -> Settings:
 def _read_method(settings: Settings) -> Quantisation:
     """Return how weights are stored, as if all of the layers' products were."""
     method = str(settings.get("quant_method"))
-    if settings.get("store_dtype"):
-        raise UserError(
-            f"{FIELD}.store_dtype={settings['store_dtype']} stores some weights in another type "
-            f"than {method}, whose bytes have no formula; take the unquantised model"
-        )
     if method in ("fp8", "fbgemm_fp8"):
         return FP8
     if method == "bitsandbytes":
@@ -102,8 +115,6 @@ def _read_method(settings: Settings) -> Quantisation:
         return STORED[method]
     if method in INTEGER_METHODS:
         return _integers(method, settings)
-    if method == "compressed-tensors":
-        return _compressed_tensors(settings)
     if method == "modelopt":
         return _modelopt(settings)
     raise UserError(
@@ -120,27 +131,33 @@ def _integers(method: str, settings: Settings) -> Quantisation:
                 f"{FIELD}.dynamic={name!r} gives modules bits of their own, which have no formula; "
                 "take the unquantised model"
             )
+    if settings.get("lm_head"):
+        raise UserError(f"{FIELD}.lm_head=true {QUANTISED_HEAD}")
+    return Quantisation(method, _integer_bytes(settings))
+
+
+def _integer_bytes(settings: Settings) -> float:
+    """Return the bytes of an integer with its share of its group's scale and zero."""
     bits = _bits("bits", settings)
-    of_group = _share_of_group(SCALE_BITS + bits, settings)
-    return Quantisation(method, (bits + of_group) / BITS_OF_BYTE)
+    return (bits + _share_of_group(SCALE_BITS + bits, settings)) / BITS_OF_BYTE
 
 
-def _compressed_tensors(settings: Settings) -> Quantisation:
-    groups = _object(f"{FIELD}.config_groups", settings.get("config_groups") or {})
-    if not groups:
-        raise UserError(
-            f"{FIELD}.config_groups={groups!r} has no group of weights, which the bytes would "
-            "follow from; take another quantisation of the model"
-        )
-    name, value = next(iter(groups.items()))
-    group = _object(f"{FIELD}.config_groups.{name}", value)
-    targets = group.get("targets") or [ALL_PRODUCTS]
-    if targets != [ALL_PRODUCTS]:
-        raise UserError(
-            f"{FIELD}.config_groups.{name}.targets={targets!r} is not all of the products, "
-            f"['{ALL_PRODUCTS}'], which the bytes are counted of; take the unquantised model"
-        )
-    return _group(name, group)
+def _own_bits(settings: Settings) -> list[Named]:
+    """Return the modules to which AutoRound's `extra_config` gives bits of their own."""
+    extra = _object(f"{FIELD}.extra_config", settings.get("extra_config") or {})
+    names_by_bytes: dict[tuple[bool, float | None], list[str]] = {}
+    for name, value in extra.items():
+        own = _object(f"{FIELD}.extra_config.{name}", value)
+        stated = {**settings, **own}
+        is_quantised = _bits("bits", stated) < MODEL_BYTES * BITS_OF_BYTE
+        weight_bytes = _integer_bytes(stated) if is_quantised else None
+        is_expression = PLAIN_NAME.fullmatch(name) is None
+        # AutoRound searches for its expressions anywhere in a path.
+        text = f"re:.*(?:{name})" if is_expression else name
+        names_by_bytes.setdefault((is_expression, weight_bytes), []).append(text)
+    # A plain name overrules expressions.
+    by_rank = sorted(names_by_bytes.items(), key=lambda entry: entry[0][0])
+    return [Named("extra_config", names, weight_bytes) for (_, weight_bytes), names in by_rank]
 
 
 def _group(name: str, group: Settings) -> Quantisation:
@@ -149,10 +166,12 @@ def _group(name: str, group: Settings) -> Quantisation:
     activations = group.get("input_activations")
     bits = _bits("num_bits", weights)
     of_group = 0.0
-    if weights.get("strategy") == "group":
-        of_group = _share_of_group(SCALE_BITS, weights)
-    if weights.get("strategy") == "tensor_group":
-        of_group = _share_of_group(BITS_OF_BYTE, weights)
+    strategy = weights.get("strategy")
+    if strategy in SCALE_BITS_OF_GROUPS:
+        group_bits = _scale_bits(name, weights, SCALE_BITS_OF_GROUPS[strategy])
+        if weights.get("symmetric") is False:
+            group_bits += bits  # a zero
+        of_group = _share_of_group(group_bits, weights)
     return Quantisation(
         "compressed-tensors",
         (bits + of_group) / BITS_OF_BYTE,
@@ -160,12 +179,31 @@ def _group(name: str, group: Settings) -> Quantisation:
     )
 
 
-def _groups(settings: Settings, spec: ModelSpec) -> Quantisation:
-    """Read several groups of compressed-tensors, of modules by their names or of all others."""
+def _scale_bits(name: str, weights: Settings, default: int) -> int:
+    """Return the bits of a group's scale."""
+    stated = weights.get("scale_dtype")
+    if not stated:
+        return default
+    dtype = str(stated).removeprefix("torch.")
+    if dtype not in BITS_OF_SCALES:
+        raise UserError(
+            f"{FIELD}.config_groups.{name}.weights.scale_dtype={stated} is none of "
+            f"{', '.join(BITS_OF_SCALES)}; take the unquantised model"
+        )
+    return BITS_OF_SCALES[dtype]
+
+
+def _groups(groups: Settings, settings: Settings, spec: ModelSpec) -> Quantisation:
+    """Read the groups of compressed-tensors, of modules by their names or of all others."""
+    if not groups:
+        raise UserError(
+            f"{FIELD}.config_groups={groups!r} has no group of weights, which the bytes would "
+            "follow from; take another quantisation of the model"
+        )
     named = [_ignored(settings)]
     rest: Quantisation | None = None
     read = list[Quantisation]()
-    for name, value in _object("config_groups", settings["config_groups"]).items():
+    for name, value in groups.items():
         group = _object(f"{FIELD}.config_groups.{name}", value)
         stored = _group(name, group)
         read.append(stored)
@@ -212,17 +250,22 @@ class Named(NamedTuple):
 
 
 def _ignored(settings: Settings) -> Named:
-    """Return the modules that stay as they were."""
+    """Return the modules that stay as they were, by all fields that name some."""
+    fields = list[str]()
+    ignored = list[str]()
     for field in IGNORING:
         names = settings.get(field)
         if not names:
             continue
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"{FIELD}.{field}={names!r} is no list of names; {AGAIN}")
-        return Named(field, names, None)
+        fields.append(field)
+        ignored += names
     dynamic = _object(f"{FIELD}.dynamic", settings.get("dynamic") or {})
-    names = [f"re:{name.removeprefix(NOT_QUANTISED)}" for name in dynamic]
-    return Named("dynamic", names, None)
+    if dynamic:
+        fields.append("dynamic")
+        ignored += [f"re:{name.removeprefix(NOT_QUANTISED)}" for name in dynamic]
+    return Named(" or ".join(fields), ignored, None)
 
 
 def _with_named(
@@ -230,10 +273,15 @@ def _with_named(
 ) -> Quantisation:
     """Give the modules of `groups` bytes of their own; where several name one, the first counts."""
     groups = [group for group in groups if group.names]
+    for group in groups:
+        for name in group.names:
+            if group.weight_bytes is not None and HEAD in name:
+                raise UserError(f"{FIELD}.{group.field}={name} {QUANTISED_HEAD}")
     shares = [named_shares(group.field, group.names, spec) for group in groups]
     parts = []
     for kind in named_shares(FIELD, [], spec):
-        left = quantised = 1.0
+        left = 1.0  # of the kind's weights, which no group has named yet
+        quantised = 1.0
         num_bytes = 0.0
         for group, of_kinds in zip(groups, shares, strict=True):
             share = min(left, of_kinds[kind])
@@ -273,7 +321,7 @@ def _mlx(settings: Settings, spec: ModelSpec) -> Quantisation:
         if name.rpartition(".")[2] in OUTSIDE_LAYERS:
             table_bytes = MODEL_BYTES if num_bytes is None else num_bytes
         else:
-            by_bytes.setdefault(num_bytes, []).append(name)
+            by_bytes.setdefault(num_bytes, []).append(name.replace(MLX_EXPERTS, "experts"))
     groups = [Named(MLX_FIELD, names, num_bytes) for num_bytes, names in by_bytes.items()]
     return _with_named(Quantisation("mlx", rest, table_bytes=table_bytes), groups, spec)
 

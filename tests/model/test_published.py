@@ -396,6 +396,25 @@ def test_windows_may_have_a_pool_of_their_own() -> None:
                 "quant_method": "compressed-tensors",
                 "config_groups": {
                     "group_0": {
+                        "weights": {
+                            "num_bits": 4,
+                            "strategy": "group",
+                            "group_size": 32,
+                            "scale_dtype": "torch.uint8",
+                            "symmetric": True,
+                        }
+                    }
+                },
+            },
+            17 / 32,  # MXFP4's
+            False,
+            "layers",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {
                         "weights": {"num_bits": 4, "strategy": "group", "group_size": 32},
                         "input_activations": None,
                     }
@@ -525,6 +544,47 @@ def test_modules_that_are_not_known_are_refused_by_name(
         assert "\n" not in str(caught.value)
 
 
+def test_all_fields_of_ignored_modules_count_and_no_module_twice() -> None:
+    fields = {"ignore": ["lm_head", "re:.*q_proj.*"], "exclude_modules": ["re:.*q_proj.*", "mlp"]}
+    stored = published("Llama-3.1-8B", quantization_config={**NVFP4, **fields}).quantisation
+    assert stored is not None
+    shares = {part.kind: part.share for part in stored.parts}
+    assert shares == pytest.approx({"attention": 0.6, "FFNs": 0})
+
+
+@pytest.mark.parametrize(
+    ("own", "attention", "ffns"),
+    [
+        ({".*mlp.*": {"bits": 16}}, (1, 0.5), (0, 0.5)),
+        ({"mlp": {"bits": 8}, "(mlp|lm_head)": {"bits": 16}}, (1, 0.5), (1, 1)),
+        ({r"self_attn\.q": {"bits": 2, "group_size": 32}}, (1, 0.3 + 0.4 * 2.5625 / 8), (1, 0.5)),
+    ],
+    ids=str,
+)
+def test_modules_of_autoround_may_have_bits_of_their_own(
+    own: dict[str, Any], attention: tuple[float, float], ffns: tuple[float, float]
+) -> None:
+    settings = {"quant_method": "auto-round", "bits": 4, "group_size": -1, "extra_config": own}
+    stored = published("Llama-3.1-8B", quantization_config=settings).quantisation
+    assert stored is not None
+    parts = [(part.share, part.weight_bytes) for part in stored.parts]
+    assert parts == [pytest.approx(attention), pytest.approx(ffns)]
+
+
+def test_a_quantised_output_head_is_refused() -> None:
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    groups = {"config_groups": {"group_0": {**GROUP, "targets": ["re:.*mlp.*", "re:.*lm_head"]}}}
+    for settings in (
+        {**gptq, "lm_head": True},
+        {**gptq, "extra_config": {"lm_head": {"bits": 8}}},
+        {**COMPRESSED, **groups},
+    ):
+        with pytest.raises(UserError, match=r"lm_head.* quantises the output head"):
+            published("Llama-3.1-8B", quantization_config=settings)
+    kept = {**gptq, "lm_head": False, "extra_config": {"lm_head": {"bits": 16}}}
+    assert published("Llama-3.1-8B", quantization_config=kept).table_bytes(2) == 2
+
+
 def test_parts_that_are_quantised_count_with_their_bytes() -> None:
     plain = published("Llama-3.1-8B")
     ffns = published("Llama-3.1-8B", quantization_config={**NVFP4, "ignore": ["re:.*self_attn.*"]})
@@ -579,6 +639,14 @@ def test_groups_of_modules_have_bytes_of_their_own() -> None:
         }
 
 
+def test_one_group_may_have_some_of_the_modules() -> None:
+    groups = {"group_0": {**GROUP, "targets": ["re:.*mlp.*"]}}
+    settings = {**COMPRESSED, "config_groups": groups}
+    stored = published("Llama-3.1-8B", quantization_config=settings).quantisation
+    assert stored is not None
+    assert {part.kind: part.share for part in stored.parts} == {"attention": 0, "FFNs": 1}
+
+
 MLX = {"group_size": 64, "bits": 4}
 
 
@@ -609,6 +677,17 @@ def test_bytes_of_mlxs_weights(
         assert spec.table_bytes(2) == weight_bytes
     mean = spec.weight_bytes(2) / spec.num_params
     assert weight_bytes <= mean < 1.1 * weight_bytes
+
+
+@pytest.mark.parametrize("parent", ["mlp.switch_mlp", "mlp.experts", "mlp.experts.*"])
+@pytest.mark.parametrize(("leaf", "share"), [("down_proj", 1 / 3), ("gate_up_proj", 2 / 3)])
+def test_a_product_of_all_experts_may_have_bits_of_its_own(
+    parent: str, leaf: str, share: float
+) -> None:
+    settings = {**MLX, f"model.layers.0.{parent}.{leaf}": {"bits": 8}}
+    stored = published("Qwen3-30B-A3B", quantization=settings).quantisation
+    assert stored is not None
+    assert stored.part("experts").weight_bytes == pytest.approx(0.5625 + 0.5 * share / 48)
 
 
 def test_a_cache_that_the_file_quantises_is_named_as_not_counted() -> None:
@@ -683,6 +762,7 @@ def test_weights_that_a_run_states_are_those_of_a_quantised_file() -> None:
         ),
         ({"layer_types": ["full_attention"]}, "layer_types does not name each of"),
         ({"layer_types": ["linear_attention"] * 3}, "no layer has attention"),
+        ({"word_embed_proj_dim": 16}, "word_embed_proj_dim=16"),
         ({"hidden_size": "wide"}, "hidden_size='wide'"),
         ({"hidden_size": 30}, "hidden_size=30"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
@@ -700,7 +780,10 @@ def test_weights_that_a_run_states_are_those_of_a_quantised_file() -> None:
                 ({"bits": 4, "group_size": 64, "mode": "codes"}, "mode=codes"),
                 ({**COMPRESSED, "config_groups": {"g": 5}}, "config_groups.g=5"),
                 ({**COMPRESSED, "config_groups": {"g": {"weights": 5}}}, "g.weights=5"),
-                ({**COMPRESSED, "config_groups": {"g": {**GROUP, "targets": ["a"]}}}, "['a']"),
+                (
+                    {**COMPRESSED, "config_groups": {"g": {**GROUP, "targets": ["a"]}}},
+                    "g.targets=a is",
+                ),
             )
         ),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings=1"),
