@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -51,7 +51,7 @@ class BlockManager:
         self.num_free_of_windows = 0
         if self.window is not None and self.window.pool is not None:
             self._blocks_of_window = self.window.num_blocks(self.block_size)
-            self.num_free_of_windows = int(self.window.pool * self.num_blocks)
+            self.num_free_of_windows = self.num_blocks_of_windows
         self.prefix: PrefixCache | None = None
         if self.shares_prefixes:
             self.prefix = PrefixCache(self.num_blocks, self.block_size)
@@ -118,7 +118,42 @@ class BlockManager:
         num_blocks = self.blocks_for(num_tokens)
         if self.window is None or self.window.pool is None:
             return num_blocks
-        return max(num_blocks, math.ceil(self._windowed(num_blocks) / self.window.pool))
+        of_windows = self._windowed(num_blocks)
+        room = max(num_blocks, math.floor(of_windows / self.window.pool))
+        # The pool has whole blocks, so that the quotient may be one too few.
+        while self._pool_of_windows(room) < of_windows:
+            room += 1
+        return room
+
+    @property
+    def num_blocks_of_windows(self) -> int:
+        """Blocks of the windows' pool; 0 without one."""
+        return self._pool_of_windows(self.num_blocks)
+
+    def _pool_of_windows(self, num_blocks: int) -> int:
+        """Blocks of the windows' pool beside a cache of `num_blocks`; 0 without one."""
+        if self.window is None or self.window.pool is None:
+            return 0
+        return int(self.window.pool * num_blocks)
+
+    def window_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that a sequence of `num_tokens` holds in the windows' pool; 0 without one."""
+        return self._windowed(self.blocks_for(num_tokens))
+
+    def window_blocks_of(self, sequence: SequenceState) -> int:
+        """Blocks that `sequence` holds in the windows' pool; 0 without one."""
+        return self._windowed(len(sequence.block_ids))
+
+    def has_room_for_window(self, begun: Iterable[SequenceState]) -> bool:
+        """Whether the whole window of a new sequence has room in its pool, beside what the windows
+        of `begun` sequences still lack; True without a pool.
+        """
+        if self._blocks_of_window == 0:
+            return True
+        needed = self._blocks_of_window
+        for sequence in begun:
+            needed += self._blocks_of_window - self.window_blocks_of(sequence)
+        return needed <= self.num_free_of_windows
 
     def _windowed(self, num_blocks: int) -> int:
         """Blocks that a sequence with `num_blocks` holds in the pool of windows."""
@@ -151,9 +186,33 @@ class BlockManager:
         """Blocks that `sequence` needs in addition to hold `num_tokens` tokens."""
         return max(0, self.blocks_for(num_tokens) - len(sequence.block_ids))
 
+    def num_missing_of_windows(self, sequence: SequenceState, num_tokens: int) -> int:
+        """Blocks of the windows' pool that `sequence` needs in addition; 0 without one."""
+        held = len(sequence.block_ids)
+        return self._missing_in_window(held, held + self.num_missing(sequence, num_tokens))
+
+    def have_room(self, sequences: Sequence[SequenceState]) -> bool:
+        """Whether all `sequences` can hold their known tokens at a time."""
+        num_missing = 0
+        for sequence in sequences:
+            num_missing += self.num_missing(sequence, sequence.num_known)
+        return num_missing <= self.num_free and self.have_room_in_windows(sequences)
+
+    def have_room_in_windows(self, sequences: Iterable[SequenceState], num_more: int = 0) -> bool:
+        """Whether the windows' pool has room for `sequences` with `num_more` tokens each."""
+        if self._blocks_of_window == 0:
+            return True
+        num_missing = 0
+        for sequence in sequences:
+            num_missing += self.num_missing_of_windows(sequence, sequence.num_known + num_more)
+        return num_missing <= self.num_free_of_windows
+
     def num_slots(self, sequence: SequenceState) -> int:
         """Tokens that `sequence` could compute next without an eviction."""
         num_blocks = self.num_free + len(sequence.block_ids)
+        in_window = self.window_blocks_of(sequence) + self.num_free_of_windows
+        if in_window < self._blocks_of_window:
+            num_blocks = min(num_blocks, self.state_blocks + in_window)
         return self.tokens_of(num_blocks) - sequence.num_computed
 
     def grow(self, sequence: SequenceState, num_tokens: int) -> bool:

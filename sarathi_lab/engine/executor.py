@@ -209,8 +209,16 @@ class Backend(Protocol):
     def default_model(self) -> str:
         """The model that model=auto selects."""
 
-    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
-        """Raise UserError if the model can't run here with a cache of so many tokens."""
+    def check(self, spec: ModelSpec, kv_tokens: int, window_pool: float | None = None) -> None:
+        """Raise UserError if the model can't run here with a cache of so many tokens.
+
+        Args:
+            spec: The model.
+            kv_tokens: Of the cache.
+            window_pool: Tokens of a pool for layers with a window, for each token of the others;
+                None: all layers have blocks of one pool. Executors that run no such layers do not
+                read it.
+        """
 
     def peaks(self) -> Peaks:
         """Peak FLOP/s and bytes/s of all devices together, measured or from the hardware file."""

@@ -81,6 +81,13 @@ class Policy(ABC):
         """Tokens of its smallest iteration, which must hold a full batch; None: no budget."""
         return self.budget
 
+    @property
+    def window_pool(self) -> float | None:
+        """Tokens of a pool for layers with a window, for each token of the others; None: all layers
+        have blocks of one pool.
+        """
+        return None
+
     def with_budget(self, budget: int) -> Self:
         """Copy this policy, which cuts prompts, with another budget."""
         assert self.budget_field is not None, f"{self.name} cuts no prompts"

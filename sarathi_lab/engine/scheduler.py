@@ -167,13 +167,21 @@ class Scheduler:
         # It must fit alone, with all of its tokens and what its admission leaves free.
         blocks = self.blocks
         reserved = self.policy.reserved_tokens(request, request.total_len, self.max_model_len)
-        needed = blocks.blocks_for(max(request.total_len, reserved))
-        needed += blocks.watermark_blocks(self.policy.watermark)
+        num_tokens = max(request.total_len, reserved)
+        needed = blocks.blocks_for(num_tokens) + blocks.watermark_blocks(self.policy.watermark)
         if needed > blocks.num_blocks:
             states = f" ({blocks.state_blocks} for its states)" if blocks.state_blocks else ""
             raise UserError(
                 f"{named} can never fit the KV cache: policy {self.policy.name} needs {needed} "
                 f"blocks of {blocks.block_size} tokens{states}, num_blocks={blocks.num_blocks}; "
+                f"{LARGER_CACHE}"
+            )
+        in_windows = blocks.window_blocks_for(num_tokens)
+        if in_windows > blocks.num_blocks_of_windows:
+            raise UserError(
+                f"{named} can never fit the pool of layers with a window: it needs {in_windows} "
+                f"blocks of {blocks.block_size} tokens there, num_blocks={blocks.num_blocks} gives "
+                f"it {blocks.num_blocks_of_windows} and {blocks.room_for(num_tokens)} would do; "
                 f"{LARGER_CACHE}"
             )
 
@@ -499,11 +507,15 @@ class Scheduler:
     def with_room(self, num_sequences: int) -> list[SequenceState]:
         """The next waiting sequences, at most so many, that have a place and room in the cache."""
         num_places = self.max_num_seqs - len(self.running)
-        num_free_blocks = self.blocks.num_free
+        blocks = self.blocks
+        num_free = blocks.num_free
+        num_free_of_windows = blocks.num_free_of_windows
         fitting: list[SequenceState] = []
         for sequence in self.upcoming(min(num_sequences, num_places)):
-            num_free_blocks -= self.blocks.blocks_for(self._reserved(sequence, 0))
-            if num_free_blocks < 0:
+            num_tokens = self._reserved(sequence, 0)
+            num_free -= blocks.blocks_for(num_tokens)
+            num_free_of_windows -= blocks.window_blocks_for(num_tokens)
+            if num_free < 0 or num_free_of_windows < 0:
                 break
             fitting.append(sequence)
         return fitting

@@ -51,7 +51,7 @@ class MeasuredBackend(ABC):
     def device_name(self) -> str: ...
 
     @abstractmethod
-    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
+    def check(self, spec: ModelSpec, kv_tokens: int, window_pool: float | None = None) -> None:
         """Raise UserError for what does not run here."""
 
     @abstractmethod

@@ -54,14 +54,25 @@ class SGLang(Policy):
     new_token_ratio_decay_steps: int = whole(600, minimum=1, fix="use a number such as 600")
     retract_decode_steps: int = whole(20, minimum=0, fix="use a number of tokens such as 20")
     clip_max_new_tokens: int = whole(4096, minimum=1, fix="use a number of tokens such as 4096")
+    # Tokens of a pool for layers with a window, for each token of the others.
+    swa_full_tokens_ratio: float = number(0.8, above=0, fix="use a share above 0 up to 1")
     reserve = "chunk"
 
     def check(self, batch_size: int, max_model_len: int) -> None:
+        if self.swa_full_tokens_ratio > 1:
+            raise UserError(
+                f"swa_full_tokens_ratio={self.swa_full_tokens_ratio} exceeds 1; layers with a "
+                "window need no more tokens than the others: use a share above 0 up to 1"
+            )
         if self.chunked_prefill_size % self.page_size:
             raise UserError(
                 f"chunked_prefill_size={self.chunked_prefill_size} is not a multiple of page_size="
                 f"{self.page_size}; prompts are cut to whole pages, so change one of them"
             )
+
+    @property
+    def window_pool(self) -> float | None:
+        return self.swa_full_tokens_ratio
 
     @property
     def smallest_budget(self) -> int | None:
@@ -108,6 +119,9 @@ class SGLang(Policy):
             wanted += self.page_size + blocks.extra_tokens(wanted)
             if scheduler.running and wanted >= blocks.num_free * blocks.block_size - promised:
                 return
+            begun = (chunk.sequence for chunk in batch.chunks)
+            if scheduler.running and not blocks.has_room_for_window(begun):
+                return
             if self._in_pages(pending) > budget - used:
                 num_tokens = (budget - used) // self.page_size * self.page_size
             if not num_tokens or not scheduler.enter(batch, sequence, num_tokens):
@@ -132,21 +146,19 @@ class SGLang(Policy):
             return
         blocks = scheduler.blocks
         state = scheduler.state(_Estimate)
-        has_room = blocks.has_room_for_all(len(decodes))
-        if not has_room:
-            missing = [blocks.num_missing(sequence, sequence.num_known) for sequence in decodes]
-            has_room = sum(missing) <= blocks.num_free
-        if has_room:
+        if blocks.has_room_for_all(len(decodes)) or blocks.have_room(decodes):
             lowest = self._initial_ratio * self.min_new_token_ratio_factor
             step = (self._initial_ratio - lowest) / self.new_token_ratio_decay_steps
             state.new_token_ratio = max(lowest, state.new_token_ratio - step)
             return
         decodes.sort(key=_advanced_first)
+        steps = self.retract_decode_steps
         while len(decodes) > 1:
             scheduler.preempt(decodes.pop())
-            if blocks.num_free * blocks.block_size >= len(decodes) * self.retract_decode_steps:
+            has_steps = blocks.num_free * blocks.block_size >= len(decodes) * steps
+            if has_steps and blocks.have_room_in_windows(decodes, steps):
                 break
-        decoded = len(decodes) * self.retract_decode_steps
+        decoded = len(decodes) * steps
         decoded += sum(len(sequence.output_token_ids) for sequence in decodes)
         wanted = sum(sequence.request.output_len for sequence in decodes)
         state.new_token_ratio = min(1.0, decoded / wanted)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from sarathi_lab.engine.policy import Policy
@@ -159,7 +160,6 @@ SGLANG = ServedSystem(
         setting="mem_fraction_static",
         share=_sglang_share,
         has_iteration=False,  # which lies in what the share leaves
-        window_pool=0.8,  # swa_full_tokens_ratio
         source="python/sglang/srt/server_args.py, _handle_gpu_memory_settings",
     ),
 )
@@ -317,6 +317,8 @@ def setup_of(
     """
     system = None if policy is None else policy.system
     rule = OTHER_MEMORY if system is None else system.memory
+    if policy is not None:
+        rule = replace(rule, window_pool=policy.window_pool)
     budget: object = None if policy is None else policy.budget
     if not isinstance(budget, int):
         budget = max(max_model_len, WHOLE_PROMPT_TOKENS)

@@ -63,7 +63,8 @@ def cache_fields(
     if cache.memory_share is not None and cache.num_blocks != FILLS_MEMORY:
         reason = "has no effect on a cache of a stated size; add cache.num_blocks=auto"
         raise UserError(f"cache.memory_share={cache.memory_share} {reason}")
-    backend.check(spec, num_blocks * block_size)  # before a cache of that many blocks is made
+    # Before a cache of that many blocks is made.
+    backend.check(spec, num_blocks * block_size, setup.rule.window_pool)
     advice = "use fewer, or a larger cache.block_size"
     require_int("cache.num_blocks", num_blocks, 0, advice, maximum=MOST_BLOCKS)
     advice = "use true to share the cache of equal prefixes, else false"

@@ -38,8 +38,8 @@ from sarathi_lab.model.published import published_spec, read_published
 from sarathi_lab.model.quantised_config import read_quantisation
 from sarathi_lab.model.roofline import roofline_time
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.policy import Sarathi
-from sarathi_lab.policy.systems import VLLM_MEMORY
+from sarathi_lab.policy import Sarathi, SGLang
+from sarathi_lab.policy.systems import VLLM_MEMORY, setup_of
 
 DATA = Path(__file__).parents[1] / "data" / "published_models.yaml"
 PUBLISHED: dict[str, dict[str, Any]] = yaml.load(DATA.read_text(), yaml.CSafeLoader)
@@ -368,6 +368,19 @@ def test_windows_may_have_a_pool_of_their_own() -> None:
         for rule in (VLLM_MEMORY, replace(VLLM_MEMORY, window_pool=0.8))
     )
     assert one_pool / two_pools == pytest.approx(1 + 0.8 * 5.2, rel=1e-3)
+
+
+def test_a_stated_cache_has_the_servers_pool_of_windows() -> None:
+    """What fits the memory by the server's rule fits as a stated size, and no more."""
+    gemma = published("Gemma-3-27B")
+    backend = SimulatedBackend(H100)
+    rest = H100.memory_bytes - gemma.weight_bytes(2)
+    for ratio in (0.8, 0.5):
+        pool = setup_of(SGLang(swa_full_tokens_ratio=ratio), 256, 8192).rule.window_pool
+        tokens = int(rest / (10 + 52 * ratio) * 62 / gemma.kv_bytes_per_token(2))
+        backend.check(gemma, tokens, pool)
+        with pytest.raises(UserError, match="for KV"):
+            backend.check(gemma, tokens + 1, pool)
 
 
 @pytest.mark.parametrize(

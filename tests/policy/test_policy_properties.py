@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from shadow import Checker
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.model.layers import CachedWindow, Window
 from sarathi_lab.policy import SGLang
 
 # Those that let a later request pass an earlier one that has no room, or is long.
@@ -98,3 +101,49 @@ def test_sglangs_chunk_holds_a_full_batch_of_decodes_where_they_ride_along():
     SGLang(chunked_prefill_size=3).validate(4, MAX_LEN)
     with pytest.raises(UserError, match="chunked_prefill_size=3 is smaller than the 3"):
         SGLang(chunked_prefill_size=3, enable_mixed_chunk=True).validate(4, MAX_LEN)
+
+
+pools = st.builds(
+    CachedWindow,
+    st.builds(Window, st.just(1), st.integers(2, MAX_LEN)),
+    st.just(1.0),
+    pool=st.sampled_from((0.3, 0.7, 0.8, 1.0)),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(list(POLICIES)),
+    queue=queues,
+    window=pools,
+    num_blocks=st.integers(8, 40),
+    shares_prefixes=st.booleans(),
+)
+def test_a_request_fits_the_pool_of_windows_or_is_refused(
+    name, queue, window, num_blocks, shares_prefixes
+):
+    requests = [Request(i, 0.0, p, d) for i, ((p, d), _) in enumerate(queue)]
+    blocks = BlockManager(num_blocks, 4, shares_prefixes=shares_prefixes, window=window)
+    scheduler = Scheduler(POLICIES[name], blocks, batch_size=4, max_model_len=MAX_LEN)
+    served = []
+    for request in requests:
+        fits_alone = blocks.room_for(request.total_len) <= num_blocks
+        try:
+            scheduler.check_fits(request)
+        except UserError:
+            # A policy may reserve more than the request's tokens.
+            assert not fits_alone or POLICIES[name].reserve == "max_model_len"
+        else:
+            assert fits_alone
+            served.append(request)
+    checker = Checker(scheduler)
+    run_engine(served, scheduler, ScriptedExecutor(), checker)
+    assert len(checker.finished) == len(served)
+    assert blocks.num_free_of_windows == blocks.num_blocks_of_windows
+
+
+@given(window=pools, num_tokens=st.integers(1, MAX_LEN))
+def test_a_cache_with_room_for_a_sequence_holds_it_and_a_smaller_one_does_not(window, num_tokens):
+    num_blocks = BlockManager(0, 4, window=window).room_for(num_tokens)
+    assert BlockManager(num_blocks, 4, window=window).can_hold(num_tokens)
+    assert not BlockManager(num_blocks - 1, 4, window=window).can_hold(num_tokens)

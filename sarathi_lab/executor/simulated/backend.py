@@ -180,12 +180,13 @@ class SimulatedBackend:
     def dtype_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype_name]
 
-    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
+    def check(self, spec: ModelSpec, kv_tokens: int, window_pool: float | None = None) -> None:
         """Raise UserError for a model that does not fit, can't be split or has no cost model. Host
         memory is unlimited.
         """
         self.cost_of(spec)
-        check_room(self._held(spec), self.hardware, self.dtype_bytes, self.parallel, kv_tokens)
+        held = self._held(spec)
+        check_room(held, self.hardware, self.dtype_bytes, self.parallel, kv_tokens, window_pool)
 
     def peaks(self) -> Peaks:
         """Return the hardware file's peaks, of all devices together."""

@@ -85,13 +85,14 @@ def check_room(
     dtype_bytes: int,
     parallel: Parallel = ONE_DEVICE,
     kv_tokens: int = 0,
+    window_pool: float | None = None,
 ) -> None:
     """Raise UserError unless `kv_tokens` of stated cache fit beside the weights, all spread evenly,
     with nothing kept for a server's iterations. It names the smallest sufficient number of devices.
     """
     weights = spec.weight_bytes(dtype_bytes)
     copies = parallel.cache_copies(spec)
-    cache = kv_tokens * copies * spec.cache_bytes_per_token(dtype_bytes)
+    cache = kv_tokens * copies * spec.cache_bytes_per_token(dtype_bytes, window_pool)
     memory = parallel.num_devices * hardware.memory_bytes
     if weights + cache <= memory:
         return

@@ -165,7 +165,7 @@ class TorchBackend(MeasuredBackend):
                     "out"
                 )
 
-    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
+    def check(self, spec: ModelSpec, kv_tokens: int, window_pool: float | None = None) -> None:
         """Raise UserError for a model that does not run here: shape, kernels, free memory."""
         checks.require_computed(spec)
         if self.uses_kernels:

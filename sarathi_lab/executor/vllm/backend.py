@@ -129,7 +129,7 @@ class VllmBackend(MeasuredBackend):
         """What ran the last batches (`Workers.facts`)."""
         return _engine.facts
 
-    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
+    def check(self, spec: ModelSpec, kv_tokens: int, window_pool: float | None = None) -> None:
         """Raise UserError for a model or cache that does not run here."""
         self._check_devices()
         spec.require_runnable()

@@ -124,11 +124,13 @@ def _check_budget(batch: Batch, scheduler: Scheduler) -> None:
 
 def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> None:
     """Raise PolicyFault unless every block of a cache without shared prefixes is free or held by
-    one of `sequences`, and these hold as many as they have computed.
+    one of `sequences`, also of a pool for windows, and these hold as many as they have computed.
     """
     held: list[int] = []
+    num_of_windows = blocks.num_free_of_windows
     for sequence in sequences:
         held += sequence.block_ids
+        num_of_windows += blocks.window_blocks_of(sequence)
         has_room = len(sequence.block_ids) * blocks.block_size >= sequence.num_computed
         how = f"{sequence} has computed tokens for which it holds no block"
         hold(has_room, "blocks", how)
@@ -136,3 +138,7 @@ def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> No
     hold(len(set(held)) == num_held, "blocks", "two sequences hold a block")
     how = f"{num_held} held + {blocks.num_free} free blocks are not the {blocks.num_blocks} blocks"
     hold(num_held + blocks.num_free == blocks.num_blocks, "blocks", how)
+    how = f"{num_of_windows} held and free blocks are not the {blocks.num_blocks_of_windows}"
+    how += " of the pool for windows"
+    hold(num_of_windows == blocks.num_blocks_of_windows, "blocks", how)
+    hold(blocks.num_free_of_windows >= 0, "blocks", "the pool for windows holds more than it has")

@@ -280,7 +280,6 @@ CHANGES_TIMES = {
         "schedule_policy": "lof",
         "speculative_algorithm": "EAGLE",
         "stream_interval": 10,
-        "swa_full_tokens_ratio": 0.3,
         "torchao_config": "int4wo-128",
         "triton_attention_num_kv_splits": 16,
     },
