@@ -159,7 +159,7 @@ def table_of(
         interval = median_of(values, max_spread, of=point.total, is_series=is_series)
         row = {**point._asdict(), **vars(interval), "figure": figure}
         if drawn:
-            draws = draws_of_median(values, [of_draw[point] for of_draw in drawn])
+            draws = _draws_of(point, values, drawn)
             ends = wider(interval.median, interval, ends_of_draws(interval.median, draws))
             row |= {"low": ends.low, "high": ends.high, "draws": in_text(draws)}
         row["y"] = math.nan if interval.reason else interval.median
@@ -171,6 +171,16 @@ def table_of(
         rows.append(row | labels)
         columns |= dict.fromkeys(labels)
     return pd.DataFrame(rows, columns=list(columns))
+
+
+def _draws_of(point: Point, values: Sequence[float], drawn: Sequence[Samples]) -> tuple[float, ...]:
+    """Return what the median of `values` is in each draw; none of a point that is not in all."""
+    if point.kind == "curve":
+        return ()  # its x is a time, which every draw changes
+    values_by_draw = [of_draw.get(point, []) for of_draw in drawn]
+    if any(len(of_draw) != len(values) for of_draw in values_by_draw):
+        return ()
+    return draws_of_median(values, values_by_draw)
 
 
 def predicted_table(figure: str, points_of_parts: Iterable[Sequence[Point]]) -> pd.DataFrame:

@@ -165,6 +165,16 @@ def test_what_is_too_wide_has_a_reason_instead_of_a_number():
     assert list(noisy.values()) == [[math.inf] * 3], "a time below zero is below the noise"
 
 
+def test_a_curve_over_time_has_no_draws():
+    ratio = Point("", "1K", 2.0)
+    time, drawn_time = (Point("", "1K", x, kind="curve") for x in (3.0, 3.1))
+    samples = {ratio: [1.0, 2.0, 3.0] * 2, time: [4.0]}
+    drawn = {ratio: [2.0, 4.0, 6.0] * 2, drawn_time: [4.0]}
+    table = table_of("fig08", samples, math.inf, drawn=[drawn, samples])
+    assert list(table.draws) == ["4 2", ""]
+    assert list(table.low.isna()) == [False, True]
+
+
 # -- the task --------------------------------------------------------------------------------------
 
 
