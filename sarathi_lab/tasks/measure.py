@@ -148,7 +148,7 @@ class Measure(Task):
             )
         jobs = self.jobs(cfg, backend)
         for job in jobs:
-            declared.check_simulated(job.backend, job.spec, job.sizes)
+            declared.check_simulated(job.drawn(self.draws).backend, job.spec, job.sizes)
         return jobs
 
     def _check_as_paper(self, cfg: DictConfig, backend: SimulatedBackend) -> None:

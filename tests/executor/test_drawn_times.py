@@ -106,6 +106,9 @@ def test_without_a_stated_error_there_is_no_interval():
     estimate = CostBench(cost).seconds(batch(prefill_tokens=8))
     assert math.isfinite(estimate.value)
     assert math.isnan(ends_of_draws(estimate.value, estimate.draws).low)
+    SimulatedBackend(unknown).check(SPEC, kv_tokens=16)
+    with pytest.raises(UserError, match=r"none of attention; .*hardware.uncertainty.attention=0.1"):
+        SimulatedBackend(unknown, draw=1).check(SPEC, kv_tokens=16)
 
 
 def test_there_is_no_ninth_draw():

@@ -181,12 +181,27 @@ class SimulatedBackend:
         return DTYPE_BYTES[self.dtype_name]
 
     def check(self, spec: ModelSpec, kv_tokens: int, window_pool: float | None = None) -> None:
-        """Raise UserError for a model that does not fit, can't be split or has no cost model. Host
-        memory is unlimited.
+        """Raise UserError for a model that does not fit, can't be split or has no cost model, or
+        one without the errors that are drawn. Host memory is unlimited.
         """
-        self.cost_of(spec)
+        cost = self.cost_of(spec)
+        if self.draw:
+            self._require_errors(cost)
         held = self._held(spec)
         check_room(held, self.hardware, self.dtype_bytes, self.parallel, kv_tokens, window_pool)
+
+    def _require_errors(self, cost: CostModel) -> None:
+        """Raise UserError where the cost model does not state an error that is drawn."""
+        unknown = [kind for kind, error in cost.uncertainty.items() if math.isnan(error)]
+        if not unknown:
+            return
+        fix = "use executor.draw=0 and task.draws=0"
+        if self.cost_model == "analytic" and unknown[0] in self.hardware.uncertainty:
+            fix = f"state it, such as hardware.uncertainty.{unknown[0]}=0.1, or {fix}"
+        raise UserError(
+            f"executor.draw={self.draw}: constants err by the errors that the cost model states, "
+            f"and it states none of {', '.join(unknown)}; {fix}"
+        )
 
     def peaks(self) -> Peaks:
         """Return the hardware file's peaks, of all devices together."""
