@@ -2,7 +2,8 @@
 
 `server_arguments.csv` has a row for each argument of vLLM's and SGLang's servers:
 
-- `kind`: how its value is read where it is text (`inverse`: a flag that switches the setting off);
+- `kind`: how its value is read where it is text (`inverse`: a flag that switches the setting off;
+  `list`: one that has several words on a command line);
 - `setting`: what it is here, as typed on the lab's command line, or one of `OF_FILES`; several are
   separated by a space; "-": it has no effect on a simulation; empty: it is not simulated;
 - `neutral`: values (separated by "|") by which an argument that is not simulated does nothing;
@@ -36,6 +37,8 @@ NO_EFFECT = "-"
 UNCUT = -1  # a chunk of SGLang's that cuts no prompt
 NULL_BLOCKS = 1  # of vLLM's blocks, never allocated from its second engine (V1) on
 CHUNKED_V0, WHOLE_PROMPTS_V0 = "vllm_v0_chunked", "prefill_first"  # policies of the first one
+LONG_CONTEXT_V0 = 32_768  # positions above which it chunks by default,
+UNCHUNKED_V0 = ("speculative", "num_speculative", "enable_lora")  # but not with these
 # How alike two names are where one is taken for a misspelling of the other.
 MISSPELT = 0.85
 SHOWN_VALUE = 24  # characters of a value in a message
@@ -43,6 +46,9 @@ SHOWN_NAMES = 8  # unknown names of a server's dump in a message
 POLICIES = {"sglang": "sglang"}  # schedulers that a system has in all versions
 FLAGS = ("flag", "inverse")  # kinds of arguments without a value
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+SCALED = re.compile(r"(\d+)(\.\d+)?([kKmMgGtT])")
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}  # vLLM's
+BINARY_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 NOTHING = ("", "none", "null")
 GRAPH_MODE = "host.graphs.mode"
 LEFT_TO_SERVER = ("auto", "-1")  # numbers that a server chooses itself
@@ -52,11 +58,11 @@ GRAPH_MODES |= {(2, 0): "full_decode_only", (2, 1): "full_and_piecewise"}
 # Weights that a method has, by a part of its name; of GPTQ the usual 4 bits.
 WEIGHTS_OF_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
 WEIGHTS_OF_METHODS |= {"auto_round": "int4", "auto-round": "int4"}
-# Words of a model's name that tell the type of its weights; "": one that can't be simulated.
-# The first that a name has counts, as GPTQ may have 8 bits.
+# Words of a model's name that tell the type of its weights; of a type that is none of these, and
+# counts first, as GPTQ may have 8 bits.
 WEIGHTS_OF_NAMES = {"fp8": "fp8", "mxfp4": "mxfp4"}
-WEIGHTS_OF_NAMES |= dict.fromkeys(("int8", "w8a8", "w8a16", "8bit", "nvfp4", "gguf"), "")
 WEIGHTS_OF_NAMES |= dict.fromkeys(("int4", "w4a16", "4bit", "awq", "gptq"), "int4")
+OTHER_WEIGHTS = re.compile(r"w\d+a\w*\d+|u?int\d+|(mx|nv)?fp\d|nf4|\d+bit|i?q\d\w*|gguf|bnb")
 DTYPES = {"half": "float16", "float": "float32"}
 
 
@@ -238,7 +244,18 @@ def with_rules_of_v0(statement: Statement) -> Statement:
     settings = {"cache.prefix": False, **statement.settings}
     if "cache.num_blocks" in settings:
         settings["cache.num_blocks"] += NULL_BLOCKS
-    is_chunked = settings.pop("policy.enable_chunked_prefill", False)
+    is_chunked = settings.pop("policy.enable_chunked_prefill", None)
+    if is_chunked is None:
+        is_whole = any(name.startswith(UNCHUNKED_V0) for name in statement.not_simulated)
+        if "max_model_len" in settings or is_whole:
+            is_long = settings.get("max_model_len", 0) > LONG_CONTEXT_V0
+            is_chunked = is_long and not is_whole
+        else:
+            note = (
+                f"chunked prefill by default above {LONG_CONTEXT_V0} positions (max_model_len is "
+                "not stated)"
+            )
+            statement = replace(statement, not_simulated=[*statement.not_simulated, note])
     if is_chunked:
         return replace(statement, settings=settings, policy=CHUNKED_V0)
     if "chunk" not in settings and "max_model_len" in settings:
@@ -316,7 +333,7 @@ def _parsed(row: Argument, value: Any, source: str) -> Any:
         if text.lower() in LEFT_TO_SERVER and row.setting != "chunk":
             raise NotSimulated("the server chooses it")
         try:
-            number = float(text)
+            number = float(_scaled(text))
         except ValueError:
             number = None
         if number is None or isinstance(value, bool) or (row.kind == "int" and number % 1):
@@ -329,6 +346,17 @@ def _parsed(row: Argument, value: Any, source: str) -> Any:
             )
         return (text.lower() in TRUE) != (row.kind == "inverse")
     return text if row.kind == "text" else value
+
+
+def _scaled(text: str) -> str:
+    """Write out a number with a unit, as vLLM takes it: 8k is 8000, 8K is 8192."""
+    match = SCALED.fullmatch(text)
+    if match is None:
+        return text
+    number, decimals, unit = match.groups()
+    if unit in BINARY_UNITS:
+        return text if decimals else str(int(number) * BINARY_UNITS[unit])
+    return str(int(float(number + (decimals or "")) * UNITS[unit]))
 
 
 def _dtype(row: Argument, value: str) -> str:
@@ -351,6 +379,10 @@ def weights_in_name(model: str) -> tuple[str, str]:
         are where no word tells one.
     """
     words = re.split(r"[-_.]", model.rstrip("/").rpartition("/")[2].lower())
+    others = [word for word in words if OTHER_WEIGHTS.fullmatch(word) is not None]
+    for word in others:
+        if word not in WEIGHTS_OF_NAMES:
+            return "", word
     word = next((known for known in WEIGHTS_OF_NAMES if known in words), "")
     return WEIGHTS_OF_NAMES.get(word, ""), word
 

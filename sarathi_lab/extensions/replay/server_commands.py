@@ -9,11 +9,10 @@ its arguments.
 from __future__ import annotations
 
 import ast
+import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import yaml
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.extensions.replay.literals import named_values
+from sarathi_lab.extensions.replay.python_calls import PythonCall, find_calls
 from sarathi_lab.extensions.replay.server_arguments import (
     FALSE,
     FLAGS,
@@ -32,6 +31,14 @@ from sarathi_lab.extensions.replay.server_arguments import (
     read_arguments,
     with_rules_of_v0,
 )
+from sarathi_lab.extensions.replay.shell import (
+    ASSIGNMENT,
+    CONTINUED,
+    Words,
+    commands_in,
+    split,
+    substituted,
+)
 
 TYPED = "task.server"  # the source of what a user types
 # Commands that start a server, by the words that they contain.
@@ -39,12 +46,34 @@ SERVER_COMMANDS = {
     "sglang": ("sglang.launch_server", "sglang_router.launch_server", "sglang serve"),
     "vllm": ("vllm serve", "vllm.entrypoints"),
 }
-IMAGES = {"sglang": re.compile(r"lmsysorg/sglang\b"), "vllm": re.compile(r"vllm-openai\b")}
+IMAGES = {
+    "sglang": re.compile(r"(?:[\w.:-]+/)*lmsysorg/sglang(?::[\w.-]+)?(?:@\S+)?"),
+    "vllm": re.compile(r"(?:[\w.:-]+/)*vllm-openai[\w.-]*(?::[\w.-]+)?(?:@\S+)?"),
+}
+# Flags of container engines whose value may be a server's name, and no image.
+NAMING = ("--name", "--hostname", "-h", "--network-alias", "--label", "-l")
+CONTAINER_ENGINES = ("docker", "podman", "nerdctl")
+STARTING = ("run", "create", "exec")  # their commands by which one starts
+PROMPTS = ("+", "$")  # of a shell's trace, of a terminal
+# Words in front of a command's program.
+BEFORE_PROGRAMS = (
+    *("if", "then", "else", "elif", "do", "while", "until", "!", "{", *PROMPTS),
+    *("time", "exec", "nohup", "sudo", "setsid", "command", "eval", "env"),
+)
+# Programs that may name a server and start none.
+OTHER_PROGRAMS = (
+    *("echo", "printf", "cat", "tail", "grep", "egrep", "ps", "pgrep", "pkill", "killall", "kill"),
+    *("trap", "alias", "curl", "wget", "git", "pip", "pip3", "which", "man", "FROM"),
+    *("from", "import"),
+)
 IMAGE_VERSION = re.compile(r"(?:vllm-openai|lmsysorg/sglang):v(\d+\.\d+(?:\.\d+)?)")
-SCRIPTS = ("launch_server", "api_server", "launch_server.py", "api_server.py")
+SCRIPTS = (
+    *("launch_server", "api_server", "launch_server.py", "api_server.py"),
+    "vllm.entrypoints.cli.main",
+)
 PYTHON_CALLS = {
-    "sglang": re.compile(r"\b(?:sgl|sglang)\.(?:Engine|ServerArgs)\((.*)\)", re.DOTALL),
-    "vllm": re.compile(r"\b(?:LLM|AsyncEngineArgs|EngineArgs)\((.*)\)", re.DOTALL),
+    "sglang": re.compile(r"\b(?:sgl|sglang)\.(?:Engine|ServerArgs)\("),
+    "vllm": re.compile(r"\b(?:LLM|AsyncEngineArgs|EngineArgs)\("),
 }
 SHORT_FLAGS = {
     "vllm": {
@@ -71,28 +100,14 @@ SHORT_FLAGS = {
     },
 }
 GLUED = re.compile(r"^-(tp|pp|dp|O)(\d+)$")  # a short flag and its number in one word
-UNITS = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1024, "M": 2**20, "G": 2**30}  # vLLM's
+MODEL_NAMES = {"vllm": "model", "sglang": "model_path"}  # of the first positional argument
 SHELL = re.compile(r"\d?[<>|&;#]")  # where a command ends
+FLAG_PREFIXES = ("enable_", "disable_")  # of arguments that are not in the table
 NEGATIVE = re.compile(r"-\d+(\.\d+)?")
-SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
-# A break that a shell takes for none (also of Windows), or in front of a flag.
-CONTINUED = re.compile(r"[\\^`]\r?\n|\r?\n(?=\s*-)")
 LONG_DASH = re.compile(r"^[‐-―−](?=[A-Za-z])")  # what a text editor makes of two hyphens
-ENVIRONMENT = re.compile(r"^((?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=(.*)$", re.DOTALL)
-ASSIGNMENT = re.compile(
-    r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\S+|\"[^\"]*\"|'[^']*')\s*$", re.MULTILINE
-)
-VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
+ENVIRONMENT = re.compile(r"^(?:--env=|-e=?)?((?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=(.*)$", re.DOTALL)
 HELM_KEY = "vllmConfig"
 V0_SWITCH = "VLLM_USE_V1"
-
-
-@dataclass(frozen=True)
-class Words:
-    """A command cut into words, and the variables that were set before it."""
-
-    words: Sequence[str]
-    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_command(command: str, source: str = TYPED) -> Statement:
@@ -122,35 +137,61 @@ def find_command(text: str, source: str) -> Statement | None:
     """Read the command that starts a server in `text`; None where there is none. Raises UserError
     for several of them, and a misspelt argument.
     """
-    for system, call in PYTHON_CALLS.items():
-        called = call.search(text)
-        if called is not None:
-            arguments = named_values(called[1])
-            is_typed = source == TYPED  # else in a log, with all defaults
-            return read_arguments(
-                system, arguments, source, is_typed=is_typed, is_dump=not is_typed, is_complete=True
-            )
-    for commands in (_in_containers(text), _in_list(text), _in_script(text, source)):
+    for system, function in PYTHON_CALLS.items():
+        calls = find_calls(text, function)
+        if calls:
+            _check_is_one(calls, source)
+            return _read_call(system, calls[0], source)
+    for commands in (_in_containers(text), _in_list(text)):
         servers = [command for command in commands if _system_of(command.words) is not None]
-        if len(servers) > 1:
-            raise UserError(
-                f"{source} has the commands of {len(servers)} servers; state the one whose run it "
-                "is as task.server='vllm serve MODEL ...'"
-            )
         if servers:
+            _check_is_one(servers, source)
             return _read_words(servers[0], source)
-    return None
+    servers = _servers_in(text, {}, source)
+    return _read_words(servers[0], source) if servers else None
+
+
+def _check_is_one(servers: Sequence[object], source: str) -> None:
+    """Raise UserError for several servers."""
+    if len(servers) > 1:
+        raise UserError(
+            f"{source} has the commands of {len(servers)} servers; state the one whose run it "
+            "is as task.server='vllm serve MODEL ...'"
+        )
+
+
+def _read_call(system: str, call: PythonCall, source: str) -> Statement:
+    """Read a call of Python's that makes a server."""
+    arguments = dict(call.named)
+    unread = list(call.unread)
+    for position, value in enumerate(call.positional):
+        if position == 0:
+            arguments[MODEL_NAMES[system]] = value
+        else:
+            unread.append(f"argument {position + 1}")
+    is_typed = source == TYPED  # else in a log, with all defaults
+    statement = read_arguments(
+        system,
+        arguments,
+        source,
+        is_typed=is_typed,
+        is_dump=not is_typed,
+        is_complete=not unread,
+    )
+    not_read = [f"{argument} (its values are not here)" for argument in unread]
+    return replace(statement, not_simulated=[*statement.not_simulated, *not_read])
 
 
 def _read_words(command: Words, source: str) -> Statement:
     """Read a command of a known server."""
-    variables = dict(command.variables)
-    words = [_substituted(word, variables) for word in command.words]
-    inner = next((word for word in words if " " in word and _system_of(_split(word))), None)
-    if inner is not None:  # as in bash -c 'vllm serve MODEL'
-        variables |= dict(ASSIGNMENT.findall(inner))
-        before = words[: words.index(inner)]
-        words = [*before, *_split(_substituted(CONTINUED.sub(" ", inner), variables))]
+    variables = command.variables
+    words = [substituted(word, variables) for word in command.words]
+    for position, word in enumerate(words):  # as in bash -c 'vllm serve MODEL'
+        inner = _servers_in(word, variables, source) if " " in word else []
+        if inner:
+            words = [*words[:position], *inner[0].words]
+            variables = inner[0].variables
+            break
     system = _system_of(words)
     assert system is not None, "asked for by the caller"
     start = _end_of_command(system, words)
@@ -184,22 +225,45 @@ def _in_list(text: str) -> list[Words]:
     return [Words([str(word) for word in words])] if isinstance(words, list) else []
 
 
-def _in_script(text: str, source: str) -> list[Words]:
-    """Return the first command of a server in the lines of a script. Raises UserError for quotes
-    that are open.
+def _servers_in(script: str, variables: Mapping[str, str], source: str) -> list[Words]:
+    """Return the command of a script that starts a server, or none. Raises UserError for several,
+    and for one with open quotes.
     """
-    variables = dict[str, str]()
-    for name, value in ASSIGNMENT.findall(text):
-        variables[name] = value.strip("'\"")
-    for line in CONTINUED.sub(" ", text).splitlines():
-        has_command = _system_of(line.split()) is not None
-        if not has_command or line.lstrip().startswith("#"):
+    servers = list[Words]()
+    texts = set[str]()
+    for command in commands_in(script, variables):
+        # A shell's trace (set -x) has a command once more.
+        text = " ".join(word for word in command.words if word not in PROMPTS)
+        if _starts_server(command.words) and text not in texts:
+            servers.append(command)
+            texts.add(text)
+    _check_is_one(servers, source)
+    if any(server.has_open_quotes for server in servers):
+        raise UserError(f"{source} can't be read (a quote is open); close its quotes")
+    return servers
+
+
+def _starts_server(words: Sequence[str]) -> bool:
+    """Return whether a command starts a server, and does not only name one."""
+    system = _system_of(words)
+    if system is None:
+        return False
+    if _end_of_command(system, words) == 0:  # at most within a word, as in bash -c 'vllm serve'
+        texts = [word for word in words if " " in word]
+        inner = [command.words for text in texts for command in commands_in(text, {})]
+        if not any(map(_starts_server, inner)):
+            return False
+    for position, word in enumerate(words):
+        # As in PID=$(pgrep -f 'vllm serve').
+        program = re.split(r"[$(`]+", word)[-1]
+        is_before = word in BEFORE_PROGRAMS or word.startswith("-")
+        if is_before or ASSIGNMENT.fullmatch(program) is not None:
             continue
-        try:
-            return [Words(shlex.split(line), variables)]
-        except ValueError as error:
-            raise UserError(f"{source} can't be read ({error}); close its quotes") from None
-    return []
+        name = program.rpartition("/")[2]
+        if name in CONTAINER_ENGINES:
+            return any(starting in words[position:] for starting in STARTING)
+        return name not in OTHER_PROGRAMS
+    return False
 
 
 def _in_containers(text: str) -> list[Words]:
@@ -251,7 +315,7 @@ def _words_of_helm(content: Mapping[str, Any]) -> list[str]:
 def _words_of(value: object) -> list[str]:
     """Return the words of a command, which is text or a list."""
     if isinstance(value, str):
-        return _split(CONTINUED.sub(" ", value))
+        return split(CONTINUED.sub(" ", value))
     return [str(word) for word in value] if isinstance(value, list) else []
 
 
@@ -269,23 +333,6 @@ def _variables_of(value: object) -> dict[str, str]:
     return variables
 
 
-def _split(text: str) -> list[str]:
-    """Return the words of a shell's line; of one with open quotes, those between spaces."""
-    with suppress(ValueError):
-        return shlex.split(text)
-    return text.split()
-
-
-def _substituted(text: str, variables: Mapping[str, str]) -> str:
-    """Fill in the variables that are known, or have a default."""
-
-    def value_of(match: re.Match[str]) -> str:
-        name = match[1] or match[3] or match[4]
-        return variables.get(name, match[2] if match[2] is not None else match[0])
-
-    return VARIABLE.sub(value_of, text)
-
-
 # -- which command it is ---------------------------------------------------------------------------
 
 
@@ -295,7 +342,16 @@ def _system_of(words: Sequence[str]) -> str | None:
     for system, signs in SERVER_COMMANDS.items():
         if any(sign in text for sign in signs):
             return system
-    return next((system for system, image in IMAGES.items() if image.search(text)), None)
+    return next((system for system in IMAGES if _image_in(system, words) is not None), None)
+
+
+def _image_in(system: str, words: Sequence[str]) -> int | None:
+    """Return the position of a server's image among the words; None: there is none."""
+    for position, word in enumerate(words):
+        is_name = position > 0 and words[position - 1] in NAMING
+        if IMAGES[system].fullmatch(word) is not None and not is_name:
+            return position
+    return None
 
 
 def _end_of_command(system: str, words: Sequence[str]) -> int:
@@ -309,9 +365,10 @@ def _end_of_command(system: str, words: Sequence[str]) -> int:
             if is_command:
                 end = max(end, start + len(parts))
                 break
+    image = _image_in(system, words)
     for position, word in enumerate(words):
-        is_program = word.endswith(SCRIPTS) or IMAGES[system].search(word) is not None
-        if is_program and not word.startswith("-"):
+        is_script = word.endswith(SCRIPTS) and not word.startswith("-")
+        if is_script or position == image:
             end = max(end, position + 1)
             break
     while end < len(words) and words[end] in ("serve", system):
@@ -340,13 +397,13 @@ def _arguments_of(system: str, words: Sequence[str]) -> tuple[dict[str, object],
         flag, has_value, value = word.partition("=")
         flag, _, key = flag.partition(".")
         name, is_on = _name_of(system, flag)
-        content: Any = _scaled(value)
+        content: Any = value
         if not has_value:
             content = _take_value(system, name, remaining, is_on=is_on)
         if name == "optimization_level" and (key or str(content).startswith("{")):
             name = "compilation_config"  # which -O was short for
         if key:
-            content = {**as_object(arguments.get(name)), key: content}
+            content = {**as_object(arguments.get(name)), key: _from_json(content)}
         arguments[name] = content
     return arguments, unread
 
@@ -354,14 +411,28 @@ def _arguments_of(system: str, words: Sequence[str]) -> tuple[dict[str, object],
 def _take_value(system: str, name: str, remaining: list[str], *, is_on: bool) -> object:
     """Take the words behind a flag that are its value; of none, whether it is on."""
     row = find(system, name)
-    is_flag = row is not None and row.kind in FLAGS
+    is_flag = name.startswith(FLAG_PREFIXES) if row is None else row.kind in FLAGS
     if is_flag and not (remaining and remaining[0].lower() in (*TRUE, *FALSE)):
         return is_on
-    values = [_scaled(value) for value in _take_words(remaining)]
-    if row is not None and row.kind == "any" and len(values) > 1:
+    values = _take_words(remaining)
+    if not values:
+        return is_on
+    if row is not None and row.kind == "list":
+        if len(values) == 1 and values[0].startswith("["):
+            return _from_json(values[0])
         return [int(value) if value.isdigit() else value for value in values]
     remaining[:0] = values[1:]  # such as a model behind a flag
-    return values[0] if values else is_on
+    return values[0]
+
+
+def _from_json(value: object) -> object:
+    """Return what text is as JSON; other text as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def _name_of(system: str, flag: str) -> tuple[str, bool]:
@@ -382,14 +453,6 @@ def _take_words(remaining: list[str]) -> list[str]:
     while remaining and (not remaining[0].startswith("-") or NEGATIVE.fullmatch(remaining[0])):
         values.append(remaining.pop(0))
     return values
-
-
-def _scaled(value: str) -> str:
-    """Write out a number with a unit, as vLLM takes it: 8k is 8000, 8K is 8192."""
-    match = SCALED.fullmatch(value)
-    if match is None:
-        return value
-    return str(int(float(match[1]) * UNITS[match[2]]))
 
 
 def _environment(words: Sequence[str], variables: Mapping[str, str]) -> dict[str, str]:

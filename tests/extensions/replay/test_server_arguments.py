@@ -20,6 +20,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
     misspelt,
     read_arguments,
     table,
+    weights_in_name,
 )
 from sarathi_lab.extensions.replay.server_facts import find_facts
 from sarathi_lab.extensions.replay.settings import SETTINGS
@@ -202,13 +203,12 @@ def test_every_argument_of_the_table_is_honoured_or_named(system):
     policies = [OmegaConf.load(path) for path in (CONF / "policy").glob("*.yaml")]
     valid |= {f"policy.{field}" for policy in policies for field in policy}
     samples = {"int": 7, "number": 0.5, "flag": True, "inverse": True, "text": "fp8", "any": "x"}
+    samples["list"] = [1, 2]
     samples["text"] = "fcfs"
     for row in table(system).values():
         name, value = row.argument.replace("*", "x"), samples[row.kind]
         if row.setting in ("executor.weights", "cache.dtype"):
             value = "fp8"
-        if row.setting == "host.graphs.sizes":
-            value = [1, 2]
         stated = read_arguments(system, {name: value}, "a file")
         if row.setting == NO_EFFECT:
             assert stated.without_effect == [name]
@@ -315,6 +315,22 @@ def test_arguments_that_change_times_are_never_silent(system):
 def test_defaults_of_a_server_are_silent():
     stated = read_arguments("sglang", DEFAULTS_OF_SGLANG, "a file", is_dump=True)
     assert not stated.not_simulated
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "word"),
+    [
+        *[(f"Llama-8B-{word}", "", word.lower()) for word in ("FP4", "NVFP4", "w4a8", "W4AFP8")],
+        *[(f"Llama-8B-{word}", "", word.lower()) for word in ("int3", "6bit", "Q4_K", "GPTQ-Int8")],
+        ("Llama-8B-FP8", "fp8", "fp8"),
+        ("Llama-8B-quantized.w4a16", "int4", "w4a16"),
+        ("Llama-8B-GPTQ-Int4", "int4", "int4"),
+        ("Llama-8B-bf16", "", ""),
+    ],
+)
+def test_a_models_name_may_tell_its_weights(name, weights, word):
+    told = word.removeprefix("gptq-").partition("_")[0]
+    assert weights_in_name(name) == (weights, told)
 
 
 def test_what_is_not_simulated_is_named_in_one_line(result, capsys, tmp_path):

@@ -16,7 +16,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.extensions.replay.real_run import ServerSettings
 from sarathi_lab.extensions.replay.run_config import begins_with
-from sarathi_lab.extensions.replay.server_arguments import Statement
+from sarathi_lab.extensions.replay.server_arguments import Statement, table
 from sarathi_lab.extensions.replay.server_commands import read_command
 from sarathi_lab.extensions.replay.server_facts import find_facts, read_facts
 from sarathi_lab.workload.text_files import COLORS
@@ -230,6 +230,28 @@ COMMANDS = {
         "model": MODEL,
     },
     f"LLM(model='{MODEL}', max_num_seqs=64)": {"model": MODEL, "batch": 64},
+    f"LLM('{MODEL}',  # don't drop\n max_num_seqs=64,  # any\n max_model_len=4096)": {
+        "model": MODEL,
+        "batch": 64,
+        "max_model_len": 4096,
+    },
+    f"import vllm\nsizes = {{'max_num_seqs': 64}}\nllm = vllm.LLM('{MODEL}', **sizes)\nprint(1)": {
+        "model": MODEL,
+        "batch": 64,
+    },
+    f"vllm serve --swap-space 4 {MODEL} -cc.cudagraph_capture_sizes=[1,2,4]": {
+        "model": MODEL,
+        "host.graphs.sizes": [1, 2, 4],
+    },
+    f'M={MODEL}\nEXTRA="--max-num-seqs 64 --enforce-eager"; vllm serve $M $EXTRA\nM=x': {
+        "model": MODEL,
+        "batch": 64,
+        "host.graphs.mode": "none",
+    },
+    f"docker run --name vllm-openai --gpus all vllm/vllm-openai:v0.11.0 --model {MODEL}": {
+        "model": MODEL,
+        "version": "0.11.0",
+    },
     f"""image: vllm/vllm-openai:v0.11.0\nargs: ["--model", "{MODEL}", "--max-num-seqs", "64"]""": {
         "model": MODEL,
         "version": "0.11.0",
@@ -266,6 +288,56 @@ def test_command_lines_are_read_as_the_servers_read_them(command):
     assert facts.is_complete
 
 
+SERVER = "vllm serve M --max-num-seqs 64 -tp 2"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f'pkill -f "vllm serve"\n{SERVER}',
+        f'echo "Starting vllm serve"; {SERVER}',
+        f"docker pull vllm/vllm-openai:v0.11.0 && {SERVER} && echo done",
+        f"PID=$(pgrep -f 'vllm serve x' | head -1)\n{SERVER}; sleep 5",
+        f"if ! pgrep -f 'vllm serve'; then {SERVER}; fi  # don't",
+        f"trap 'pkill -f \"vllm serve\"' EXIT\nexec nohup env A=1 {SERVER}&",
+        f"pkill vllm\n{SERVER} 2>&1 | tee server.log",
+        f"COMMAND='{SERVER}'\n$COMMAND > server.log",
+        f"bash -c 'echo vllm serve x && {SERVER}'",
+        f"({SERVER})",
+        f"+ {SERVER}\n{SERVER}",
+        f"    from vllm.entrypoints.cli.main import main\n{SERVER}",
+    ],
+)
+def test_a_scripts_server_is_the_command_that_starts_one(script):
+    assert read_command(script) == read_command(SERVER)
+
+
+def test_no_flag_takes_the_model_behind_it():
+    values = {"int": "7", "number": "0.5", "text": "x", "any": "x", "list": "1 2 --port 80"}
+    for row in table("vllm").values():
+        if "*" in row.argument or row.argument.startswith(("VLLM", "model", "config")):
+            continue
+        flag = f"--{row.argument} {values.get(row.kind, '')}"
+        assert read_command(f"vllm serve {flag} {MODEL}").settings["model"] == MODEL, flag
+
+
+@pytest.mark.parametrize(
+    ("arguments", "policy", "is_noted"),
+    [
+        ("--max-model-len 131072", "vllm_v0_chunked", False),
+        ("--max-model-len 131072 --no-enable-chunked-prefill", "prefill_first", False),
+        ("--max-model-len 131072 --enable-lora", "prefill_first", False),
+        ("--max-model-len 32768", "prefill_first", False),
+        ("", "prefill_first", True),
+    ],
+)
+def test_vllms_first_engine_chunks_by_default_where_positions_are_many(arguments, policy, is_noted):
+    image = "vllm/vllm-openai:v0.8.5"
+    facts = read_command(f"docker run --env=VLLM_USE_V1=0 {image} --model M {arguments}")
+    assert facts.policy == policy
+    assert ("chunked prefill by default" in " ".join(facts.not_simulated)) == is_noted
+
+
 def test_what_stands_beside_a_commands_arguments_is_not_dropped(tmp_path):
     command = "VLLM_USE_V1=0 VLLM_ATTENTION_BACKEND=TRITON vllm serve x y --max-model-len auto"
     facts = read_command(command)
@@ -274,11 +346,15 @@ def test_what_stands_beside_a_commands_arguments_is_not_dropped(tmp_path):
         "max_model_len=auto (the server chooses it)",
         "VLLM_ATTENTION_BACKEND=TRITON (kernels are those of the hardware file)",
         "y (no flag stands before it)",
+        "chunked prefill by default above 32768 positions (max_model_len is not stated)",
     ]
+    facts = read_command("LLM('x', 'y', max_num_seqs=8, **options)")
+    assert (dict(facts.settings), facts.is_complete) == ({"model": "x", "batch": 8}, False)
+    assert [name.partition(" (")[0] for name in facts.not_simulated] == ["**options", "argument 2"]
     config = tmp_path / "config.yaml"
-    config.write_text("max-num-seqs: 32\nblock-size: 32\n")
+    config.write_text("max-num-seqs: 32\nblock-size: 32\nmax-num-batched-tokens: 8K\n")
     settings = read_command(f"vllm serve x --config {config} --max-num-seqs 64").settings
-    assert settings == {"model": "x", "batch": 64, "cache.block_size": 32}
+    assert settings == {"model": "x", "batch": 64, "cache.block_size": 32, "chunk": 8192}
     (reason,) = read_command("vllm serve x --config missing.yaml").not_simulated
     assert "name it as task.log=FILE" in reason
 
@@ -301,6 +377,9 @@ def test_commands_that_are_not_understood_are_refused():
         read_command("vllm serve 'x")
     with pytest.raises(UserError, match="commands of 2 servers"):
         read_command("- command: vllm serve x\n- command: vllm serve y")
+    for two in ("vllm serve x &\nvllm serve y", "LLM('x')\nLLM('y')"):
+        with pytest.raises(UserError, match="commands of 2 servers"):
+            read_command(two)
     (reason,) = read_command("vllm serve x --scheduling-policy priority").not_simulated
     assert reason == "scheduling_policy=priority (the recorded requests have no priorities)"
 

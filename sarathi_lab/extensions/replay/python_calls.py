@@ -1,0 +1,105 @@
+"""Calls in a script of Python's, or in a log that has one: their arguments by name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sarathi_lab.extensions.replay.literals import named_values
+
+MOST_BRACKETS = 100  # closed within a call
+
+
+@dataclass(frozen=True)
+class PythonCall:
+    """A call's arguments.
+
+    Attributes:
+        named: Values by name; what is no literal of Python stays text.
+        positional: Values without one.
+        unread: Arguments that only a run of the script knows, such as **options.
+    """
+
+    named: Mapping[str, object]
+    positional: list[object] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+
+
+def find_calls(text: str, function: re.Pattern[str]) -> list[PythonCall]:
+    """Return the calls of a function in a script; in other text the first alone.
+
+    Args:
+        text: Of a script or a log.
+        function: Matches the function's name, up to the opening bracket.
+    """
+    first = function.search(text)
+    if first is None:
+        return []
+    script = _parsed(text)
+    if script is not None:
+        calls = [node for node in ast.walk(script) if _is_of(node, function)]
+        return [_read(call, script) for call in calls if isinstance(call, ast.Call)]
+    for number, bracket in enumerate(re.finditer(r"\)", text[first.start() :])):
+        expression = _parsed(text[first.start() : first.start() + bracket.end()])
+        if expression is not None:
+            call = next(node for node in ast.walk(expression) if isinstance(node, ast.Call))
+            return [_read(call, expression)]
+        if number == MOST_BRACKETS:
+            break
+    # Such as of an object that is printed, whose values are no Python.
+    return [PythonCall(named_values(text[first.end() :]))]
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text.strip())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _is_of(node: ast.AST, function: re.Pattern[str]) -> bool:
+    return isinstance(node, ast.Call) and function.search(f"{ast.unparse(node.func)}(") is not None
+
+
+def _read(call: ast.Call, script: ast.Module) -> PythonCall:
+    variables = _variables_above(call, script)
+    named = dict[str, object]()
+    unread = list[str]()
+    for keyword in call.keywords:
+        value = _value(keyword.value, variables)
+        if keyword.arg is not None:
+            named[keyword.arg] = value
+        elif isinstance(value, Mapping):
+            named |= value
+        else:
+            unread.append(f"**{value}")
+    positional = list[object]()
+    for argument in call.args:
+        if isinstance(argument, ast.Starred):
+            unread.append(ast.unparse(argument))
+        else:
+            positional.append(_value(argument, variables))
+    return PythonCall(named, positional, unread)
+
+
+def _variables_above(call: ast.Call, script: ast.Module) -> dict[str, object]:
+    """Return the values of the names to which the script gives literals above a call."""
+    variables = dict[str, object]()
+    for node in ast.walk(script):
+        if not isinstance(node, ast.Assign) or node.lineno >= call.lineno:
+            continue
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                variables[target.id] = _value(node.value, {})
+    return variables
+
+
+def _value(node: ast.expr, variables: Mapping[str, object]) -> object:
+    if isinstance(node, ast.Name) and node.id in variables:
+        return variables[node.id]
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        return ast.unparse(node)

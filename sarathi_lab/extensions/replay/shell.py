@@ -1,0 +1,120 @@
+"""The commands of a shell's script, each cut into words, with the variables set above it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+# A break that a shell takes for none (also of Windows), or in front of a flag.
+CONTINUED = re.compile(r"[\\^`]\r?\n|\r?\n(?=\s*-)")
+VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
+PIECE = re.compile(
+    r"""
+      \\. | '[^']*' | "(?:\\.|[^"\\])*"          # of one meaning, whatever is in it
+    | \d?>&\d? | &>>?                             # a redirection, whose & ends no command
+    | (?P<variable> \$\{\w+(?::?-[^}]*)?\} | \$\w+)
+    | (?P<end> [;&|]+)
+    | (?P<comment> (?<!\S)\#.*)
+    | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+# A command in brackets, or whose output a variable takes.
+BRACKETED = re.compile(r"\s*(?:\w+=[\"']?\$)?\((.*)\)[\"']?\s*", re.DOTALL)
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+DECLARING = ("export", "local", "readonly", "declare")
+
+
+@dataclass(frozen=True)
+class Words:
+    """A command cut into words, and the variables that were set before it.
+
+    Attributes:
+        words: Of the command, assignments in front included.
+        variables: Values by name.
+        has_open_quotes: Whether a quote is not closed, so that words are those between spaces.
+    """
+
+    words: list[str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    has_open_quotes: bool = False
+
+
+def commands_in(script: str, variables: Mapping[str, str]) -> Iterator[Words]:
+    """Yield the commands of a script in their order, with variables filled in.
+
+    Args:
+        script: One line or several.
+        variables: Those set before it.
+    """
+    known = dict(variables)
+    for line in CONTINUED.sub(" ", script).splitlines():
+        for text in _commands_of_line(line):
+            command = _words_of(text, known)
+            assigned = _assigned(command.words)
+            if assigned is None:
+                yield command
+            else:
+                known |= assigned
+
+
+def split(text: str) -> list[str]:
+    """Return the words of a shell's line; of one with open quotes, those between spaces."""
+    with suppress(ValueError):
+        return shlex.split(text)
+    return text.split()
+
+
+def substituted(text: str, variables: Mapping[str, str]) -> str:
+    """Fill in the variables that are known, or have a default."""
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1] or match[3] or match[4]
+        return variables.get(name, match[2] if match[2] is not None else match[0])
+
+    return VARIABLE.sub(value_of, text)
+
+
+def _commands_of_line(line: str) -> list[str]:
+    """Cut a line where a command ends, and its comment off."""
+    commands = [""]
+    for piece in PIECE.finditer(line):
+        if piece.lastgroup == "comment":
+            break
+        if piece.lastgroup == "end":
+            commands.append("")
+        else:
+            commands[-1] += piece[0]
+    return [BRACKETED.sub(r"\1", command) for command in commands if command.strip()]
+
+
+def _words_of(text: str, variables: Mapping[str, str]) -> Words:
+    """Cut a command into words: an unquoted variable may be several, or none."""
+    filled = ""
+    for piece in PIECE.finditer(text):
+        value = piece[0]
+        if piece.lastgroup == "variable":
+            value = substituted(piece[0], variables)
+            if value != piece[0]:
+                value = " ".join(map(shlex.quote, value.split()))
+        filled += value
+    try:
+        words = shlex.split(filled)
+    except ValueError:
+        return Words(filled.split(), dict(variables), has_open_quotes=True)
+    return Words([substituted(word, variables) for word in words], dict(variables))
+
+
+def _assigned(words: list[str]) -> dict[str, str] | None:
+    """Return the variables that a command sets; None if it does anything else."""
+    assignments = words[1:] if words[:1] and words[0] in DECLARING else words
+    assigned = dict[str, str]()
+    for word in assignments:
+        match = ASSIGNMENT.fullmatch(word)
+        if match is None:
+            return None
+        assigned[match[1]] = match[2]
+    return assigned
