@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.served_system import ServerSetup, ServingDevice
+from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
 
@@ -242,6 +243,9 @@ class Backend(Protocol):
 
     def state_tokens(self, spec: ModelSpec) -> int:
         """Tokens whose cache is as large here as the states of one sequence."""
+
+    def window_in_cache(self, spec: ModelSpec, pool: float | None) -> CachedWindow | None:
+        """`ModelSpec.window_in_cache` on one of the devices."""
 
     def read_model(self, checkpoint: Path) -> ModelSpec | None:
         """The spec of a checkpoint that only this backend computes; None if it does not, either."""

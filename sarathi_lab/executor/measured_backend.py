@@ -18,6 +18,7 @@ from sarathi_lab.executor import device as devices
 from sarathi_lab.executor.memory import Memory
 from sarathi_lab.executor.timeline import HostTimeline
 from sarathi_lab.model.degrees import Degrees
+from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
 
@@ -158,6 +159,9 @@ class MeasuredBackend(ABC):
 
     def state_tokens(self, spec: ModelSpec) -> int:
         return spec.state_tokens(self.dtype_bytes)
+
+    def window_in_cache(self, spec: ModelSpec, pool: float | None) -> CachedWindow | None:
+        return spec.window_in_cache(pool)
 
     def of_all_devices(self, peaks: Peaks) -> Peaks:
         """Return the peaks of all GPUs by those of one; on a CPU all share them."""

@@ -71,7 +71,8 @@ class LoadMap(Map):
         kv_tokens = backend.kv_blocks(job.spec, 1, setup)
         cost = super().bench(job).cost
         state_tokens = backend.state_tokens(job.spec)
-        return CacheBench(cost, kv_tokens, state_tokens, job.spec.cached_window)
+        window = backend.window_in_cache(job.spec, None)
+        return CacheBench(cost, kv_tokens, state_tokens, window)
 
 
 @experiment(

@@ -527,10 +527,9 @@ class ModelSpec:
             return 0
         return linear.num_layers * linear.sequence_bytes(dtype_bytes)
 
-    def state_tokens(self, dtype_bytes: int, copies: int = 1) -> int:
-        """Tokens whose cache, in `copies`, is as large as the states of one sequence."""
-        token_bytes = copies * self.cache_bytes_per_token(dtype_bytes)
-        return math.ceil(self.state_bytes(dtype_bytes) / token_bytes)
+    def state_tokens(self, dtype_bytes: int) -> int:
+        """Tokens whose cache is as large as the states of one sequence."""
+        return math.ceil(self.state_bytes(dtype_bytes) / self.cache_bytes_per_token(dtype_bytes))
 
     def kv_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """KV bytes that attention reads, earlier chunks of a prompt included (section 4.3.2)."""

@@ -47,7 +47,7 @@ def cache_fields(
     block_size = require_int("cache.block_size", cache.block_size, 1, advice)
     states = backend.state_tokens(spec)
     setup = setup_of(policy, cfg.batch, max_model_len, memory_share(cfg))
-    window = spec.window_in_cache(setup.rule.window_pool)
+    window = backend.window_in_cache(spec, setup.rule.window_pool)
     if cache.num_blocks == FILLS_MEMORY:
         # A small model on a large device would have more than any run needs (`cap_caution`).
         num_blocks = min(backend.kv_blocks(spec, block_size, setup), MOST_BLOCKS)

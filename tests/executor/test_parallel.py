@@ -224,7 +224,8 @@ def test_degrees_above_the_kv_heads_copy_them():
     """With one KV head and two devices each has all of it: its projection, cache and reading."""
     one_head = dataclasses.replace(SPLIT, num_kv_heads=1)
     pair = Parallel(2)
-    assert (pair.kv_heads(one_head), pair.cache_copies(one_head)) == (1, 2)
+    assert pair.kv_heads(one_head) == 1
+    assert pair.cache_bytes_per_token(one_head, 2) == one_head.kv_bytes_per_token(2)
     operations = AnalyticOperations(one_head, LINKED, 2, pair)
     (qkv,) = (one for one in one_head.layer_linears if one.name == "qkv_proj")
     assert operations.shard_shape(qkv) == (2, 2 + 2 * 2)  # a head's queries; keys, values
@@ -245,7 +246,6 @@ def test_a_hybrid_has_room_for_states_beside_copied_heads():
     qwen = load_option("model", "qwen3-next-80b-a3b")  # two KV heads
     backend = SimulatedBackend(load_option("hardware", "h100"), tensor_parallel=4)
     backend.check(qwen, 100_000)
-    assert backend.parallel.cache_copies(qwen) == 2
     assert backend.state_tokens(qwen) == qwen.state_tokens(2) // 2
     assert backend.predictor(qwen)(batch_of(decodes=8, context=1000)) > 0
 

@@ -21,6 +21,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.served_system import ServerSetup
+from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import Parallel
@@ -368,6 +369,54 @@ def test_windows_may_have_a_pool_of_their_own() -> None:
         for rule in (VLLM_MEMORY, replace(VLLM_MEMORY, window_pool=0.8))
     )
     assert one_pool / two_pools == pytest.approx(1 + 0.8 * 5.2, rel=1e-3)
+
+
+@pytest.mark.parametrize("tensor", [2, 8, 16])
+def test_devices_hold_the_weights_and_heads_that_they_compute_with(tensor: int) -> None:
+    """The memory of a device is what its products read, and its cache what its heads write."""
+    parallel = Parallel(tensor)
+    for name in PUBLISHED:
+        spec = published(name)
+        if spec.quantisation is not None or parallel.complaint(spec) is not None:
+            continue
+        operations = AnalyticOperations(spec, H100, 2, parallel)
+        num_params = spec.num_expert_params / tensor
+        for linear in spec.layer_linears:
+            rows, columns = operations.shard_shape(linear)
+            num_params += linear.count * rows * columns
+        num_tables = 1 if spec.tie_embeddings else 2
+        tables = num_tables * spec.lm_head.num_params + spec.layers.table_params
+        num_params += tables / tensor
+        held = parallel.device_weight_bytes(spec, 2)
+        assert held == pytest.approx(2 * num_params, rel=1e-3), name
+        on_device = parallel.with_heads_of_device(spec).kv_bytes_per_token(2)
+        whole = spec.kv_bytes_per_token(2)
+        assert whole / tensor <= on_device <= whole, name
+
+
+def test_caches_of_devices_count_the_heads_of_each_kind_of_layer() -> None:
+    """Gemma 4 31B: 10 layers with 4 KV heads of 512, 50 with a window and 16 of 256."""
+    gemma = published("Gemma-4-31B")
+    for tensor, of_full, of_window in ((4, 1, 4), (8, 1, 2), (16, 1, 1)):
+        backend = SimulatedBackend(H100, tensor_parallel=tensor)
+        full_bytes = 2 * 2 * 512 * of_full
+        window_bytes = 2 * 2 * 256 * of_window
+        on_device = backend.parallel.with_heads_of_device(gemma)
+        assert on_device.kv_bytes_per_token(2) == 10 * full_bytes + 50 * window_bytes
+        window = backend.window_in_cache(gemma, None)
+        assert window is not None
+        assert window.share == 5 * window_bytes / full_bytes
+
+
+def test_the_first_stage_has_every_table() -> None:
+    gemma = published("Gemma-3n-E4B")
+    params = gemma.lm_head.num_params + gemma.layers.table_params
+    stage = gemma.layer_weight_bytes(2) / 5 + 2 * params
+    assert Parallel(1, 5).device_weight_bytes(gemma, 2) == pytest.approx(stage)
+    quantised = {"group_size": 64, "bits": 4, "mode": "affine"}
+    llama = published("Llama-3.3-70B", quantization=quantised, quantization_config=quantised)
+    halves = Parallel(1, 2).device_weight_bytes(llama, 2)
+    assert halves == pytest.approx(llama.weight_bytes(2) / 2, rel=1e-6)
 
 
 def test_a_stated_cache_has_the_servers_pool_of_windows() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
+from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, REPLICATED, Hardware, Parallel
 from sarathi_lab.executor.simulated.kernel_times import (
     AttentionTimes,
     Heads,
@@ -24,8 +24,6 @@ CUT_BY_ROWS = (
     *("out_proj", "window_out_proj", "state_out", "ffn_down", "dense_down", "shared_down"),
     "state_keys",
 )
-# On every device: what chooses the same experts or tokens, and the latents that all heads share.
-REPLICATED = ("router", "shared_gate", "latent_down", "index_up", "index_down")
 # Kernels before a layer's products, which may convert to 8 bits what they write.
 BEFORE = {"qkv_proj": "norm", "out_proj": "attention", "ffn_up": "norm", "ffn_down": "activation"}
 ALL_REDUCES = 2  # per layer: a shared expert's sums are added to those of the others before
@@ -62,6 +60,7 @@ class AnalyticOperations:
         if mean_size != spec.head_size:
             cached = spec.kv_layer_bytes(self.dtype_bytes) // (2 * spec.num_kv_heads)
         self.attention = AttentionTimes(hardware, *self.heads, cached)
+        self._written_bytes = self._bytes_of_cache_writes()
         self._has_norms = tensor == 1 or "all_reduce" not in self.fused
         self._converting = set(self.fused)
         if not self._has_norms:
@@ -127,15 +126,20 @@ class AnalyticOperations:
             seconds += share * self._streaming_time(row_bytes * on_device)
         return seconds
 
+    def _bytes_of_cache_writes(self) -> float:
+        """Bytes that the mean layer's writing of one token moves on a device: keys and values are
+        read as computed, and written in the cache's format.
+        """
+        on_device = self.parallel.with_heads_of_device(self.spec)
+        latent = on_device.layers.latent
+        width = latent.cached_size if latent else on_device.cached_values
+        cached = on_device.kv_bytes_per_token(self.dtype_bytes) / on_device.num_caching_layers
+        return width * self.dtype_bytes + cached
+
     def _cache_write_time(self, num_tokens: int) -> float:
-        """New keys and values are read as computed, and written in the cache's format."""
+        """Compute the mean layer's seconds of writing new keys and values."""
         spec = self.spec
-        latent = spec.layers.latent
-        width = latent.cached_size if latent else spec.cached_values
-        computed = width * self.dtype_bytes
-        cached = spec.kv_bytes_per_token(self.dtype_bytes) / spec.num_caching_layers
-        on_all = self.parallel.cache_copies(spec) * (computed + cached)
-        written = self._streaming_time(int(num_tokens * on_all // self.parallel.tensor))
+        written = self._streaming_time(int(num_tokens * self._written_bytes))
         return spec.num_caching_layers / spec.num_layers * written
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
@@ -167,9 +171,7 @@ class AnalyticOperations:
             return rows, columns
         if linear.name in CUT_BY_ROWS:
             return math.ceil(rows / self.parallel.tensor), columns
-        if linear.name == "qkv_proj":
-            copies = self.parallel.cache_copies(self.spec)
-            columns += 2 * self.spec.kv_size * (copies - 1)
+        columns += self.parallel.copied_columns(self.spec, linear.name)
         return rows, math.ceil(columns / self.parallel.tensor)
 
     def product_time(self, num_tokens: int, rows: int, columns: int) -> float:

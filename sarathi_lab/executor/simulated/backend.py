@@ -32,6 +32,7 @@ from sarathi_lab.executor.simulated.kv_capacity import (
     tokens_in,
 )
 from sarathi_lab.executor.tables import read_tables, tables_stamp
+from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.quantisation import STORED
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, StoredDtype
@@ -337,7 +338,13 @@ class SimulatedBackend:
         return setup.describe(memory)
 
     def state_tokens(self, spec: ModelSpec) -> int:
-        return spec.state_tokens(self.dtype_bytes, self.parallel.cache_copies(spec))
+        parallel = self.parallel
+        token_bytes = parallel.tensor * parallel.cache_bytes_per_token(spec, self.dtype_bytes)
+        return math.ceil(spec.state_bytes(self.dtype_bytes) / token_bytes)
+
+    def window_in_cache(self, spec: ModelSpec, pool: float | None) -> CachedWindow | None:
+        """Return the room of layers with a window by the heads of one device."""
+        return self.parallel.with_heads_of_device(spec).window_in_cache(pool)
 
     def read_model(self, checkpoint: Path) -> None:
         """Return None: it has formulas for what `model.huggingface` reads, and for nothing else."""

@@ -30,6 +30,9 @@ FUSING = ("attention", "activation", "norm", "all_reduce")
 # Kinds of operation with an entry in `Hardware.uncertainty`; EXPERTS is optional.
 UNCERTAIN = ("matmul", "attention")
 EXPERTS = "experts"
+# Products on every device that shares a layer: what chooses the same experts or tokens, and the
+# latents that all heads share.
+REPLICATED = ("router", "shared_gate", "latent_down", "index_up", "index_down")
 # Figures that may be unknown, by their names in `datasheet`.
 OF_DATASHEET = {
     "link_bytes_per_second": "link",
@@ -355,27 +358,62 @@ class Parallel(Degrees):
         """Return the KV heads on one device."""
         return kv_heads_of_device(spec.num_kv_heads, self.tensor)
 
-    def cache_copies(self, spec: ModelSpec) -> int:
-        """Return how many of the devices that share a layer hold the same part of its cache: all of
-        them latents, which all heads share; several a KV head where there are fewer than devices.
+    def with_heads_of_device(self, spec: ModelSpec) -> ModelSpec:
+        """Return `spec` with the KV heads of one device in layers of each kind, for the bytes of
+        its cache: its share, or one that several devices hold. Latents are whole on each device.
         """
-        if spec.layers.latent:
-            return self.tensor
-        return max(1, self.tensor // spec.num_kv_heads)
+        layers = spec.layers
+        if layers.latent or self.tensor == 1:
+            return spec
+        window = layers.window
+        if window is not None and window.heads is not None:
+            num_kv_heads = kv_heads_of_device(window.heads.num_kv_heads, self.tensor)
+            heads = replace(window.heads, num_kv_heads=num_kv_heads)
+            layers = replace(layers, window=replace(window, heads=heads))
+        return replace(spec, num_kv_heads=self.kv_heads(spec), layers=layers)
+
+    def cache_bytes_per_token(
+        self, spec: ModelSpec, dtype_bytes: int, window_pool: float | None = None
+    ) -> float:
+        """Return `ModelSpec.cache_bytes_per_token` on one device, if it had all layers."""
+        on_device = self.with_heads_of_device(spec)
+        return on_device.cache_bytes_per_token(dtype_bytes, window_pool)
+
+    def copied_columns(self, spec: ModelSpec, name: str) -> int:
+        """Return the columns of the product `name` that all devices have beyond the model's: keys
+        and values of heads that several hold.
+        """
+        if self.tensor == 1 or spec.layers.latent:
+            return 0
+        if name == "qkv_proj":
+            heads = spec.heads
+        elif name == "window_qkv_proj":
+            heads = spec.window_heads
+        else:
+            return 0
+        num_kv_heads = kv_heads_of_device(heads.num_kv_heads, self.tensor)
+        on_device = replace(heads, num_kv_heads=num_kv_heads)
+        return self.tensor * on_device.projected_size - heads.projected_size
 
     def device_weight_bytes(self, spec: ModelSpec, dtype_bytes: int) -> float:
         """Return the bytes of weights on a device of the largest stage: an equal share of the
-        layers, copied KV heads, and the embedding or the output head, which only the first and the
-        last of several stages have.
+        layers, with products that every device has and copied KV heads, and of the embedding with
+        other tables, or the output head, which only the first and the last of several stages have.
         """
         layers = spec.layer_weight_bytes(dtype_bytes)
-        heads = spec.weight_bytes(dtype_bytes) - layers
+        tables = spec.weight_bytes(dtype_bytes) - layers
         if self.pipeline > 1:
-            heads = spec.lm_head.num_params * dtype_bytes
-        further_copies = 0 if spec.layers.latent else self.cache_copies(spec) - 1
-        params = further_copies * 2 * spec.kv_size * spec.hidden_size
-        copied = spec.num_caching_layers * params * spec.linear_bytes(dtype_bytes)
-        return ((layers + copied) / self.pipeline + heads) / self.tensor
+            # The first stage, which has no less than the last.
+            num_params = spec.lm_head.num_params + spec.layers.table_params
+            tables = math.ceil(num_params * spec.table_bytes(dtype_bytes))
+        copied = 0.0
+        for linear in spec.layer_linears:
+            columns = self.copied_columns(spec, linear.name)
+            num_params = linear.in_features * columns * linear.count
+            if linear.name in REPLICATED:
+                num_params = (self.tensor - 1) * linear.num_params
+            copied += num_params * spec.product_bytes(linear.name, dtype_bytes)
+        return ((layers + copied) / self.pipeline + tables) / self.tensor
 
     def complaint(self, spec: ModelSpec) -> UserError | None:
         """Return the error of a model without equal stages or equal shares of heads; None: it
@@ -388,7 +426,11 @@ class Parallel(Degrees):
         ):
             if size % degree:
                 return uneven(kind, degree, size, f"{part} {of_model}", limit=size)
-        return refuse_kv_heads(self.tensor, spec.num_heads, spec.num_kv_heads, of_model)
+        for heads in (spec.heads, spec.window_heads):
+            complaint = refuse_kv_heads(self.tensor, heads.num_heads, heads.num_kv_heads, of_model)
+            if complaint is not None:
+                return complaint
+        return None
 
     def check(self, spec: ModelSpec) -> None:
         """Raise UserError unless `spec` splits into equal stages and equal shares of heads."""

@@ -75,8 +75,8 @@ def tokens_in(
     window_pool: float | None = None,
 ) -> int:
     """Compute the tokens of a cache of `num_bytes` on each device."""
-    held = parallel.cache_copies(spec) * spec.cache_bytes_per_token(dtype_bytes, window_pool)
-    return int(num_bytes // (held / parallel.num_devices))
+    token_bytes = parallel.cache_bytes_per_token(spec, dtype_bytes, window_pool)
+    return int(num_bytes // (token_bytes / parallel.pipeline))
 
 
 def check_room(
@@ -91,12 +91,14 @@ def check_room(
     with nothing kept for a server's iterations. It names the smallest sufficient number of devices.
     """
     weights = spec.weight_bytes(dtype_bytes)
-    copies = parallel.cache_copies(spec)
-    cache = kv_tokens * copies * spec.cache_bytes_per_token(dtype_bytes, window_pool)
+    token_bytes = parallel.cache_bytes_per_token(spec, dtype_bytes, window_pool)
+    cache = kv_tokens * parallel.tensor * token_bytes
     memory = parallel.num_devices * hardware.memory_bytes
     if weights + cache <= memory:
         return
-    alternative = _sufficient(spec, hardware, weights, cache / copies / parallel.pipeline)
+    alternative = _sufficient(
+        spec, hardware, dtype_bytes, kv_tokens / parallel.pipeline, window_pool
+    )
     less_cache = ""
     if weights < memory:
         less_cache = (
@@ -117,8 +119,17 @@ def _fewer_bits(spec: ModelSpec) -> str:
     return f"state the weights of a quantised checkpoint by executor.weights={names}, "
 
 
-def _sufficient(spec: ModelSpec, hardware: Hardware, weights: float, stage_cache: float) -> str:
-    """Name the fewest devices that hold the model; each stage adds a micro-batch with its cache."""
+def _sufficient(
+    spec: ModelSpec,
+    hardware: Hardware,
+    dtype_bytes: int,
+    stage_tokens: float,
+    window_pool: float | None,
+) -> str:
+    """Name the fewest devices that hold the model; each stage adds a micro-batch with its cache of
+    `stage_tokens`.
+    """
+    weights = spec.weight_bytes(dtype_bytes)
     # Without a link, or a network, devices can't share a layer, or the layers.
     max_tensor = MAX_TENSOR if hardware.link_bytes_per_second else 1
     max_pipeline = spec.num_layers if hardware.network_bytes_per_second else 1
@@ -127,7 +138,8 @@ def _sufficient(spec: ModelSpec, hardware: Hardware, weights: float, stage_cache
         layout = Parallel(tensor, pipeline)
         if layout.complaint(spec) is not None:
             continue
-        caches = layout.cache_copies(spec) * pipeline * stage_cache
+        token_bytes = tensor * layout.cache_bytes_per_token(spec, dtype_bytes, window_pool)
+        caches = pipeline * stage_tokens * token_bytes
         if weights + caches <= layout.num_devices * hardware.memory_bytes:
             fitting.append(layout)
     if not fitting:

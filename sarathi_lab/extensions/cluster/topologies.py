@@ -182,8 +182,9 @@ class Disaggregated(Several):
         hardware = device.hardware
         stated = hardware.required(LINKS[self.link], f"cluster.link={self.link}", "cluster=single")
         rate = device.num_devices * hardware.link_efficiency * stated
-        copies = device.parallel.cache_copies(spec)  # each is sent to its device
-        token_bytes = copies * spec.kv_bytes_per_token(device.dtype_bytes)
+        # A head that several devices hold is sent to each of them.
+        on_device = device.parallel.with_heads_of_device(spec)
+        token_bytes = device.parallel.tensor * on_device.kv_bytes_per_token(device.dtype_bytes)
         sizes = (token_bytes, spec.state_bytes(device.dtype_bytes))
         return Link(rate, hardware.link_latency, *sizes)
 

@@ -326,7 +326,9 @@ def _replay(
         shares_prefixes=cfg.cache.prefix,
         aligns_chunks=cfg.cache.align_chunks,
         state_tokens=backend.state_tokens(spec),
-        window=spec.window_in_cache(setup_of(policy, batch_size, longest).rule.window_pool),
+        window=backend.window_in_cache(
+            spec, setup_of(policy, batch_size, longest).rule.window_pool
+        ),
         cluster=getattr(backend, "sharing", SINGLE),
     )
     engine.check(requests)

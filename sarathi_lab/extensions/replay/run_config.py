@@ -27,6 +27,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
 )
 from sarathi_lab.extensions.replay.settings import typed_settings, with_settings
 from sarathi_lab.model.checkpoint import resolve_model
+from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.policy.systems import setup_of, vllm_memory
@@ -254,7 +255,8 @@ def num_blocks(
         logged = run.settings.stated.get(LOGGED_CACHE)
         if logged is None or number != run.settings.num_blocks:
             return number
-        return _logged_blocks(cfg, logged, spec, number)
+        window = backend.window_in_cache(spec, None)
+        return _logged_blocks(cfg, logged, spec, window, number)
     held_back = 0 if run.policy in (CHUNKED_V0, WHOLE_PROMPTS_V0) else NULL_BLOCKS
     num_bytes = run.settings.stated.get(CACHE_BYTES)
     if num_bytes is not None:
@@ -267,11 +269,16 @@ def num_blocks(
     return backend.kv_blocks(spec, cfg.cache.block_size, setup) - held_back
 
 
-def _logged_blocks(cfg: DictConfig, logged: LoggedCache, spec: ModelSpec, number: int) -> int:
+def _logged_blocks(
+    cfg: DictConfig,
+    logged: LoggedCache,
+    spec: ModelSpec,
+    window: CachedWindow | None,
+    number: int,
+) -> int:
     """Return the blocks of a cache that vLLM logs in tokens: of a model with windows, groups of
     layers share them, each of which has its own for a token (`CachedWindow`).
     """
-    window = spec.cached_window
     if window is None or window.share == 0:
         return number
     block_size = cfg.cache.block_size

@@ -191,7 +191,7 @@ class LoadExperiment(Experiment):
             longest_request,
             backend.num_stages,
             state_tokens=backend.state_tokens(spec),
-            window=spec.cached_window,
+            window=backend.window_in_cache(spec, None),
         )
         predictor = cache(partial(backend.predictor, spec))
 
