@@ -51,17 +51,22 @@ READ = [
     "reason",
 ]
 ABSENT = "not in what was measured"
+UNKNOWN_ERROR = "the cost model states no error of it"
 
 
 class Value(NamedTuple):
     """Measured or simulated value, its interval, and the interval's confidence level (NaN where the
-    interval is a cost model's stated error).
+    interval is a cost model's stated error). An unknown error leaves no interval: its ends are NaN.
     """
 
     measured: float = math.nan
     low: float = math.nan
     high: float = math.nan
     confidence: float = math.nan
+
+    @property
+    def has_unknown_error(self) -> bool:
+        return math.isnan(self.low) or math.isnan(self.high)
 
 
 class Bounds(NamedTuple):
@@ -114,12 +119,12 @@ class Claim:
         Two questions: is the value on the claimed side of no effect, and is it as claimed within
         the tolerance? *holds*: yes to both, without any tolerance; *holds within N %*: yes to both;
         *direction holds*: yes to the first; *partly*: yes and no; *not as claimed*: no to the
-        second; *fails*: no to both. A claim without `neutral` only
-        has the second. Else, or where the interval's level is below `LEVEL`: *undecided*.
+        second; *fails*: no to both. A claim without `neutral` only has the second. Else, or where
+        the interval is unknown or its level is below `LEVEL`: *undecided*.
         """
         if math.isnan(value.measured):
             return NOT_MEASURED
-        if value.confidence < LEVEL:
+        if value.has_unknown_error or value.confidence < LEVEL:
             return UNDECIDED
         claimed = self._claimed()
         side = self._side(claimed)
@@ -252,6 +257,8 @@ def _machines(tables: Tables) -> dict[str, list[str]]:
 
 def _note_on(claim: Claim, value: Value) -> str:
     """Return why nothing can be decided, else the claim's caveat."""
+    if value.has_unknown_error:
+        return UNKNOWN_ERROR
     if value.confidence < LEVEL:
         return f"the interval is one of {value.confidence:.0%}, not of {LEVEL:.0%}"
     return claim.caveat
@@ -312,6 +319,9 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
     reason = _missing(needed)
     if reason is not None:
         return Value(), reason
+    if candidates.draws.map(_is_unknown).any():
+        value, _, _ = take.value(candidates)
+        return Value(float(value)), None
     if take.is_of_draws and candidates.draws.map(len).min() > 0 and candidates.samples.isna().all():
         return _in_every_draw(take, candidates), None
     eligible = take.eligible(candidates)
@@ -387,7 +397,7 @@ def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
     """
     level = 1 - (1 - LEVEL) / at_once
     ends = rows[[*Ends._fields]].to_numpy(dtype=float, copy=True)
-    draws = rows.draws.map(_numbers)
+    draws = rows.draws.map(_draws_in)
     recorded = zip(rows.y, rows.samples, draws, rows.is_simulated, strict=True)
     for position, (value, text, drawn, is_simulated) in enumerate(recorded):
         samples = _numbers(text)
@@ -416,16 +426,31 @@ def _with_draws(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ratios(row: pd.Series) -> list[float]:
-    """Return the draws of a ratio: errors that both values share cancel in each."""
-    if len(row.draws) != len(row.draws_over):
-        return []
-    return [drawn / over for drawn, over in zip(row.draws, row.draws_over, strict=True)]
+    """Return the draws of a ratio: errors that both values share cancel in each. A value without
+    draws is the same in all of them. Values with unlike numbers of draws have an unknown error.
+    """
+    draws = row.draws or [row.y] * len(row.draws_over)
+    draws_over = row.draws_over or [row.y_over] * len(draws)
+    if len(draws) != len(draws_over):
+        return [math.nan]
+    return [drawn / over for drawn, over in zip(draws, draws_over, strict=True)]
 
 
 def _numbers(text: str | float) -> list[float]:
     """Return the samples of a row, without those that are not a number; one alone is no text."""
     samples = [float(sample) for sample in str(text).split()]
     return [sample for sample in samples if not math.isnan(sample)]
+
+
+def _draws_in(text: str | float | None) -> list[float]:
+    """Return the draws of a row: none of an exact value, NaN where the error is unknown."""
+    if text is None or pd.isna(text):
+        return []
+    return [float(draw) for draw in str(text).split()]
+
+
+def _is_unknown(draws: Sequence[float]) -> bool:
+    return any(map(math.isnan, draws))
 
 
 def _query(claim: Claim, query: str, rows: pd.DataFrame) -> pd.DataFrame:

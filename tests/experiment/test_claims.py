@@ -170,6 +170,24 @@ def test_errors_that_points_share_cancel_in_what_is_taken_of_them(tmp_path):
     assert interval(both, **over) == pytest.approx((2.0, 2.0, 2.0))
 
 
+def test_an_error_that_is_unknown_or_of_one_side_alone_is_not_taken_for_none(tmp_path):
+    unknown = of_draws([1.5, NAN, NAN])
+    load.save(unknown, "fig08", "cpu", tmp_path)
+    for take in ("max", "range", "x of max"):
+        row = found(tmp_path, take=take)
+        assert (row["measured"] > 1, row["verdict"]) == (True, "undecided")
+        assert row["note"] == "the cost model states no error of it"
+    drawn = of_draws([1.5, 1.0, 2.25])
+    exact = of_draws([1.0]).assign(series="own")
+    over = {"over": "series == 'own'", "match": ["x"]}
+    load.save(pd.concat([drawn, exact], ignore_index=True), "fig08", "cpu", tmp_path)
+    low = found(tmp_path, **over)["low"]
+    assert low < 1.0
+    assert low == pytest.approx(found(tmp_path)["low"])
+    load.save(pd.concat([unknown, exact], ignore_index=True), "fig08", "cpu", tmp_path)
+    assert found(tmp_path, **over)["verdict"] == "undecided"
+
+
 def of_samples(*points: list[float]) -> pd.DataFrame:
     """Points at x = 2, 4, ... whose samples were recorded; their intervals are wrong on purpose."""
     kept = [" ".join(map(str, samples)) for samples in points]
