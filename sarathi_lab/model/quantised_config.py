@@ -133,13 +133,22 @@ def _integers(method: str, settings: Settings) -> Quantisation:
             )
     if settings.get("lm_head"):
         raise UserError(f"{FIELD}.lm_head=true {QUANTISED_HEAD}")
-    return Quantisation(method, _integer_bytes(settings))
+    return Quantisation(method, _bytes_in_group(settings))
 
 
-def _integer_bytes(settings: Settings) -> float:
-    """Return the bytes of an integer with its share of its group's scale and zero."""
+def _bytes_in_group(settings: Settings) -> float:
+    """Return the bytes of a weight with its share of its group's scale, and an integer's zero."""
     bits = _bits("bits", settings)
-    return (bits + _share_of_group(SCALE_BITS + bits, settings)) / BITS_OF_BYTE
+    data_type = str(settings.get("data_type") or "int")  # AutoRound's
+    if data_type.startswith(("mx_fp", "nv_fp")):
+        group_bits = BITS_OF_BYTE
+    elif data_type.startswith("int"):
+        group_bits = SCALE_BITS + bits
+    else:
+        raise UserError(
+            f"{FIELD}: data_type={data_type} has no formula of its bytes; take int, mx_fp or nv_fp"
+        )
+    return (bits + _share_of_group(group_bits, settings)) / BITS_OF_BYTE
 
 
 def _own_bits(settings: Settings) -> list[Named]:
@@ -150,7 +159,7 @@ def _own_bits(settings: Settings) -> list[Named]:
         own = _object(f"{FIELD}.extra_config.{name}", value)
         stated = {**settings, **own}
         is_quantised = _bits("bits", stated) < MODEL_BYTES * BITS_OF_BYTE
-        weight_bytes = _integer_bytes(stated) if is_quantised else None
+        weight_bytes = _bytes_in_group(stated) if is_quantised else None
         is_expression = PLAIN_NAME.fullmatch(name) is None
         # AutoRound searches for its expressions anywhere in a path.
         text = f"re:.*(?:{name})" if is_expression else name

@@ -444,6 +444,12 @@ def test_a_stated_cache_has_the_servers_pool_of_windows() -> None:
         ),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 1, False, "layers"),
         ({"quant_method": "auto-round", "bits": 4, "group_size": -1}, 0.5, False, "layers"),
+        (
+            {"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "mx_fp"},
+            17 / 32,
+            False,
+            "layers",
+        ),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5 / 8, False, "layers"),
         (
             {"quant_method": "gptq", "bits": 4, "group_size": -1, "dynamic": {"-:.*attn.*": {}}},
@@ -836,6 +842,7 @@ def test_weights_that_a_run_states_are_those_of_a_quantised_file() -> None:
                 ({"quant_method": "mxfp4"}, "mxfp4 is of experts"),
                 ({"quant_method": "awq"}, "bits=None"),
                 ({"quant_method": "awq", "bits": 0}, "bits=0"),
+                ({"quant_method": "auto-round", "bits": 8, "data_type": "fp"}, "data_type=fp"),
                 ({"quant_method": "awq", "bits": 4, "group_size": 0}, "group_size=0"),
                 ({"quant_method": "gptq", "dynamic": {"+:.*attn.*": {"bits": 8}}}, "dynamic="),
                 ({"quant_method": "fp8", "store_dtype": "mxfp4"}, "store_dtype=mxfp4"),

@@ -379,12 +379,13 @@ def weights_in_name(model: str) -> tuple[str, str]:
         are where no word tells one.
     """
     words = re.split(r"[-_.]", model.rstrip("/").rpartition("/")[2].lower())
-    others = [word for word in words if OTHER_WEIGHTS.fullmatch(word) is not None]
-    for word in others:
-        if word not in WEIGHTS_OF_NAMES:
+    for word in words:
+        if word not in WEIGHTS_OF_NAMES and OTHER_WEIGHTS.fullmatch(word) is not None:
             return "", word
-    word = next((known for known in WEIGHTS_OF_NAMES if known in words), "")
-    return WEIGHTS_OF_NAMES.get(word, ""), word
+    for word, weights in WEIGHTS_OF_NAMES.items():
+        if word in words:
+            return weights, word
+    return "", ""
 
 
 def _cache_dtype(row: Argument, value: str) -> str:

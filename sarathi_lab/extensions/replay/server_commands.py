@@ -106,6 +106,7 @@ FLAG_PREFIXES = ("enable_", "disable_")  # of arguments that are not in the tabl
 NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 LONG_DASH = re.compile(r"^[‐-―−](?=[A-Za-z])")  # what a text editor makes of two hyphens
 ENVIRONMENT = re.compile(r"^(?:--env=|-e=?)?((?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=(.*)$", re.DOTALL)
+VARIABLES_FILE = "--env-file"  # of container engines
 HELM_KEY = "vllmConfig"
 V0_SWITCH = "VLLM_USE_V1"
 
@@ -203,9 +204,12 @@ def _read_words(command: Words, source: str) -> Statement:
         arguments["version"] = image[1]
     arguments = {**_of_config_file(arguments), **arguments, **environment}
     statement = read_arguments(system, arguments, source, is_typed=True, is_complete=True)
+    not_read = list[str]()
     if unread:
-        not_read = f"{' '.join(unread)} (no flag stands before it)"
-        statement = replace(statement, not_simulated=[*statement.not_simulated, not_read])
+        not_read.append(f"{' '.join(unread)} (no flag stands before it)")
+    if any(word.startswith(VARIABLES_FILE) for word in words[:start]):
+        not_read.append(f"{VARIABLES_FILE} (its variables are not here)")
+    statement = replace(statement, not_simulated=[*statement.not_simulated, *not_read])
     if system == "vllm" and environment.get(V0_SWITCH) == "0":
         return with_rules_of_v0(statement)
     return statement
@@ -256,8 +260,8 @@ def _starts_server(words: Sequence[str]) -> bool:
     for position, word in enumerate(words):
         # As in PID=$(pgrep -f 'vllm serve').
         program = re.split(r"[$(`]+", word)[-1]
-        is_before = word in BEFORE_PROGRAMS or word.startswith("-")
-        if is_before or ASSIGNMENT.fullmatch(program) is not None:
+        is_assignment = ASSIGNMENT.fullmatch(program) is not None
+        if is_assignment or word in BEFORE_PROGRAMS or word.startswith("-"):
             continue
         name = program.rpartition("/")[2]
         if name in CONTAINER_ENGINES:

@@ -13,7 +13,8 @@ CONTINUED = re.compile(r"[\\^`]\r?\n|\r?\n(?=\s*-)")
 VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
 PIECE = re.compile(
     r"""
-      \\. | '[^']*' | "(?:\\.|[^"\\])*"          # of one meaning, whatever is in it
+      (?P<array> "?\$\{\w+\[[@*]\]\}"?)            # all words of an array
+    | \\. | '[^']*' | "(?:\\.|[^"\\])*"          # of one meaning, whatever is in it
     | \d?>&\d? | &>>?                             # a redirection, whose & ends no command
     | (?P<variable> \$\{\w+(?::?-[^}]*)?\} | \$\w+)
     | (?P<end> [;&|]+)
@@ -24,7 +25,9 @@ PIECE = re.compile(
 )
 # A command in brackets, or whose output a variable takes.
 BRACKETED = re.compile(r"\s*(?:\w+=[\"']?\$)?\((.*)\)[\"']?\s*", re.DOTALL)
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+ARRAY = re.compile(r"=\(([^()]*)\)")  # of words, on several lines
+COMMENT = re.compile(r"(?<!\S)#.*")
 DECLARING = ("export", "local", "readonly", "declare")
 
 
@@ -51,14 +54,15 @@ def commands_in(script: str, variables: Mapping[str, str]) -> Iterator[Words]:
         variables: Those set before it.
     """
     known = dict(variables)
-    for line in CONTINUED.sub(" ", script).splitlines():
+    for line in CONTINUED.sub(" ", ARRAY.sub(_quoted_array, script)).splitlines():
         for text in _commands_of_line(line):
             command = _words_of(text, known)
-            assigned = _assigned(command.words)
-            if assigned is None:
+            assignments = _assignments(command.words)
+            if assignments is None:
                 yield command
-            else:
-                known |= assigned
+                continue
+            for name, adds, value in assignments:
+                known[name] = known.get(name, "") + value if adds else value
 
 
 def split(text: str) -> list[str]:
@@ -96,6 +100,9 @@ def _words_of(text: str, variables: Mapping[str, str]) -> Words:
     filled = ""
     for piece in PIECE.finditer(text):
         value = piece[0]
+        if piece.lastgroup == "array":
+            name = piece[0].strip('"')[2:-4]
+            value = variables.get(name, value)
         if piece.lastgroup == "variable":
             value = substituted(piece[0], variables)
             if value != piece[0]:
@@ -108,13 +115,21 @@ def _words_of(text: str, variables: Mapping[str, str]) -> Words:
     return Words([substituted(word, variables) for word in words], dict(variables))
 
 
-def _assigned(words: list[str]) -> dict[str, str] | None:
-    """Return the variables that a command sets; None if it does anything else."""
-    assignments = words[1:] if words[:1] and words[0] in DECLARING else words
-    assigned = dict[str, str]()
-    for word in assignments:
+def _assignments(words: list[str]) -> list[tuple[str, bool, str]] | None:
+    """Return names, whether a value is added to another, and values of a command that sets
+    variables; None if it does anything else.
+    """
+    is_declaring = bool(words) and words[0] in DECLARING
+    assignments = list[tuple[str, bool, str]]()
+    for word in words[is_declaring:]:
         match = ASSIGNMENT.fullmatch(word)
         if match is None:
             return None
-        assigned[match[1]] = match[2]
-    return assigned
+        assignments.append((match[1], bool(match[2]), match[3]))
+    return assignments
+
+
+def _quoted_array(match: re.Match[str]) -> str:
+    """Return an array as one quoted text, whose words are separated by spaces."""
+    words = split(COMMENT.sub("", match[1]))
+    return f"={shlex.quote(' ' + ' '.join(map(shlex.quote, words)))}"

@@ -304,6 +304,8 @@ SERVER = "vllm serve M --max-num-seqs 64 -tp 2"
         f"COMMAND='{SERVER}'\n$COMMAND > server.log",
         f"bash -c 'echo vllm serve x && {SERVER}'",
         f"({SERVER})",
+        'A=(-tp 2)\nA+=(\n  --max-num-seqs 64  # don\'t\n)\nvllm serve M "${A[@]}"',
+        "A='-tp 2'; A+=' --max-num-seqs 64'; vllm serve M $A",
         f"+ {SERVER}\n{SERVER}",
         f"    from vllm.entrypoints.cli.main import main\n{SERVER}",
     ],
@@ -348,6 +350,8 @@ def test_what_stands_beside_a_commands_arguments_is_not_dropped(tmp_path):
         "y (no flag stands before it)",
         "chunked prefill by default above 32768 positions (max_model_len is not stated)",
     ]
+    (file,) = read_command("docker run --env-file e vllm/vllm-openai --model x").not_simulated
+    assert file == "--env-file (its variables are not here)"
     facts = read_command("LLM('x', 'y', max_num_seqs=8, **options)")
     assert (dict(facts.settings), facts.is_complete) == ({"model": "x", "batch": 8}, False)
     assert [name.partition(" (")[0] for name in facts.not_simulated] == ["**options", "argument 2"]
