@@ -183,20 +183,6 @@ def made_once(
     return made
 
 
-@pytest.fixture(scope="session", autouse=True)
-def usual_cpu() -> Iterator[None]:
-    """Give model=auto and dtype=auto the same meaning on every CPU: one with matrix tiles has a
-    larger model by default, which tests would wait for.
-    """
-    from sarathi_lab.executor.device import TILES
-    from sarathi_lab.executor.torch import backend
-
-    flags_of_machine = backend.cpu_flags
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "cpu_flags", lambda: flags_of_machine() - {TILES})
-        yield
-
-
 @pytest.fixture(scope="module", autouse=True)
 def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
     """Save pictures with nothing drawn on them where no test looks at them: every sweep has two, of

@@ -99,8 +99,19 @@ def _arrive_over_time(cfg: DictConfig) -> bool:
     return bool(kind != "closed")
 
 
+def is_model_stated(cfg: DictConfig) -> bool:
+    """Return whether a model is chosen, by its name or by its files."""
+    is_auto = "AutoModel" in str(cfg.model.get("_target_"))
+    return not is_auto or cfg.model.get("path") is not None
+
+
+def _is_model_stated(*, _root_: DictConfig) -> bool:
+    return is_model_stated(_root_)
+
+
 OmegaConf.register_new_resolver("batches", _batches, replace=True)
 OmegaConf.register_new_resolver("drawn", _drawn, replace=True)
+OmegaConf.register_new_resolver("is_model_stated", _is_model_stated, replace=True)
 
 
 def is_measured(cfg: DictConfig) -> bool:
@@ -137,7 +148,12 @@ def build(node: Node, kind: type[object] | None = None) -> object:
             `kind`; or what constructors raise.
     """
     built = _made(plain(node))
-    if kind is not None and not isinstance(built, kind):
+    return built if kind is None else require_kind(built, kind)
+
+
+def require_kind(built: object, kind: type[Built]) -> Built:
+    """Return `built`, what a `_target_` made. Raises UserError if it is no `kind`."""
+    if not isinstance(built, kind):
         raise UserError(f"_target_={type(built).__name__} is no {kind.__name__}; name one")
     return built
 

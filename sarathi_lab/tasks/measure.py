@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.config.checked import number, one_of, refuse_unread, whole
 from sarathi_lab.config.console import print_place
 from sarathi_lab.config.errors import UserError, require_one_of
-from sarathi_lab.config.instantiate import build, load_option
+from sarathi_lab.config.instantiate import build, is_model_stated, load_option, require_kind
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
@@ -104,12 +104,10 @@ class Measure(Task):
         """
         backend: Backend = build(cfg.executor)
         if backend.computes_tokens:
-            return Prepared(
-                measured=self._checked_measurements(cfg, build(cfg.executor, MeasuredBackend))
-            )
-        return Prepared(
-            simulated=self._checked_simulations(cfg, build(cfg.executor, SimulatedBackend))
-        )
+            measured = require_kind(backend, MeasuredBackend)
+            return Prepared(measured=self._checked_measurements(cfg, measured))
+        simulated = require_kind(backend, SimulatedBackend)
+        return Prepared(simulated=self._checked_simulations(cfg, simulated))
 
     def _checked_simulations(
         self, cfg: DictConfig, backend: SimulatedBackend
@@ -139,7 +137,7 @@ class Measure(Task):
                 "batch at a time, not for a pipeline; use 1"
             )
         # Without a stated model an experiment brings its own models, each with its own devices.
-        has_platforms = is_usual_model(cfg) and bool(declared.papers)
+        has_platforms = bool(declared.papers) and not is_model_stated(cfg)
         if has_platforms and backend.tensor_parallel > 1:
             raise UserError(
                 f"executor.tensor_parallel={backend.tensor_parallel} has no effect: the models of "
@@ -158,7 +156,7 @@ class Measure(Task):
             "cost model; drop it"
         )
         refuse_unread(backend, OF_PAPER, reason, "executor.")
-        if not is_usual_model(cfg):
+        if is_model_stated(cfg):
             chosen = cfg.model.get("name") or cfg.model.get("path")
             raise UserError(
                 f"model={chosen} has no effect: {self.experiment} is of the paper's models; drop it"
@@ -288,7 +286,7 @@ class Measure(Task):
     def _measured_specs(self, cfg: DictConfig, backend: MeasuredBackend) -> list[ModelSpec]:
         """Return the chosen model, or those that the experiment compares, or the usual one."""
         compared = self._measured_sizes(backend).get("models", ())
-        if compared and is_usual_model(cfg):
+        if compared and not is_model_stated(cfg):
             specs = [load_option("model", name) for name in compared]
             return [backend.with_weights(spec, None) for spec in specs]
         return [resolve_model(cfg, backend)[0]]
@@ -371,7 +369,7 @@ class Measure(Task):
         if declared.has_paper and not backend.composes_kernels:
             return paper_jobs(declared, None if gpu is None else [gpu], self.every, self.sizes)
         sizes = self._simulated_sizes()
-        if is_usual_model(cfg) and declared.papers:
+        if not is_model_stated(cfg) and declared.papers:
             pairs = _on_platforms(declared.papers, backend, gpu)
         else:
             spec, _ = resolve_model(cfg, backend)
@@ -428,11 +426,6 @@ def _operation_shares(compositions: pd.DataFrame) -> list[str]:
         f"  operations are timed by hooks, without graphs: they sum to {shares.min():.0%} to "
         f"{shares.max():.0%} of an iteration; what is between them counts as others"
     ]
-
-
-def is_usual_model(cfg: DictConfig) -> bool:
-    """Return whether no model is chosen, neither by its name nor by its files."""
-    return "AutoModel" in str(cfg.model["_target_"]) and cfg.model.get("path") is None
 
 
 def policy_of(cfg: DictConfig, name: str, budget: int) -> Policy | None:

@@ -147,12 +147,13 @@ def test_description_names_the_processor_and_its_threads():
 @pytest.mark.parametrize(
     ("flags", "settings", "expected"),
     [
-        ({"avx512f", "amx_bf16"}, {"model_path": None}, ("140m", "bfloat16")),
-        ({"avx512f"}, {"model_path": None}, ("30m", "float32")),
+        ({"avx512f", "amx_bf16"}, {"is_model_stated": False}, ("140m", "bfloat16")),
+        ({"avx512f"}, {"is_model_stated": False}, ("30m", "float32")),
         ({"amx_bf16"}, {}, ("30m", "float32")),  # a model is stated
-        ({"amx_bf16"}, {"model_path": None, "dtype": "float32"}, ("30m", "float32")),
-        ({"amx_bf16"}, {"model_path": None, "dtype": "bfloat16"}, ("30m", "bfloat16")),
-        ({"amx_bf16"}, {"model_path": None, "kernels": "torch"}, ("30m", "float32")),
+        ({"amx_bf16"}, {"is_model_stated": False, "dtype": "float32"}, ("30m", "float32")),
+        ({"amx_bf16"}, {"is_model_stated": False, "dtype": "bfloat16"}, ("30m", "bfloat16")),
+        ({"amx_bf16"}, {"is_model_stated": False, "kernels": "torch"}, ("30m", "float32")),
+        ({"amx_bf16"}, {"is_model_stated": False, "isa": "avx2"}, ("30m", "float32")),
     ],
 )
 def test_a_cpu_with_matrix_tiles_has_its_own_defaults(monkeypatch, flags, settings, expected):
@@ -162,10 +163,17 @@ def test_a_cpu_with_matrix_tiles_has_its_own_defaults(monkeypatch, flags, settin
     assert (backend.default_model, backend.dtype_name) == expected
 
 
+def test_a_cpu_with_matrix_tiles_and_no_compiler_has_the_usual_defaults(monkeypatch):
+    monkeypatch.setattr(torch_backend, "cpu_flags", lambda: {"amx_bf16"})
+    monkeypatch.setattr(torch_backend, "why_not_built", lambda isa: "no compiler")
+    backend = TorchBackend(device="cpu", is_model_stated=False)
+    assert (backend.default_model, backend.dtype_name) == ("30m", "float32")
+
+
 def test_the_command_says_whether_a_model_is_stated():
-    for stated, path in (("model=auto", None), ("model=tiny", "stated"), ("model.path=x", "x")):
-        (job,) = compose([stated, "tracking=none"]).jobs
-        assert job.cfg.executor.model_path == path
+    for setting, is_stated in (("model=auto", False), ("model=tiny", True), ("model.path=x", True)):
+        (job,) = compose([setting, "tracking=none"]).jobs
+        assert job.cfg.executor.is_model_stated is is_stated
 
 
 def test_chunks_are_few_ridges_of_the_model_for_matrix_tiles():

@@ -10,7 +10,7 @@ from composed import config_of, refusal_of, run
 from helpers import requests_of
 from matplotlib.figure import Figure
 
-from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.instantiate import is_model_stated, load_option
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
@@ -20,7 +20,6 @@ from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.scenario import Scenario, request_times
 from sarathi_lab.model.layers import CachedWindow, Window
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
-from sarathi_lab.tasks.measure import is_usual_model
 
 SPEC = load_option("model", "13b")
 COST = make_cost_model("analytic", SPEC, load_option("hardware", "a6000"), 2)
@@ -66,10 +65,10 @@ def test_cells_that_a_device_can_not_run_are_left_out():
 
 
 def test_a_model_by_its_files_is_a_choice():
-    usual = config_of("experiment=crossover", "executor=simulated")
-    assert is_usual_model(usual)
-    usual.model.path = "somewhere"
-    assert not is_usual_model(usual)
+    cfg = config_of("experiment=crossover", "executor=simulated")
+    assert not is_model_stated(cfg)
+    cfg.model.path = "somewhere"
+    assert is_model_stated(cfg)
 
 
 def test_a_gain_is_the_ratio_of_steady_throughputs():

@@ -50,14 +50,14 @@ class TorchBackend(MeasuredBackend):
     is Triton on a GPU, and C++ on a CPU that can compile it. With Triton, `overlap` makes the next
     batch while one runs, `cuda_graphs` replays batches of a few padded shapes, and `hybrid` is how
     a chunk and decodes share the device in attention. `threads` compute on a CPU (None: torch's
-    number). `profile` times operations. Where no model is stated (`model_path` is None) and no
-    `dtype`, a CPU has the model and the dtype that suit its products (`default_on_cpu`).
+    number). `profile` times operations. Unless `is_model_stated` or a `dtype` is, a CPU whose C++
+    has matrix tiles has the model and the dtype that suit them (`default_on_cpu`).
     """
 
     name: ClassVar[str] = "torch"
     device: str = "auto"
     dtype: str = "auto"
-    model_path: str | None = "stated"
+    is_model_stated: bool = flag(True)
     seed: int = 0
     kernels: str = one_of("auto", valid=("auto", "triton", "native", "torch"))
     isa: str = one_of("auto", valid=checks.ISAS)
@@ -83,9 +83,10 @@ class TorchBackend(MeasuredBackend):
 
     @cached_property
     def _cpu_default(self) -> devices.CpuDefault:
-        is_chosen = self.model_path is None and self.dtype == "auto"
-        has_tiles = self.wants_native and self.isa in ("auto", "avx512")
-        if not is_chosen or not has_tiles or why_not_built(self.isa) is not None:
+        is_open = not self.is_model_stated and self.dtype == "auto"
+        may_use_tiles = self.wants_native and self.isa in ("auto", "avx512")
+        # Only C++ computes with tiles: without a compiler there is no use for the larger model.
+        if not is_open or not may_use_tiles or why_not_built(self.isa) is not None:
             return devices.USUAL_CPU
         return devices.default_on_cpu(cpu_flags())
 
