@@ -38,6 +38,9 @@ SELECTION = "selection"
 BEST = "best"
 # The settings that runs have in common which are compared: all that decide a run but the policy.
 SAME_WORK = [name for name in READ if name not in ("policy", "slo", "metrics")]
+# Constants that only models without grouped heads read. Cards got them after runs of other models
+# had been recorded.
+OF_UNGROUPED_HEADS = ("ungrouped_launch", "ungrouped_block_time")
 
 
 @dataclass(frozen=True)
@@ -230,9 +233,11 @@ def best_budgets(runs: pd.DataFrame, quantity: str) -> pd.Series:
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return a text that is equal for runs which differ in nothing but the policy.
 
-    What is null or false does not count, as settings that are added later are so by default. Of a
-    class only its name counts, as modules move.
+    What is null or false does not count, as settings that are added later are so by default, nor do
+    constants of ungrouped heads where all heads are grouped. Of a class only its name counts, as
+    modules move.
     """
+    unread = OF_UNGROUPED_HEADS if _has_grouped_heads(config) else ()
 
     def stated(node: Any) -> Any:
         if not isinstance(node, Mapping):
@@ -241,9 +246,21 @@ def fingerprint(config: Mapping[str, Any]) -> str:
         for key, value in node.items():
             if key == "_target_":
                 values[key] = str(value).rpartition(".")[2]
-            elif value not in (None, False):
+            elif value not in (None, False) and key not in unread:
                 values[key] = stated(value)
         return values
 
     same_work = json.dumps({name: stated(config[name]) for name in SAME_WORK}, sort_keys=True)
     return hashlib.sha256(same_work.encode()).hexdigest()[:8]
+
+
+def _has_grouped_heads(config: Mapping[str, Any]) -> bool:
+    """Return whether heads share keys and values in all layers, on each device of a tensor-parallel
+    group; False where the configuration does not tell.
+    """
+    model = config["model"]
+    if "num_heads" not in model or model.get("layers") is not None:
+        return False  # layers may have heads of their own
+    # A device has at least one KV head.
+    num_kv_heads = max(model["num_kv_heads"], config["executor"]["tensor_parallel"])
+    return bool(model["num_heads"] > num_kv_heads)
