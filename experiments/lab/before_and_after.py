@@ -23,7 +23,7 @@ import pandas as pd
 
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.experiment.claims import VERDICTS, kind_of, verdicts
-from sarathi_lab.experiment.registry import KEYS, PAPERS
+from sarathi_lab.experiment.registry import CATALOG, KEYS, PAPERS
 from sarathi_lab.results.load import SIMULATED, load_paper
 
 BEFORE = "f587a4db1c5d"
@@ -52,8 +52,8 @@ def main() -> None:
         errors = {name: errors_of_paper(root) for name, root in sides.items()}
         print(pd.DataFrame(errors).to_string())
         print("\nShare of the paper's points within the interval of the prediction")
-        shares = {name: covered(root) for name, root in sides.items()}
-        print(pd.DataFrame(shares).round(2).to_string())
+        shares = {name: coverage(tested_points(root)) for name, root in sides.items()}
+        print(pd.concat(shares, axis=1).round(2).to_string())
 
 
 def recorded_at(commit: str, folder: Path) -> Path:
@@ -98,23 +98,50 @@ def errors_of_paper(root: Path) -> pd.Series:
     return (100 * table["mean"]).round(2)
 
 
-def covered(root: Path) -> pd.Series:
-    """Return the share of the paper's points within the interval of the prediction, by figure and
-    device. A point that the profile was made from is no test of it.
+def coverage(tested: pd.DataFrame) -> pd.DataFrame:
+    """Return the number of points and the share within their intervals: by figure and device, and
+    by level over all figures but the twelfth, whose points are of one run.
     """
-    shares = {}
+    by_figure = tested.groupby(["figure", "device"]).is_within.agg(["size", "mean"])
+    others = tested[tested.figure != "fig12"].assign(figure="all but fig12")
+    by_level = others.groupby(["figure", "level"]).is_within.agg(["size", "mean"])
+    return pd.concat([by_figure, by_level])
+
+
+def tested_points(root: Path) -> pd.DataFrame:
+    """Return the paper's points whose prediction has an interval: `figure`, `device`, `level`, and
+    `is_within`. A point that the profile was made from, or that constants were fitted to, is no
+    test of it.
+    """
+    tables = []
     for figure in PAPERS:
         paper = load_paper(figure)[[*KEYS, "y"]].astype(TYPES)
         for path in sorted(root.glob(f"*/{figure}/results/{SIMULATED}*/{figure}.csv")):
-            if path.parent.name.startswith(f"{SIMULATED}pipeline"):
+            device = path.parent.name.removeprefix(SIMULATED)
+            if device.startswith("pipeline"):
                 continue  # its iterations were measured, on a CPU
+            level = PROFILED.removeprefix("-") if device.endswith(PROFILED) else "analytic"
             table = pd.read_csv(path, dtype=TYPES).fillna({"panel": ""})
             both = table.merge(paper, on=KEYS, suffixes=("", "_of_paper"))
             both = both[both.low < both.high]
+            both = both.drop(used_points(figure, both, level, device))
             is_within = (both.low <= both.y_of_paper) & (both.y_of_paper <= both.high)
-            if len(both):
-                shares[f"{figure}, {path.parent.name.removeprefix(SIMULATED)}"] = is_within.mean()
-    return pd.Series(shares)
+            labels = {"figure": figure, "device": device, "level": level}
+            tables.append(pd.DataFrame({"is_within": is_within}).assign(**labels))
+    return pd.concat(tables, ignore_index=True)
+
+
+def used_points(figure: str, points: pd.DataFrame, level: str, device: str) -> pd.Index:
+    """Return which points the level's profile was made from or constants were fitted to. Of a
+    hardware file that was fitted to some points of a figure, these are all of its points.
+    """
+    used = points.index[:0]
+    for row in CATALOG[figure].errors:
+        if row.fitted == device:
+            return points.index
+        if level in (row.given, row.fitted):
+            used = used.union(points.query(row.where).index)
+    return used
 
 
 if __name__ == "__main__":

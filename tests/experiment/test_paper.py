@@ -9,8 +9,9 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from scripts import load_script
 
-from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.experiment.claims import load_claims
 from sarathi_lab.experiment.recorded import (
@@ -102,6 +103,17 @@ def operation_times(batch: Batch) -> dict[str, float]:
     """Each operation takes a second an iteration."""
     decodes = float(batch.num_decode_tokens > 0)
     return {"qkv_proj": 1.0, "decode_attention": decodes, "overhead": 2.0}
+
+
+def test_coverage_counts_no_point_that_something_was_fitted_to():
+    script = load_script(EXPERIMENTS / "lab" / "before_and_after.py")
+    tested = script.tested_points(EXPERIMENTS)
+    assert set(tested.figure) == {*PAPERS} - {"fig03", "fig07"}
+    assert set(tested[tested.figure == "fig12"].device) == {"a100_2023"}
+    pooled = script.coverage(tested).loc["all but fig12"]
+    page = (REPOSITORY / "docs/explanation/intervals.md").read_text()
+    for number, share in zip(pooled["size"], pooled["mean"], strict=True):
+        assert f"{share:.0%} of {number:.0f}".replace("%", " %") in page
 
 
 def test_lengths_are_whole_chunks_with_the_ratio_kept():
