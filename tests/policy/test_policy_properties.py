@@ -15,7 +15,7 @@ from shadow import Checker
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.model.layers import CachedWindow, Window
 from sarathi_lab.policy import SGLang
@@ -147,3 +147,28 @@ def test_a_cache_with_room_for_a_sequence_holds_it_and_a_smaller_one_does_not(wi
     num_blocks = BlockManager(0, 4, window=window).room_for(num_tokens)
     assert BlockManager(num_blocks, 4, window=window).can_hold(num_tokens)
     assert not BlockManager(num_blocks - 1, 4, window=window).can_hold(num_tokens)
+
+
+@given(window=pools, num_tokens=st.integers(1, MAX_LEN), num_blocks=st.integers(20, 40))
+def test_the_slots_of_a_sequence_are_those_of_both_pools(window, num_tokens, num_blocks):
+    blocks = BlockManager(num_blocks, 4, window=window)
+    first, second = (SequenceState(Request(i, 0.0, num_tokens, 1), order=i) for i in range(2))
+    blocks.admit(first, num_tokens)
+    num_slots = blocks.num_slots(second)
+    assert blocks.can_hold(num_slots)
+    assert not blocks.can_hold(num_slots + 1)
+
+
+def test_policies_choose_no_more_sequences_than_windows_have_room():
+    """A pool of 12 blocks has room for two windows of 20 tokens, which touch 6 blocks each."""
+    window = CachedWindow(Window(1, 20), 1.0, pool=0.3)
+    blocks = BlockManager(40, 4, window=window)
+    scheduler = Scheduler(SGLang(), blocks, batch_size=4, max_model_len=MAX_LEN)
+    for number in range(4):
+        scheduler.add(Request(number, 0.0, 8, 20))
+    batch = scheduler.schedule(0.0)
+    assert len(batch) == 2
+    reserving = Scheduler(POLICIES["request_level"], blocks, batch_size=4, max_model_len=MAX_LEN)
+    for number in range(4):
+        reserving.add(Request(number, 0.0, 8, 20))
+    assert len(reserving.with_room(4)) == 1

@@ -293,7 +293,8 @@ class SimulatedBackend:
                 f"model {spec.name}: {window.num_layers} of {spec.num_layers} layers see a window "
                 f"of {window.size} tokens; their cache is counted as by {room}"
             )
-        if (index := spec.layers.index) is not None:
+        index = spec.layers.index
+        if index is not None:
             cautions.append(
                 f"model {spec.name}: attention sees the {index.size} tokens that an index selects, "
                 "or all of fewer; the key of each token takes "
