@@ -46,6 +46,7 @@ SERVER_COMMANDS = {
     "sglang": ("sglang.launch_server", "sglang_router.launch_server", "sglang serve"),
     "vllm": ("vllm serve", "vllm.entrypoints"),
 }
+PROGRAMS = ("vllm", "sglang")  # a word of each of these, and of each image
 IMAGES = {
     "sglang": re.compile(r"(?:[\w.:-]+/)*lmsysorg/sglang(?::[\w.-]+)?(?:@\S+)?"),
     "vllm": re.compile(r"(?:[\w.:-]+/)*vllm-openai[\w.-]*(?::[\w.-]+)?(?:@\S+)?"),
@@ -235,7 +236,7 @@ def _servers_in(script: str, variables: Mapping[str, str], source: str) -> list[
     """
     servers = list[Words]()
     texts = set[str]()
-    for command in commands_in(script, variables):
+    for command in commands_in(script, variables, PROGRAMS):
         # A shell's trace (set -x) has a command once more.
         text = " ".join(word for word in command.words if word not in PROMPTS)
         if _starts_server(command.words) and text not in texts:
@@ -254,7 +255,7 @@ def _starts_server(words: Sequence[str]) -> bool:
         return False
     if _end_of_command(system, words) == 0:  # at most within a word, as in bash -c 'vllm serve'
         texts = [word for word in words if " " in word]
-        inner = [command.words for text in texts for command in commands_in(text, {})]
+        inner = [command.words for text in texts for command in commands_in(text, {}, PROGRAMS)]
         if not any(map(_starts_server, inner)):
             return False
     for position, word in enumerate(words):

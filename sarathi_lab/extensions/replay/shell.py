@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -27,6 +27,8 @@ PIECE = re.compile(
 BRACKETED = re.compile(r"\s*(?:\w+=[\"']?\$)?\((.*)\)[\"']?\s*", re.DOTALL)
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 ARRAY = re.compile(r"=\(([^()]*)\)")  # of words, on several lines
+# A line that sets variables, or has some, which may stand for a command.
+WITH_VARIABLES = re.compile(r"(?:^|[;&])\s*(?:\w+\s+)?\w+\+?=|\$")
 COMMENT = re.compile(r"(?<!\S)#.*")
 DECLARING = ("export", "local", "readonly", "declare")
 
@@ -46,15 +48,21 @@ class Words:
     has_open_quotes: bool = False
 
 
-def commands_in(script: str, variables: Mapping[str, str]) -> Iterator[Words]:
+def commands_in(
+    script: str, variables: Mapping[str, str], programs: Sequence[str]
+) -> Iterator[Words]:
     """Yield the commands of a script in their order, with variables filled in.
 
     Args:
         script: One line or several.
         variables: Those set before it.
+        programs: Lines with none of these and no variables, as of a log, are passed over.
     """
     known = dict(variables)
     for line in CONTINUED.sub(" ", ARRAY.sub(_quoted_array, script)).splitlines():
+        is_of_program = any(program in line for program in programs)
+        if not is_of_program and WITH_VARIABLES.search(line) is None:
+            continue
         for text in _commands_of_line(line):
             command = _words_of(text, known)
             assignments = _assignments(command.words)
