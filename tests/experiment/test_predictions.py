@@ -34,6 +34,15 @@ def test_entries_are_what_was_hashed_and_a_changed_one_is_noticed(tmp_path, caps
     assert "another: measured 1, not predicted" in printed
 
 
+def test_an_entry_is_written_only_by_the_commit_that_it_states(monkeypatch):
+    ledger = runpy.run_path(str(LEDGER / "score.py"))
+    write_entry = ledger["write_entry"]
+    monkeypatch.setitem(write_entry.__globals__, "_git", lambda *arguments: "?? new_script.py")
+    with pytest.raises(SystemExit, match=r"commit first:\n\?\? new_script\.py"):
+        write_entry("not_written", {"predicted": {}})
+    assert not (LEDGER / "not_written.yaml").exists()
+
+
 @pytest.mark.parametrize(
     ("entry", "doubted"),
     [

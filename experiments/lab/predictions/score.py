@@ -23,6 +23,7 @@ import yaml
 
 LEDGER = Path(__file__).parent
 HASHED = ("source", "asked", "settings", "predicted")
+COMPUTES = (":(top)*.py", ":(top)conf")  # what a prediction is computed by
 
 
 def main(names: Sequence[str]) -> int:
@@ -41,14 +42,21 @@ def hash_of(entry: Mapping[str, Any]) -> str:
 
 
 def write_entry(name: str, entry: Mapping[str, Any]) -> None:
-    """Write what is predicted to `name`.yaml, with the commit that is checked out and its hash."""
-    revision = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-    )
-    stated = {**entry, "commit": revision.stdout.strip(), "hash": hash_of(entry)}
+    """Write what is predicted to `name`.yaml, with the commit that is checked out and its hash.
+    Exits where that commit is not what computed it.
+    """
+    changes = _git("status", "--porcelain", "--", *COMPUTES)
+    if changes:
+        sys.exit(f"an entry states the commit that computed it; commit first:\n{changes}")
+    stated = {**entry, "commit": _git("rev-parse", "HEAD"), "hash": hash_of(entry)}
     path = LEDGER / f"{name}.yaml"
     path.write_text(yaml.safe_dump(stated, sort_keys=False))
     print(f"{path.name}: {len(entry['predicted'])} predictions")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def write_result(name: str, measured: Mapping[str, float]) -> None:
