@@ -289,17 +289,17 @@ def _with_named(
     shares = [named_shares(group.field, group.names, spec) for group in groups]
     parts = []
     for kind in named_shares(FIELD, [], spec):
-        left = 1.0  # of the kind's weights, which no group has named yet
+        unnamed_share = 1.0  # by the groups so far
         quantised = 1.0
         num_bytes = 0.0
         for group, of_kinds in zip(groups, shares, strict=True):
-            share = min(left, of_kinds[kind])
-            left -= share
+            share = min(unnamed_share, of_kinds[kind])
+            unnamed_share -= share
             if group.weight_bytes is None:
                 quantised -= share
             else:
                 num_bytes += share * group.weight_bytes
-        num_bytes += left * quantisation.weight_bytes
+        num_bytes += unnamed_share * quantisation.weight_bytes
         mean = num_bytes / quantised if quantised > 0 else quantisation.weight_bytes
         parts.append(StoredPart(kind, quantised, mean))
     are_alike = all(part.weight_bytes == quantisation.weight_bytes for part in parts)

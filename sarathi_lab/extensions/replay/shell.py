@@ -58,19 +58,19 @@ def commands_in(
         variables: Those set before it.
         programs: Lines with none of these and no variables, as of a log, are passed over.
     """
-    known = dict(variables)
+    values = dict(variables)
     for line in CONTINUED.sub(" ", ARRAY.sub(_quoted_array, script)).splitlines():
         is_of_program = any(program in line for program in programs)
         if not is_of_program and WITH_VARIABLES.search(line) is None:
             continue
         for text in _commands_of_line(line):
-            command = _words_of(text, known)
+            command = _words_of(text, values)
             assignments = _assignments(command.words)
             if assignments is None:
                 yield command
                 continue
             for name, adds, value in assignments:
-                known[name] = known.get(name, "") + value if adds else value
+                values[name] = values.get(name, "") + value if adds else value
 
 
 def split(text: str) -> list[str]:
