@@ -72,7 +72,7 @@ def queue(
     one token a second. The tokens of its `iterations` are listed.
     """
     requests = requests_of(*[(4, output_len)] * num, arrivals=list(map(float, range(num))))
-    engine = EngineConfig(RequestLevel(), batch_size=1, num_blocks=10, block_size=4)
+    engine = EngineConfig(RequestLevel(), batch_size=1, num_blocks=16, block_size=4)
     listed = [] if iterations is None else iterations
     server = Server(engine, ScriptedExecutor(), listed.append)
     return RateSearch(server, requests, RateGrid(0.05), ends_early)
@@ -136,16 +136,25 @@ def test_runs_that_end_when_the_objective_is_missed_give_the_same_capacity(bound
     assert len(of_ended) < len(of_all)
 
 
-@pytest.mark.parametrize(("bound", "is_met"), [(0.5, False), (1.5, True)])
-def test_runs_end_when_iterations_are_longer_than_the_bound_between_tokens(bound, is_met):
-    slo = Slo(name="x", tbt=bound)
-    of_all: list[int] = []
-    of_ended: list[int] = []
-    whole = queue(output_len=3, iterations=of_all)
-    ended = queue(output_len=3, ends_early=True, iterations=of_ended)
-    slow = whole.grid.step(0.25)
-    assert whole.passes(40, slow, slo) == ended.passes(40, slow, slo) == is_met
-    assert (len(of_ended) < len(of_all)) == (not is_met)
+def slow_at_first(num_late: int) -> ScriptedExecutor:
+    """An executor whose first iterations of decodes take three seconds in place of one."""
+    late = iter([3.0] * num_late)
+    return ScriptedExecutor(lambda batch: next(late, 1.0) if batch.num_decodes else 1.0)
+
+
+@pytest.mark.parametrize(("num_late", "is_met"), [(1, True), (2, False)])
+def test_runs_end_at_the_first_late_token_that_the_quantile_does_not_allow(num_late, is_met):
+    """Two requests of 51 tokens have 100 gaps, of which one is allowed beyond their P99."""
+    slo = Slo(name="x", tbt=1.5)
+    num_iterations = []
+    for ends_early in (False, True):
+        iterations: list[int] = []
+        search = queue(2, output_len=51, ends_early=ends_early, iterations=iterations)
+        search.server = replace(search.server, executor=slow_at_first(num_late))
+        assert search.passes(2, search.grid.step(0.01), slo) == is_met
+        num_iterations.append(len(iterations))
+    of_all, of_ended = num_iterations
+    assert of_ended == (of_all if is_met else 3)
 
 
 def test_what_the_limits_cut_off_is_said():
