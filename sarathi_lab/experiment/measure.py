@@ -26,7 +26,7 @@ from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.experiment.bench import EVERYTHING, NOTHING, Bench, PlanningBench
 from sarathi_lab.experiment.measured_cost import TOO_SMALL, MeasuredCostModel
 from sarathi_lab.experiment.points import Estimate, Part, Point, Samples, keep, table_of
-from sarathi_lab.experiment.registry import Measured, MeasuredJob
+from sarathi_lab.experiment.registry import COMPOSITIONS, SERVING, Measured, MeasuredJob
 from sarathi_lab.experiment.scenario import (
     BLOCK_SIZE,
     Room,
@@ -182,10 +182,6 @@ LEFT_OUT = "the time was over"
 MAX_ROUNDS = 15  # of requests
 MAX_ROUNDS_OF_PART = 40  # of batches and scenarios
 Advance = Callable[..., None]  # called with the seconds that passed, and those expected in all
-
-
-COMPOSITIONS = "compositions"  # the end of the name of their table
-SERVING = "serving"  # of that of what was served
 
 
 def expect(job: MeasuredJob) -> None:

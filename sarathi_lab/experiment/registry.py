@@ -52,6 +52,8 @@ Make = Callable[..., Iterable[Any]]  # of parts, or of the points of a round
 Function = TypeVar("Function", bound=Make)
 Declared = ParamSpec("Declared")
 Measured = dict[str, pd.DataFrame]  # tables by the end of their name: of points (""), and others
+COMPOSITIONS = "compositions"  # the end of the name of the table of batches and their operations
+SERVING = "serving"  # of the table of what was served
 
 
 class Platform(NamedTuple):

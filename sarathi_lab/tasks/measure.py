@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,16 +20,12 @@ from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.single_iteration import host_caution
-from sarathi_lab.executor.device import device_description
-from sarathi_lab.executor.measured_backend import MeasuredBackend
-from sarathi_lab.executor.memory import NoRoom
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.drawn_times import NUM_DRAWS
-from sarathi_lab.executor.torch.checks import require_one_stage
-from sarathi_lab.experiment.measure import COMPOSITIONS, expect
 from sarathi_lab.experiment.recorded import as_points, paper
 from sarathi_lab.experiment.registry import (
     CATALOG,
+    COMPOSITIONS,
     SETUPS,
     Experiment,
     Measured,
@@ -53,6 +49,9 @@ from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.figures import PROCESSES, counts, lines, recompute
 from sarathi_lab.tasks.plan import changed
+
+if TYPE_CHECKING:  # torch, of what measures, takes seconds that a simulation need not wait for
+    from sarathi_lab.executor.measured_backend import MeasuredBackend
 
 AUTO = "auto"
 SPREAD = "use the share of the median, such as 0.15"
@@ -104,6 +103,8 @@ class Measure(Task):
         """
         backend: Backend = build(cfg.executor)
         if backend.computes_tokens:
+            from sarathi_lab.executor.measured_backend import MeasuredBackend
+
             measured = require_kind(backend, MeasuredBackend)
             return Prepared(measured=self._checked_measurements(cfg, measured))
         simulated = require_kind(backend, SimulatedBackend)
@@ -163,6 +164,9 @@ class Measure(Task):
             )
 
     def _checked_measurements(self, cfg: DictConfig, backend: MeasuredBackend) -> list[MeasuredJob]:
+        from sarathi_lab.executor.torch.checks import require_one_stage
+        from sarathi_lab.experiment.measure import expect
+
         declared = self.declared
         if declared.is_simulated:
             raise UserError(f"{declared.name} is simulated only; add executor=simulated")
@@ -190,6 +194,8 @@ class Measure(Task):
 
     def _check_room(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> None:
         """Raise UserError for a device without room, with what helps an experiment."""
+        from sarathi_lab.executor.memory import NoRoom
+
         try:
             self.declared.check_measured(backend, spec, sizes)
         except NoRoom as error:
@@ -306,6 +312,8 @@ class Measure(Task):
 
     def _folder(self, backend: MeasuredBackend, model: str) -> str:
         """Return the name of the results' folder: "cpu", "nvidia-h200", "vllm-cpu-pp2"."""
+        from sarathi_lab.executor.device import device_description
+
         device = backend.torch_device
         names = [device_folder(device.type, device_description(device))]
         if backend.name != "torch":
