@@ -87,14 +87,21 @@ class Bench(ABC):
         operations count for it; kinds alone are not a number.
         """
         kinds = tuple(kinds)
-        times = self.times(work)
         if not self.cost.has_operations:
-            is_known = kinds in TOTALS
-            return Estimate.of(sum(times.values())) if is_known else NOTHING
-        seconds: float | Values = 0.0
+            if kinds not in TOTALS:
+                return NOTHING
+            return self._sum_of(work, self.times(work), str(kinds))
+        operations: list[str] = []
         for kind in kinds:
-            for name in KINDS[kind]:
-                seconds = seconds + times.get(name, 0.0)
+            operations += KINDS[kind]
+        return self._sum_of(work, operations, str(kinds))
+
+    def _sum_of(self, work: Work, operations: Iterable[str], name: str) -> Estimate:
+        """Return the seconds of some operations, a quantity with a `name`."""
+        times = self.times(work)
+        seconds: float | Values = 0.0
+        for operation in operations:
+            seconds = seconds + times.get(operation, 0.0)
         return Estimate.of(seconds)
 
     def saving(
@@ -107,7 +114,7 @@ class Bench(ABC):
         """Return the `losses` of a prompt in chunks as shares of the time of the whole one. Of
         whole iterations only the "total" is known.
         """
-        uncut = Estimate.of(sum(self.times(_uncut(prompt_len)).values()))
+        uncut = self.seconds(_uncut(prompt_len))
         shares = {}
         for cause, seconds in self.losses(prompt_len, chunk).items():
             is_known = cause == "total" or self.cost.has_operations
@@ -123,16 +130,21 @@ class Bench(ABC):
         product overlaps the two), "fixed" all else, the costs of an iteration of any size.
         "experts" is a mixture's part of "matmul".
         """
-        uncut = self.times(_uncut(prompt_len))
-        cut = self.times(chunked(prompt_len, chunk, emits=True))
-        causes: Times = dict.fromkeys(("attention", "matmul", "fixed", "experts"), 0.0)
-        for name in {**uncut, **cut}:
-            extra = cut.get(name, 0.0) - uncut.get(name, 0.0)
-            causes[_cause_of(name)] += extra
-            if name == EXPERTS:
-                causes["experts"] += extra
-        total = causes["attention"] + causes["matmul"] + causes["fixed"]
-        return {cause: Estimate.of(extra) for cause, extra in {**causes, "total": total}.items()}
+        uncut = _uncut(prompt_len)
+        cut = chunked(prompt_len, chunk, emits=True)
+        extra = {
+            "attention": self.seconds(cut, ("attn",)) - self.seconds(uncut, ("attn",)),
+            "total": self.seconds(cut) - self.seconds(uncut),
+        }
+        operations = {**self.times(uncut), **self.times(cut)}
+        by_cause = {
+            "matmul": [name for name in operations if _cause_of(name) == "matmul"],
+            "fixed": [name for name in operations if _cause_of(name) == "fixed"],
+            "experts": [EXPERTS],
+        }
+        for cause, names in by_cause.items():
+            extra[cause] = self._sum_of(cut, names, cause) - self._sum_of(uncut, names, cause)
+        return extra
 
     def keys_read(self, work: Work) -> Estimate | None:
         """Count the cached tokens that attention reads for `work`; None where nothing is read."""
@@ -195,15 +207,14 @@ class CostBench(Bench):
                 self._times_of[subject] = self.request(subject)
         return self._times_of[subject]
 
-    def seconds(self, work: Work, kinds: Iterable[str] = EVERYTHING) -> Estimate:
-        """Return the seconds of the operations of some kinds, with the errors that shapes share and
-        that each has alone, which average out over the shapes of requests.
+    def _sum_of(self, work: Work, operations: Iterable[str], name: str) -> Estimate:
+        """Return the seconds of some operations, with the errors that shapes share and that each
+        has alone, which average out over the shapes of requests.
         """
-        kinds = tuple(kinds)
-        estimate = super().seconds(work, kinds)
+        estimate = super()._sum_of(work, operations, name)
         is_run = any(isinstance(subject, Scenario) for _, subject in work.terms)
         num_shapes = SHAPES_OF_RUN if is_run else 1
-        return Estimate.of(scattered(estimate.values, f"{kinds} {work.terms}", num_shapes))
+        return Estimate.of(scattered(estimate.values, f"{name} {work.terms}", num_shapes))
 
     def request(self, scenario: Scenario) -> Times:
         if self.is_counting:

@@ -52,6 +52,9 @@ class Estimate:
     def __add__(self, other: Estimate) -> Estimate:
         return Estimate.of(self.values + other.values)
 
+    def __sub__(self, other: Estimate) -> Estimate:
+        return Estimate.of(self.values - other.values)
+
     def __mul__(self, factor: float) -> Estimate:
         return Estimate.of(self.values * factor)
 

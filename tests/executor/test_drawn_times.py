@@ -23,7 +23,7 @@ from sarathi_lab.executor.simulated.drawn_times import (
     scattered,
 )
 from sarathi_lab.experiment.bench import CostBench
-from sarathi_lab.experiment.scenario import batch
+from sarathi_lab.experiment.scenario import batch, chunked
 from sarathi_lab.results.intervals import ends_of_draws
 
 A100 = load_option("hardware", "a100")
@@ -89,6 +89,11 @@ def test_a_draw_scales_the_times_that_a_simulation_has():
     drawn_stages = DrawnTimes(stages).stage_times_of(1, stages.stage_times)(hybrid)
     ratios = np.divide(drawn_stages, stages.stage_times(hybrid))
     assert ratios[0] == pytest.approx(ratios[1])
+    # A batch's way through both stages errs as the sum of its operations does.
+    drawn_send = DrawnTimes(stages).send_time_of(1, stages.send_time)(hybrid)
+    assert drawn_send != stages.send_time(hybrid)
+    in_both = sum(drawn_stages) + drawn_send
+    assert in_both == pytest.approx(DrawnTimes(stages).iteration_time_of(1)(hybrid))
 
 
 def test_a_run_averages_the_errors_that_shapes_have_alone():
@@ -98,6 +103,14 @@ def test_a_run_averages_the_errors_that_shapes_have_alone():
     np.testing.assert_allclose(np.log(alone / values), 2 * np.log(of_run / values))
     assert (scattered(values, "b") != alone)[1:].all()
     assert (scattered(values, "a") == alone).all()
+
+
+def test_the_loss_of_chunks_errs_as_the_ratio_of_the_prompts_times_does():
+    bench = CostBench(SimulatedBackend(A100).cost_of(SPEC))
+    cut, uncut = (chunked(64, chunk, emits=True) for chunk in (16, 64))
+    slower = bench.seconds(cut) / bench.seconds(uncut)
+    loss = bench.chunking_losses(64, 16)["total"]
+    np.testing.assert_allclose(loss.values, slower.values - 1)
 
 
 def test_without_a_stated_error_there_is_no_interval():

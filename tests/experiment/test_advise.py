@@ -203,6 +203,7 @@ def test_the_loss_adds_up_exactly(prompt_len, chunk):
 
 def test_each_part_of_the_loss_is_its_cause():
     class HandCost:
+        has_operations = True
         uncertainty: ClassVar = {"matmul": 0.0, "attention": 0.0}
 
         def operation_times(self, batch: Batch) -> dict[str, float]:

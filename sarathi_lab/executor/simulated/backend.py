@@ -369,9 +369,12 @@ class SimulatedBackend:
         cost = self.cost_of(spec)
         if self.num_stages > 1:
             stage_times: StageTimes = cost.stage_times
+            send_time: IterationTime = cost.send_time
             if self.draw:
-                stage_times = DrawnTimes(cost).stage_times_of(self.draw, stage_times)
-            return PipelineExecutor(self.num_stages, stage_times, cost.send_time)
+                drawn = DrawnTimes(cost)
+                stage_times = drawn.stage_times_of(self.draw, stage_times)
+                send_time = drawn.send_time_of(self.draw, send_time)
+            return PipelineExecutor(self.num_stages, stage_times, send_time)
         iteration_time: IterationTime = cost.iteration_time
         if self.draw:
             iteration_time = DrawnTimes(cost).iteration_time_of(self.draw)

@@ -5,8 +5,8 @@ seen. Here these errors are normal in the logarithm. A kind has two constants: o
 bound by arithmetic, and of small ones, bound by memory. A batch's error moves from one to the other
 with its tokens, so that shapes near to each other err alike. In the eight draws each constant is
 one standard deviation above its value four times and below it four times, and no two go together
-(Plackett and Burman, 1946): the variance over the draws is that of independent normal errors, and
-nothing hangs on a random number.
+(Plackett and Burman, 1946): the variance over the draws is that of independent normal errors.
+What a shape has alone hangs on pseudo-random numbers (`scattered`).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ LARGE_EXPERTS, SMALL_EXPERTS, OTHERS = SIGNS.T[4:]
 PRODUCTS = frozenset((*KINDS["preproj"], *KINDS["postproj"], *KINDS["ffn"], "lm_head", WHOLE))
 ATTENTION = frozenset(KINDS["attn"])
 OF_DECODES = "decode_attention"
+BETWEEN_STAGES = "send"  # which occupies no stage
 IterationTime = Callable[[Batch], float]
 StageTimes = Callable[[Batch], list[float]]
 Values = NDArray[np.float64]  # the undrawn value, then those of the draws
@@ -95,12 +96,25 @@ class DrawnTimes:
 
     def stage_times_of(self, draw: int, stage_times: StageTimes) -> StageTimes:
         """Return the function of a batch's seconds by stage in one draw, all of which err alike."""
-        iteration_time = self.iteration_time_of(draw)
 
         def drawn(batch: Batch) -> list[float]:
-            undrawn = sum(self._cost.operation_times(batch).values())
-            factor = iteration_time(batch) / undrawn
+            undrawn_seconds = 0.0
+            drawn_seconds = 0.0
+            for name, seconds in self._cost.operation_times(batch).items():
+                if name == BETWEEN_STAGES:
+                    continue
+                undrawn_seconds += seconds
+                drawn_seconds += seconds * float(self._factors(name, batch)[draw])
+            factor = drawn_seconds / undrawn_seconds
             return [factor * seconds for seconds in stage_times(batch)]
+
+        return drawn
+
+    def send_time_of(self, draw: int, send_time: IterationTime) -> IterationTime:
+        """Return the function of a batch's seconds between two stages in one draw."""
+
+        def drawn(batch: Batch) -> float:
+            return send_time(batch) * float(self._factors(BETWEEN_STAGES, batch)[draw])
 
         return drawn
 
@@ -140,6 +154,9 @@ def scattered(values: Values, shape: str, num_shapes: int = 1) -> Values:
     """Return drawn values with the part of their error that no other `shape` shares: normal numbers
     that the shape's name seeds, with the spread that `SHARED` leaves to them. Over `num_shapes` of
     a run it averages out.
+
+    Eight such numbers are correlated with the signs of the constants, which fill all eight
+    dimensions but the mean, so a width is off by a factor: mostly 0.6 to 1.3.
     """
     if len(values) == 1:
         return values
