@@ -340,11 +340,13 @@ class SimulatedBackend:
 
     def state_tokens(self, spec: ModelSpec) -> int:
         parallel = self.parallel
+        parallel.check(spec)
         token_bytes = parallel.tensor * parallel.cache_bytes_per_token(spec, self.dtype_bytes)
         return math.ceil(spec.state_bytes(self.dtype_bytes) / token_bytes)
 
     def window_in_cache(self, spec: ModelSpec, pool: float | None) -> CachedWindow | None:
         """Return the room of layers with a window by the heads of one device."""
+        self.parallel.check(spec)
         return self.parallel.with_heads_of_device(spec).window_in_cache(pool)
 
     def read_model(self, checkpoint: Path) -> None:
