@@ -262,6 +262,11 @@ def _check_options(override: Override, options: Collection[str]) -> None:
         remedy = f"sweep over them by {name}={','.join(map(str, value))} -m"
         raise UserError(f"{override.input_line} is a list, not an option; {remedy}")
     for option in _values(override):
+        if name == "model" and "/" in option:
+            raise UserError(
+                f"model={option} is no option; for a config.json or a checkpoint write "
+                "model=auto model.path=FOLDER"
+            )
         if option != "null" or name in GROUPS:
             require_one_of(name, option, options)
         if name == LAUNCHER and option in LAUNCHER_PACKAGES:
