@@ -11,7 +11,7 @@ from simulated import LINKED, SPEC
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.experts import Experts
-from sarathi_lab.executor.simulated.interpolation import RatioGrid
+from sarathi_lab.executor.simulated.interpolation import RatioInterpolation
 from sarathi_lab.executor.tables import read_tables
 from sarathi_lab.extensions.cluster.lockstep import Lockstep, SharedExperts
 
@@ -85,7 +85,7 @@ def test_the_committed_tables_have_the_experts_of_known_mixtures(gpu, model):
 
 
 def test_ratios_are_linear_in_logarithms_and_constant_past_their_edge():
-    grid = RatioGrid([1, 1, 4, 4], [2, 8, 2, 8], [1.0, 4.0, 2.0, 32.0])
+    grid = RatioInterpolation([1, 1, 4, 4], [2, 8, 2, 8], [1.0, 4.0, 2.0, 32.0])
     assert grid.ratio(1, 4) == pytest.approx(2)
     assert grid.ratio(2, 4) == pytest.approx(4)  # between 2 and 8
     assert grid.ratio(9, 99) == pytest.approx(32)

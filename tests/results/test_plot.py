@@ -12,9 +12,9 @@ from matplotlib.colors import Normalize, to_hex
 
 from sarathi_lab.results.plots.plot import (
     UNSTEADY,
-    Grid,
     HeatScale,
     Look,
+    PanelLayout,
     column_of,
     distribution,
     plot,
@@ -32,7 +32,7 @@ def table(look: Look = BLUE, panel: str = "a", **columns: list[float]) -> pd.Dat
 
 def test_a_row_is_a_point_of_its_look_in_its_panel():
     rows = pd.concat([table(x=[1, 2], value=[3, 4]), table(RED, "b", x=[5], value=[6])])
-    figure, axes = plot(rows, x="x", grid=Grid(["a", None, "b"], 2, SIZE))
+    figure, axes = plot(rows, x="x", grid=PanelLayout(["a", None, "b"], 2, SIZE))
     assert list(axes) == ["a", "b"]
     assert [ax.axison for ax in figure.axes] == [True, False, True, False]
     (line,) = axes["a"].get_lines()
@@ -46,7 +46,7 @@ def test_a_row_is_a_point_of_its_look_in_its_panel():
 
 def test_a_row_without_x_is_a_line_across_with_its_band():
     rows = table(x=[math.nan], value=[2.0], low=[1.0], high=[3.0])
-    _, axes = plot(rows, x="x", grid=Grid(["a"], 1, SIZE))
+    _, axes = plot(rows, x="x", grid=PanelLayout(["a"], 1, SIZE))
     (line,) = axes["a"].get_lines()
     assert set(line.get_ydata()) == {2.0}
     (band,) = axes["a"].patches
@@ -56,7 +56,7 @@ def test_a_row_without_x_is_a_line_across_with_its_band():
 @pytest.mark.parametrize(("x", "y"), [("at", "value"), ("value", "at")])
 def test_intervals_are_along_the_value(x, y):
     rows = table(at=[10, 20], value=[2, 3], low=[1, math.nan], high=[4, math.nan])
-    _, axes = plot(rows, x=x, y=y, grid=Grid(["a"], 1, SIZE))
+    _, axes = plot(rows, x=x, y=y, grid=PanelLayout(["a"], 1, SIZE))
     (bars,) = axes["a"].collections
     first, second = (segment.tolist() for segment in bars.get_segments())
     ends = [[10.0, 1.0], [10.0, 4.0]]
@@ -68,7 +68,7 @@ def test_undecided_rows_are_hollow_and_unsteady_ones_are_crossed():
     rows = table(x=[1, 2, 3], value=[1, 2, 3]).assign(
         is_unsteady=[True, False, False], is_decided=[True, True, False]
     )
-    _, axes = plot(rows, x="x", grid=Grid(["a"], 1, SIZE))
+    _, axes = plot(rows, x="x", grid=PanelLayout(["a"], 1, SIZE))
     _, crosses, hollow = axes["a"].get_lines()
     assert (crosses.get_marker(), crosses.get_xdata().tolist()) == (UNSTEADY, [1])
     assert (hollow.get_markerfacecolor(), hollow.get_xdata().tolist()) == ("w", [3])
@@ -77,7 +77,7 @@ def test_undecided_rows_are_hollow_and_unsteady_ones_are_crossed():
 def test_only_a_look_that_is_thinned_leaves_out_markers():
     x = list(range(100))
     for look, num_markers in ((BLUE, 100), (replace(BLUE, is_thinned=True), 20)):
-        _, axes = plot(table(look, x=x, value=x), x="x", grid=Grid(["a"], 1, SIZE))
+        _, axes = plot(table(look, x=x, value=x), x="x", grid=PanelLayout(["a"], 1, SIZE))
         (line,) = axes["a"].get_lines()
         assert len(x[:: line.get_markevery() or 1]) == num_markers
         assert len(line.get_xdata()) == 100
@@ -85,7 +85,7 @@ def test_only_a_look_that_is_thinned_leaves_out_markers():
 
 def test_a_bar_has_the_width_of_its_row_and_others_are_points():
     rows = table(x=[0, 1], value=[5, 6], low=[4, 5], high=[6, 7], width=[0.5, math.nan])
-    _, axes = plot(rows, x="x", kind="bar", grid=Grid(["a"], 1, SIZE))
+    _, axes = plot(rows, x="x", kind="bar", grid=PanelLayout(["a"], 1, SIZE))
     (bar,) = axes["a"].patches
     assert (bar.get_x(), bar.get_width(), bar.get_height()) == (-0.25, 0.5, 5)
     assert axes["a"].get_lines()[0].get_xydata().tolist() == [[1, 6]]
@@ -96,7 +96,7 @@ def test_a_cell_without_a_row_has_no_number():
     cells = cells.astype({"x": "category", "y": "category"}).assign(panel="map")
     scale = HeatScale("share", Normalize(0, 1), "Blues")
     cells["scale"] = column_of([scale] * 2, cells)
-    grid = Grid(["map"], 1, SIZE)
+    grid = PanelLayout(["map"], 1, SIZE)
     _, axes = plot(cells, x="x", y="y", hue="scale", kind="heat", grid=grid)
     texts = {text.get_text(): text.get_position() for text in axes["map"].texts}
     assert texts == {"a": (0.5, 0.5), "b": (1.5, 1.5)}
@@ -112,6 +112,6 @@ def test_a_distribution_rises_from_nothing_to_all():
 def test_a_filled_look_is_an_area_from_zero_in_parts_where_a_row_has_no_place():
     along = [0.0, 1.0, math.nan, 2.0, 3.0]
     rows = table(replace(BLUE, is_filled=True), x=along, value=[1.0, 1.0, math.nan, 2.0, 2.0])
-    _, axes = plot(rows, x="x", grid=Grid(["a"], 1, SIZE))
+    _, axes = plot(rows, x="x", grid=PanelLayout(["a"], 1, SIZE))
     (area,) = axes["a"].collections
     assert [path.get_extents().bounds for path in area.get_paths()] == [(0, 0, 1, 1), (2, 0, 1, 2)]

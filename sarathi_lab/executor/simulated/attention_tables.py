@@ -15,8 +15,8 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.interpolation import (
     Costs,
-    Grid,
-    RatioGrid,
+    GridInterpolation,
+    RatioInterpolation,
     make_grid,
     nearest_shape,
 )
@@ -154,7 +154,7 @@ def _decode_features(calls: Any) -> tuple[Any, ...]:
 
 
 def _by_grid(
-    grid: Grid, columns: Sequence[str], point_of: Point, formula: AnalyticOperations
+    grid: GridInterpolation, columns: Sequence[str], point_of: Point, formula: AnalyticOperations
 ) -> Seconds:
     """Make the function of seconds by a grid over `columns`, at the `point_of` a batch: outside it
     its nearest edge's, scaled by the formula's ratio.
@@ -231,7 +231,7 @@ def _ratios(
     sizes: Any = calls[[*PREFILL, *DECODE, "num_prefills"]].to_dict("records")
     computed = [attention.uniform(**call) for call in sizes]
     first, second = columns
-    grid = RatioGrid(calls[first], calls[second], calls.seconds / computed)
+    grid = RatioInterpolation(calls[first], calls[second], calls.seconds / computed)
     share = formula.heads.num_kv_heads / shape.num_kv_heads
 
     def ratio(batch: Batch) -> float:

@@ -10,7 +10,11 @@ from typing import NamedTuple
 import pandas as pd
 
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.executor.simulated.interpolation import RatioGrid, log_distance, nearest_shape
+from sarathi_lab.executor.simulated.interpolation import (
+    RatioInterpolation,
+    log_distance,
+    nearest_shape,
+)
 from sarathi_lab.executor.simulated.kernel_times import overlapped
 from sarathi_lab.executor.tables import EXPERT_SHAPE, MICROSECOND, TIME
 from sarathi_lab.model.spec import ModelSpec
@@ -109,7 +113,7 @@ class Experts:
         fixed = KERNELS * hardware.kernel_launch + hardware.expert_launch
         return fixed + overlapped(compute, memory) + between
 
-    def _measured(self, rows: pd.DataFrame) -> tuple[Shape, RatioGrid]:
+    def _measured(self, rows: pd.DataFrame) -> tuple[Shape, RatioInterpolation]:
         """Choose the nearest shape of `rows`; return its ratios of measured to computed seconds."""
         base = self.shape
         gated = self.spec.gated_ffn
@@ -123,4 +127,6 @@ class Experts:
         computed = []
         for num_pairs, num_chosen in zip(pairs, chosen, strict=True):
             computed.append(self._formula(base, num_pairs, num_chosen, gated))
-        return base, RatioGrid(pairs / chosen, chosen, MICROSECOND * calls[TIME] / computed)
+        return base, RatioInterpolation(
+            pairs / chosen, chosen, MICROSECOND * calls[TIME] / computed
+        )

@@ -43,7 +43,7 @@ def curve(sizes: Numbers, seconds: Numbers) -> Callable[[int], float]:
     return time
 
 
-class Grid:
+class GridInterpolation:
     """Values on a full grid, linear along each axis; points outside move to the nearest edge.
 
     Args:
@@ -97,7 +97,7 @@ def interval(axis: Sequence[float], x: float) -> tuple[int, float]:
     return i, (x - lower) / (axis[i + 1] - lower)
 
 
-def make_grid(table: pd.DataFrame, columns: Sequence[str]) -> Grid | None:
+def make_grid(table: pd.DataFrame, columns: Sequence[str]) -> GridInterpolation | None:
     """Make the grid of most rows' `seconds` over `columns`.
 
     Returns:
@@ -111,12 +111,12 @@ def make_grid(table: pd.DataFrame, columns: Sequence[str]) -> Grid | None:
     return grid_of(rows, columns, "seconds")
 
 
-def grid_of(table: pd.DataFrame, columns: Sequence[str], values: str) -> Grid:
+def grid_of(table: pd.DataFrame, columns: Sequence[str], values: str) -> GridInterpolation:
     """Make the grid of the column `values` over `columns`, of the rows that `full_grid` leaves."""
     rows = full_grid(table, columns).sort_values(list(columns))
     axes = [np.unique(rows[column].to_numpy(float)) for column in columns]
     lengths = [len(axis) for axis in axes]
-    return Grid(axes, rows[values].to_numpy(float).reshape(lengths))
+    return GridInterpolation(axes, rows[values].to_numpy(float).reshape(lengths))
 
 
 def full_grid(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -139,7 +139,7 @@ def full_grid(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
         rows = rows[rows[rarest_column] != rarest_value]
 
 
-class RatioGrid:
+class RatioInterpolation:
     """Ratios of measured to computed seconds at two sizes, linear in all logarithms.
 
     Outside, and where an axis has no row for longer sizes, the ratio is that of the nearest edge.
@@ -153,7 +153,7 @@ class RatioGrid:
         table = table.where(has_row | ~_is_below(has_row), 1.0)
         table = table.ffill(axis=1).bfill(axis=1).ffill().bfill()  # the nearest edge
         axes = [np.log(axis.to_numpy(float)) for axis in table.axes]
-        self._logs = Grid(axes, np.log(table.to_numpy(float)))
+        self._logs = GridInterpolation(axes, np.log(table.to_numpy(float)))
 
     def ratio(self, first: float, second: float) -> float:
         """Return the ratio at the sizes `first` and `second`."""
@@ -211,7 +211,7 @@ class Costs:
         self._costs = costs.tolist()
         remaining = pd.Series(seconds / (features @ costs))
         ratios = remaining.groupby(sizes).mean()
-        self._ratios = Grid([ratios.index.to_numpy(float)], np.asarray(ratios, float))
+        self._ratios = GridInterpolation([ratios.index.to_numpy(float)], np.asarray(ratios, float))
 
     def time(self, size: float, *features: float) -> float:
         """Compute the seconds of one row."""

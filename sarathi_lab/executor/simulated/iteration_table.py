@@ -12,7 +12,12 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.interpolation import Costs, Grid, RatioGrid, grid_of
+from sarathi_lab.executor.simulated.interpolation import (
+    Costs,
+    GridInterpolation,
+    RatioInterpolation,
+    grid_of,
+)
 from sarathi_lab.executor.tables import MICROSECOND, TIME
 
 NEAR = 64  # tokens added to contexts, so that short ones differ little from none in logarithms
@@ -62,7 +67,7 @@ class IterationTable:
                 only_decodes.append((decode, seconds))
         self._prefill = _Alone("prompts", only_prompts)
         self._decode = _Alone("decodes", only_decodes)
-        self._shares: Grid | None = None
+        self._shares: GridInterpolation | None = None
         if mixed:
             self._shares = self._grid_of_shares(mixed)
         # The largest that were measured: tokens of prompts, decodes, and contexts of either.
@@ -89,7 +94,7 @@ class IterationTable:
         products = self._prefill.seconds(_with_tokens(prefill, decode))
         return max(decodes_alone, products + share * decodes_alone)
 
-    def _grid_of_shares(self, mixed: list[tuple[Side, Side, float]]) -> Grid:
+    def _grid_of_shares(self, mixed: list[tuple[Side, Side, float]]) -> GridInterpolation:
         """Make the grid of what decodes add to prompts, in shares of their time alone."""
         rows = []
         for prefill, decode, seconds in mixed:
@@ -115,7 +120,7 @@ class _Alone:
         fitted = [self._costs(*side.features) for side in sides]
         tokens = [side.tokens for side in sides]
         contexts = [side.context + NEAR for side in sides]
-        self._ratios = RatioGrid(tokens, contexts, seconds / fitted)
+        self._ratios = RatioInterpolation(tokens, contexts, seconds / fitted)
 
     def seconds(self, side: Side) -> float:
         ratio = self._ratios.ratio(side.tokens, side.context + NEAR)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.interpolation import RatioGrid
+from sarathi_lab.executor.simulated.interpolation import RatioInterpolation
 from sarathi_lab.executor.tables import MICROSECOND, SHAPE, TIME, Layer, OperationTables, Per
 from sarathi_lab.model.spec import ModelSpec
 
@@ -206,7 +206,9 @@ class MeasuredExperts:
         self._most_tokens = int(rows.tokens.max())
         pairs = rows.tokens * spec.experts_per_token / rows.activated_experts
         # Of one, in place of a formula: the grid then interpolates the seconds themselves.
-        self._seconds_of = RatioGrid(pairs, rows.activated_experts, rows[TIME] * MICROSECOND)
+        self._seconds_of = RatioInterpolation(
+            pairs, rows.activated_experts, rows[TIME] * MICROSECOND
+        )
         self.seconds = cache(self._seconds)
 
     @property

@@ -24,7 +24,7 @@ SMALL = 3.0  # of other groups
 def draw(board: pd.DataFrame) -> Figure:
     """Draw the goodput of each policy on one workload at both kinds of budget."""
     from sarathi_lab.results.plots import style  # matplotlib takes a second
-    from sarathi_lab.results.plots.plot import Grid, plot
+    from sarathi_lab.results.plots.plot import PanelLayout, plot
 
     contests = [rows for _, rows in board.groupby([*CONTEST, "objective"], sort=False)]
     num_columns = min(2, len(contests))
@@ -36,7 +36,7 @@ def draw(board: pd.DataFrame) -> Figure:
     for number, rows in enumerate(contests):
         of_panel = _marks(rows, looks)
         marks.append(of_panel.assign(panel=number))
-    grid = Grid(list(range(len(contests))), num_columns, size)
+    grid = PanelLayout(list(range(len(contests))), num_columns, size)
     figure, axes = plot(pd.concat(marks), x="value", y="at", grid=grid)
     for number, rows in enumerate(contests):
         _label(axes[number], rows)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.results.metrics import throughput
-from sarathi_lab.results.plots.plot import Grid, Look, distribution, plot, styled
+from sarathi_lab.results.plots.plot import Look, PanelLayout, distribution, plot, styled
 from sarathi_lab.results.plots.style import finished, legend_below
 from sarathi_lab.results.serving_metrics import latency, quantiles, waits
 
@@ -222,7 +222,7 @@ def picture(
                 by_time[f"{name} {CHANGED}"] = of_changed[f"simulated_{name}"]
     rows = [*_rows_of_waits(loads, changed), *_rows_over_time(by_time, shown, marker)]
     panels = [*(f"share {name}" for name in SHOWN), *shown]
-    figure, axes = plot(pd.concat(rows), x="at", grid=Grid(panels, 3, (12, 6.4)))
+    figure, axes = plot(pd.concat(rows), x="at", grid=PanelLayout(panels, 3, (12, 6.4)))
     for name, (_, label) in SHOWN.items():
         axes[f"share {name}"].set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
     for name, (_, label) in shown.items():

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from sarathi_lab.extensions.under_load.search import RunAtRate, is_sustained
 from sarathi_lab.results.plots.axes import LOG_SCALE, WIDE_RANGE
-from sarathi_lab.results.plots.plot import Grid, Look, plot
+from sarathi_lab.results.plots.plot import Look, PanelLayout, plot
 from sarathi_lab.results.plots.style import WIDTH, finished, legend_below, tick_in_steps
 from sarathi_lab.results.serving_metrics import Slo, bounded
 
@@ -42,7 +42,7 @@ def rate_curves(runs: Sequence[RunAtRate], slo: Slo, capacity: float, title: str
     bounds = slo.bounds
     marks = pd.DataFrame(rows)
     size = (min(WIDTH, 4.6 * len(bounds)), 3.6)
-    grid = Grid(list(bounds), len(bounds), size)
+    grid = PanelLayout(list(bounds), len(bounds), size)
     figure, axes = plot(marks, x="rate", grid=grid)
     for name, bound in bounds.items():
         ax = axes[name]

@@ -22,7 +22,7 @@ from matplotlib.patches import Patch
 
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.axes import LOG_SCALE, WIDE_RANGE
-from sarathi_lab.results.plots.plot import Grid, HeatScale, column_of, plot
+from sarathi_lab.results.plots.plot import HeatScale, PanelLayout, column_of, plot
 from sarathi_lab.results.sweep_analysis import text
 
 GREY = "0.82"  # of cells that were not run
@@ -129,7 +129,7 @@ def heat_map(
     table = _table(rows, layout)
     panels_in_order = list(product(range(len(rows)), layout.columns))
     height = layout.panel_height * len(rows) + layout.upright + 0.8
-    grid = Grid(panels_in_order, len(layout.columns), (layout.width, height))
+    grid = PanelLayout(panels_in_order, len(layout.columns), (layout.width, height))
     figure, axes_of = plot(table, x=x, y=y, hue="scale", kind="heat", grid=grid)
     axes = list(axes_of.values())
     for ax in axes:  # also where nothing ran

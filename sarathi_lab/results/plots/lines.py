@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.axes import Scale, scale_of, set_quantity_axis, set_setting_axis
 from sarathi_lab.results.plots.choice import MANY_NAMES, PlotAxes
-from sarathi_lab.results.plots.plot import Grid, Look, column_of, plot, styled
+from sarathi_lab.results.plots.plot import Look, PanelLayout, column_of, plot, styled
 from sarathi_lab.results.plots.series import (
     BASELINE,
     Series,
@@ -194,7 +194,7 @@ def _drawing_of(
     return _Drawing(axes, names, looks, scales, headings, has_swept_hue)
 
 
-def _grid(panels: Sequence[Panel], drawing: _Drawing, *, num_in_row: int) -> Grid:
+def _grid(panels: Sequence[Panel], drawing: _Drawing, *, num_in_row: int) -> PanelLayout:
     """Place as many panels beside each other as leave no place empty.
 
     `num_in_row` is the number of series that a name in rows has.
@@ -216,8 +216,9 @@ def _grid(panels: Sequence[Panel], drawing: _Drawing, *, num_in_row: int) -> Gri
         width += style.LETTER * max(map(len, lines))
     size = (min(style.WIDTH, width), height * num_rows + 0.5)
     if num_facets == 1:
-        return Grid(panels, columns, size)
-    return Grid(panels, columns, size, {"sharey": "row", "sharex": "row" if names else False})
+        return PanelLayout(panels, columns, size)
+    shared_x = "row" if names else False
+    return PanelLayout(panels, columns, size, {"sharey": "row", "sharex": shared_x})
 
 
 # -- panels ----------------------------------------------------------------------------------------

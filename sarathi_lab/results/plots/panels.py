@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 
 from sarathi_lab.results.plots import heat, style
 from sarathi_lab.results.plots.axes import LOG_SCALE
-from sarathi_lab.results.plots.plot import Dash, Grid, Kind, Look, column_of, plot, styled
+from sarathi_lab.results.plots.plot import Dash, Kind, Look, PanelLayout, column_of, plot, styled
 from sarathi_lab.results.plots.selection import is_simulated, selected, without_sparse
 from sarathi_lab.results.plots.spec import PlotSpec
 from sarathi_lab.results.table import COMPOSED, MEASURED, PAPER
@@ -163,7 +163,7 @@ def _has_several_devices(rows: pd.DataFrame) -> bool:
     return bool((others.groupby("group").device.nunique() > 1).any())
 
 
-def _grid(rows: pd.DataFrame, spec: PlotSpec, panels: Sequence[str]) -> Grid:
+def _grid(rows: pd.DataFrame, spec: PlotSpec, panels: Sequence[str]) -> PanelLayout:
     """Place the panels of each group in rows of their own, in the order of `panels`."""
     num_panels = rows.groupby("group").panel.nunique()
     across = 1  # panels of the widest group beside each other
@@ -186,7 +186,7 @@ def _grid(rows: pd.DataFrame, spec: PlotSpec, panels: Sequence[str]) -> Grid:
             height += style.LETTER * max(map(len, names))  # they are upright
     num_rows = max(1, math.ceil(len(cells) / columns))
     size = (min(style.WIDTH, width), height * num_rows + 0.5)
-    return Grid(cells, columns, size)
+    return PanelLayout(cells, columns, size)
 
 
 def _panel_title(rows: pd.DataFrame, spec: PlotSpec, letters: int, num_groups: int) -> str:

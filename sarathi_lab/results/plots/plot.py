@@ -75,7 +75,7 @@ class HeatScale:
 
 
 @dataclass(frozen=True)
-class Grid:
+class PanelLayout:
     """Where panels are: `panels` row by row in `columns`, None for a place that stays empty.
 
     `size` is that of the picture in inches, and `shares` are options of `plt.subplots`.
@@ -95,7 +95,7 @@ def plot(
     hue: str = "look",
     col: str = "panel",
     kind: Kind = "line",
-    grid: Grid,
+    grid: PanelLayout,
 ) -> tuple[Figure, dict[Hashable, Axes]]:
     """Draw a table, without titles, labels and legend.
 

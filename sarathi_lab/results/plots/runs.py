@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from sarathi_lab.config.console import amount
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.axes import LOG_SCALE
-from sarathi_lab.results.plots.plot import Grid, Look, distribution, plot, styled
+from sarathi_lab.results.plots.plot import Look, PanelLayout, distribution, plot, styled
 from sarathi_lab.results.serving_metrics import waits
 from sarathi_lab.results.table import heading
 
@@ -44,7 +44,7 @@ def draw_run(iterations: pd.DataFrame, requests: pd.DataFrame, title: str) -> Fi
     for name in DISTRIBUTIONS:
         shares = distribution(1e3 * pd.Series(times[name]))
         rows.append(styled(shares.assign(panel=name), SHARE))
-    grid = Grid([*STACKED, *DISTRIBUTIONS], 2, (style.WIDTH, 5.4))
+    grid = PanelLayout([*STACKED, *DISTRIBUTIONS], 2, (style.WIDTH, 5.4))
     figure, axes = plot(pd.concat(rows), x="at", grid=grid)
     for panel, columns in STACKED.items():
         looks = _looks_of_areas(columns)
@@ -110,7 +110,7 @@ def curves(runs: Mapping[str, pd.DataFrame], x: str) -> Figure:
     drawn = set(marks["panel"])
     shown = [column for column in CURVES if column in drawn]
     size = (9, 1.9 * len(shown) + 0.5)
-    grid = Grid(shown, 1, size, {"sharex": True})
+    grid = PanelLayout(shown, 1, size, {"sharex": True})
     figure, axes = plot(marks, x="at", grid=grid)
     for column in shown:
         _, label = CURVES[column]
