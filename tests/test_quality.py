@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ("experiments", "notebooks", "tools")  # folders with scripts outside the package
 
 LINT_IMPORTS = "from importlinter.cli import lint_imports_command as lint; lint()"
 
@@ -58,8 +59,8 @@ def test_a_figure_is_named_in_few_places():
 
 
 def test_scripts_import_what_is_there():
-    """Those of experiments/ and notebooks/ that no test runs."""
-    for path in [*(ROOT / "experiments").rglob("*.py"), *(ROOT / "notebooks").rglob("*.py")]:
+    """Those of experiments/, tools/ and notebooks/ that no test runs."""
+    for path in [path for folder in SCRIPTS for path in (ROOT / folder).rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("sarathi_"):
                 exec(compile(ast.unparse(node), str(path), "exec"), {})

@@ -142,7 +142,7 @@ PREFILL_OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "ffn": ("ffn",),
     "total": COMPUTE,
 }
-# The analytic model is fitted to the odd tiles of 128 tokens (experiments/lab/cost_model/fit.py).
+# The analytic model is fitted to the odd tiles of 128 tokens (tools/cost_model/fit.py).
 FIG_07: Aims = {"analytic": (0.08, 0.20)}
 EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
 

@@ -15,14 +15,14 @@ import pytest
 from scripts import load_script
 
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
+from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.executor.simulated.datasheet import ASSUMED_ERROR, datasheet
 from sarathi_lab.results.load import load_paper
 
 
 @pytest.fixture(scope="module")
 def script():
-    (path,) = EXPERIMENTS.rglob("cost_model/fit.py")
+    path = REPOSITORY / "tools" / "cost_model" / "fit.py"
     return load_script(path)
 
 
@@ -59,7 +59,7 @@ TODAY = ("a100", "h100", "h200", "b200", "l40s", "rtx-pro-6000", "rtx-4090")
 @pytest.fixture(scope="module")
 def silicon_fit(script):
     """What fits today's GPUs; it imports its neighbour by name."""
-    (path,) = EXPERIMENTS.rglob("cost_model/fit_silicon.py")
+    path = REPOSITORY / "tools" / "cost_model" / "fit_silicon.py"
     sys.path.insert(0, str(path.parent))
     try:
         return importlib.import_module("fit_silicon")

@@ -14,7 +14,7 @@ from simulated import batch_of
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel
@@ -293,7 +293,7 @@ def test_no_tables_are_one_line(tables, message):
 
 
 def test_the_tables_of_the_a6000_are_what_their_script_writes(tmp_path, monkeypatch):
-    script = EXPERIMENTS / "lab" / "cost_model" / "profile_from_figures.py"
+    script = REPOSITORY / "tools" / "cost_model" / "profile_from_figures.py"
     monkeypatch.setattr("sys.argv", [str(script), str(tmp_path)])
     runpy.run_path(str(script), run_name="__main__")
     recorded = EXPERIMENTS / "lab" / "cost_model" / "tables" / "a6000" / "13b"

@@ -106,7 +106,7 @@ def operation_times(batch: Batch) -> dict[str, float]:
 
 
 def test_coverage_counts_no_point_that_something_was_fitted_to():
-    script = load_script(EXPERIMENTS / "lab" / "before_and_after.py")
+    script = load_script(REPOSITORY / "tools" / "before_and_after.py")
     tested = script.tested_points(EXPERIMENTS)
     assert set(tested.figure) == {*PAPERS} - {"fig03", "fig07"}
     assert set(tested[tested.figure == "fig12"].device) == {"a100_2023"}

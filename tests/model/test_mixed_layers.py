@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.config import EngineConfig
@@ -178,7 +178,7 @@ def test_linear_attention_has_no_context_and_whole_chunks():
 
 @pytest.fixture(scope="module")
 def script():
-    folder = EXPERIMENTS / "lab" / "cost_model"
+    folder = REPOSITORY / "tools" / "cost_model"
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         yield importlib.import_module("fit_mixed")

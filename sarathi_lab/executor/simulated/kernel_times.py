@@ -8,7 +8,7 @@ takes the fastest.
 
 In attention, chunks are bound by compute and decodes by memory. Prefills and decodes are separate
 calls (SARATHI, section 4.3.2), or one, as in vLLM. Constants here are shared by all GPUs, others
-are fields of `Hardware`; `experiments/lab/cost_model/fit.py` fits both.
+are fields of `Hardware`; `tools/cost_model/fit.py` fits both.
 """
 
 from __future__ import annotations

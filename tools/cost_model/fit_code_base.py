@@ -1,8 +1,8 @@
 """Fit the two costs of the paper's code base that Fig 12 shows and no datasheet has, and predict
 the rest of it.
 
-    python experiments/lab/cost_model/fit_code_base.py
-    python experiments/lab/cost_model/fit_code_base.py --host added --links priced
+    python tools/cost_model/fit_code_base.py
+    python tools/cost_model/fit_code_base.py --host added --links priced
 
 Fitted to two completion times of Fig 12b, of SARATHI on the pipeline and of the 8 replicas: the
 host's seconds a layer and the overhead per iteration. Orca on the pipeline and all bubbles take no

@@ -1,6 +1,6 @@
 """Fit the attention kernels that a hardware file has besides vLLM's (`Hardware.kernels`).
 
-    python experiments/lab/cost_model/fit_kernels.py [--source FOLDER] [--gpu NAME ...]
+    python tools/cost_model/fit_kernels.py [--source FOLDER] [--gpu NAME ...]
 
 TensorRT-LLM's and FlashInfer's are fitted to half of the rows of aiconfigurator-core (Apache-2.0;
 FOLDER: its `systems/data`), flash-attention 2 on an H100 to every second chunk size of
@@ -22,10 +22,11 @@ from distil import source_of
 from fit_silicon import PROMPTS, REGIONS, best_fit, errors, fit_attention, from_memory
 
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.simulated.hardware import Hardware
 
 KERNELS = {"tensorrt_llm": ("trtllm", ""), "flashinfer": ("sglang", "flashinfer")}
-CHUNKS = Path(__file__).parent / "tables" / "h100-flash_attention_2" / "attention.csv"
+CHUNKS = EXPERIMENTS / "lab" / "cost_model" / "tables" / "h100-flash_attention_2" / "attention.csv"
 # It takes 128 queries a tile, splits no keys and attends in one call, as its source has it.
 FLASH_ATTENTION_2 = {"block_queries": 128, "hybrid_call": True}
 FITTED = ("causal_efficiency", "query_ramp", "attention_launch")

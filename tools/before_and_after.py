@@ -1,6 +1,6 @@
 """What a commit had recorded, beside what is recorded now, in the numbers that a referee asks for.
 
-    python experiments/lab/before_and_after.py [COMMIT]
+    python tools/before_and_after.py [COMMIT]
 
 COMMIT is f587a4db1c5d if none is named: the last before the errors were looked at. Both sides are
 judged by today's rules: verdicts of claims on simulated GPUs, intervals without a width, levels of

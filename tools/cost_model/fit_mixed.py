@@ -1,6 +1,6 @@
 """Fit latent and linear attention of today's GPUs, and state the errors held out by shape.
 
-    python experiments/lab/cost_model/fit_mixed.py [--source FOLDER] [--gpu NAME ...]
+    python tools/cost_model/fit_mixed.py [--source FOLDER] [--gpu NAME ...]
 
 FOLDER is `aisimulate_core/systems/data` of PyPI package aisimulate (Apache-2.0), from which
 mixed_layers.csv is made again; without it the file is read. Its rows are vLLM's: `latent_prompts`
@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.mixed_layers import LatentTimes, LinearTimes, MixedOperations
 from sarathi_lab.model.layers import LinearAttention
 
-ROWS = Path(__file__).parent / "mixed_layers.csv"
+ROWS = EXPERIMENTS / "lab" / "cost_model" / "mixed_layers.csv"
 GPUS = ("h100", "h200", "b200")
 SHAPE = ["kind", "heads", "key_heads", "batch", "length"]
 HEADS = (16, 32, 128)  # of latent attention on a device; with fewer the weights stay in cache

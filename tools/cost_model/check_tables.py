@@ -1,6 +1,6 @@
 """How far off are the tables of distil.py on the rows of their source that they leave out?
 
-    python experiments/lab/cost_model/check_tables.py [--source FOLDER] [--gpu NAME ...]
+    python tools/cost_model/check_tables.py [--source FOLDER] [--gpu NAME ...]
 
 Prints mean absolute relative errors: of 16-bit products on shapes of which no row is kept, of
 attention on query and KV heads that are not kept, of experts by shape, with the formula's on the

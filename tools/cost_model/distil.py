@@ -1,6 +1,6 @@
 """Makes the small operation tables of `tables/` from measurements that others have published.
 
-    python experiments/lab/cost_model/distil.py [--source FOLDER] [--gpu NAME ...] [--tables FOLDER]
+    python tools/cost_model/distil.py [--source FOLDER] [--gpu NAME ...] [--tables FOLDER]
 
 NAME is a hardware option or any folder of the source, such as gb200. The source is PyPI package
 aiconfigurator-core (extra `silicon`; Apache-2.0), or the FOLDER with its data, `systems/data`. A
@@ -29,9 +29,9 @@ from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.tables import EXPERT_SHAPE, LAYERS, SHAPE, TIME, read_tables, write_tables
 
 Floats = NDArray[np.float64]
-TABLES = Path(__file__).parent / "tables"
+TABLES = EXPERIMENTS / "lab" / "cost_model" / "tables"
 PACKAGE, VERSION, LICENCE = "aiconfigurator-core", "0.12.0", "Apache-2.0"
-TITLE = "# By experiments/lab/cost_model/distil.py, which says what was kept.\n"
+TITLE = "# By tools/cost_model/distil.py, which says what was kept.\n"
 BALANCED = "each expert of moe.csv is chosen as often as another"
 NOTE = (
     "Replays of captured graphs of one kernel at a time, so no launch from the host; weights that "

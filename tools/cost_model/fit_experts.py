@@ -1,6 +1,6 @@
 """Fit what a mixture's experts take beyond a roofline, and state the errors held out by shape.
 
-    python experiments/lab/cost_model/fit_experts.py [FOLDER]
+    python tools/cost_model/fit_experts.py [FOLDER]
 
 FOLDER is the `systems/data` of aiconfigurator-core, by default the installed package's. Fitted are
 `expert_efficiency`, `expert_launch` and `expert_traffic` of each GPU, to balanced choices of every

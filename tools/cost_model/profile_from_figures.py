@@ -1,7 +1,7 @@
 """Makes operation tables of LLaMA-13B on an A6000 from Figs 3 and 7 of the paper, which it uses
 alone.
 
-python experiments/lab/cost_model/profile_from_figures.py [FOLDER]
+python tools/cost_model/profile_from_figures.py [FOLDER]
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.tables import frames_of, write_tables
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.load import load_paper
 
-TABLES = Path(__file__).parent / "tables" / "a6000" / "13b"
+TABLES = EXPERIMENTS / "lab" / "cost_model" / "tables" / "a6000" / "13b"
 SOURCE = "Figs 3 and 7 of the SARATHI paper (arXiv 2308.16369)"
 TITLE = """\
-# LLaMA-13B on an NVIDIA A6000, by experiments/lab/cost_model/profile_from_figures.py. A row is over
+# LLaMA-13B on an NVIDIA A6000, by tools/cost_model/profile_from_figures.py. A row is over
 # all layers; cache writes and the last norm are part of others.
 """
 # Mean errors of rows interpolated from the others, a tenth of them at a time.

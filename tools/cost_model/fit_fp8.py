@@ -1,6 +1,6 @@
 """Fit the share of the peak that products in 8 bits reach, and state the errors held out.
 
-    python experiments/lab/cost_model/fit_fp8.py [FOLDER]
+    python tools/cost_model/fit_fp8.py [FOLDER]
 
 FOLDER is the `systems/data` of aiconfigurator-core, by default the installed package's. Everything
 else (launches, bandwidth, waves) is as fitted to products in 16 bits. The measured times include

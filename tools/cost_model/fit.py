@@ -1,9 +1,9 @@
 """Fit the constants of the simulator's cost model, and state its errors on shapes that the fit did
 not see.
 
-    python experiments/lab/cost_model/fit.py
-    python experiments/lab/cost_model/fit.py --gemm gemm_ms.csv --attention attention_ms.csv
-    python experiments/lab/cost_model/fit.py --silicon --runs FOLDER --gpus h100,rtx-4090
+    python tools/cost_model/fit.py
+    python tools/cost_model/fit.py --gemm gemm_ms.csv --attention attention_ms.csv
+    python tools/cost_model/fit.py --silicon --runs FOLDER --gpus h100,rtx-4090
 
 The A6000 is fitted to the paper's Figs 3 and 7. The A40 and A100 of the paper's time need measured
 tables (README.md names their columns). Today's GPUs need those of the package aiconfigurator-core,
