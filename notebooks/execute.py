@@ -20,6 +20,7 @@ PNG = "image/png"
 PALETTES = (32, 64, 128, 256)  # colours of a picture, the fewest that are near enough
 # Visitors see the figures here; those of the other notebook stand larger on the pages it links to.
 DOTS_PER_INCH = {"figures": 90, "after_sarathi": 62}
+MOST_WIDTH = 1200  # pixels: a picture that a run has drawn, at 150 dots an inch, is wider
 NEAR = 24  # of 255: a colour may be off by, in all but a thousandth of the pixels
 
 
@@ -41,8 +42,11 @@ def execute(path: Path) -> None:
 
 
 def with_few_colours(png: bytes) -> bytes:
-    """Return a picture as PNG with the smallest of `PALETTES` that keeps its colours."""
+    """Return a picture as PNG, at most `MOST_WIDTH` wide, with the smallest of `PALETTES` that
+    keeps its colours.
+    """
     picture = Image.open(BytesIO(png)).convert("RGB")
+    picture.thumbnail((MOST_WIDTH, picture.height))
     reduced = picture
     for number in PALETTES:
         reduced = picture.quantize(number, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
