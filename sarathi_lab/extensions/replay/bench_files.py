@@ -179,8 +179,9 @@ def _what_it_is(content: Content) -> str:
     results = [str(name) for name in content.first if "ttft" in str(name).lower()]
     if results:
         return (
-            f"has results such as {results[0]}, but in the form of no known client; name the "
-            "client's own file that it was made from"
+            f"has results such as {results[0]}, but in the form of no known client; name the file "
+            "of a known one, or write requests.jsonl and meta.json in a folder, as "
+            "experiments/lab/real_servers/README.md states them"
         )
     if find_facts(path, content.text) is not None:
         return (

@@ -186,20 +186,18 @@ class Summary(Load):
         num_requests: Finished ones.
         prompt_len, output_len: Mean tokens.
         num_failed: Those without an answer.
+        record: The client's file that has each request.
     """
 
     num_requests: float
     prompt_len: float
     output_len: float
     num_failed: int = 0
+    record: str = "the client's file with a record of each request, such as by --save-detailed"
 
     def benchmark(self, path: Path, damaged: Sequence[str]) -> Benchmark:
         """Make as many requests of the mean lengths, at the stated rate or from as many users."""
-        if not (self.num_requests >= 1 and min(self.prompt_len, self.output_len) > 0):
-            raise UserError(
-                f"{path} has neither requests nor their number and mean lengths; name the client's "
-                "file with a record of each request, such as by --save-detailed or --output-details"
-            )
+        self._check(path)
         means = {name: value for name, value in self.means.items() if value > 0}
         if not means:
             raise UserError(f"{path} states no mean latency; {NOT_STREAMED.partition('; ')[2]}")
@@ -229,6 +227,22 @@ class Summary(Load):
             self._cautions(number, client),
             client.limited_to(len(in_ledger)),
         )
+
+    def _check(self, path: Path) -> None:
+        """Raise UserError for a load without an answer, or without a mean that requests need."""
+        if self.num_failed and not self.num_requests:
+            raise UserError(f"{path}: all {self.num_failed} requests failed; see the server's log")
+        needed = {
+            "the number of requests": self.num_requests,
+            "the mean tokens of a prompt": self.prompt_len,
+            "the mean tokens of an answer": self.output_len,
+        }
+        missing = [name for name, value in needed.items() if not value > 0]
+        if missing:
+            raise UserError(
+                f"{path} has no requests, and does not state {' and '.join(missing)}; name "
+                f"{self.record}"
+            )
 
     def _cautions(self, number: int, client: Client) -> list[str]:
         how = client.timing

@@ -55,6 +55,7 @@ from sarathi_lab.extensions.replay.sent_again import (
 from sarathi_lab.extensions.replay.settings import (
     ReplaySettings,
     differences,
+    further_facts,
     replay_settings,
     typed_settings,
     with_settings,
@@ -133,6 +134,9 @@ class Replay:
         if engine.shares_prefixes:
             cache += ", prefixes shared"
         lines = [f"{server} with {settings}", f"{load}; {cache}"]
+        others = further_facts(run, engine.policy)
+        if others:
+            lines.append(f"as its server was told: {', '.join(others)}")
         if isinstance(self.backend, LockstepBackend):
             hardware = self.backend.hardware
             replicas = self.backend.sharing.num

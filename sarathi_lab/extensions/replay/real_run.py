@@ -7,9 +7,9 @@ any of these, by a log, and by the command line that started it (`server_facts`)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,15 @@ from sarathi_lab.extensions.replay.run_folder import (
     read_folder,
     read_surroundings,
 )
-from sarathi_lab.extensions.replay.server_arguments import Statement, weights_in_name
+from sarathi_lab.extensions.replay.server_arguments import (
+    LOGGED_CACHE,
+    METHODS_OF_CHECKPOINTS,
+    SERVED_NAMES,
+    Statement,
+    ToldWeights,
+    names_of_model,
+    weights_in_names,
+)
 from sarathi_lab.extensions.replay.server_commands import read_command
 from sarathi_lab.extensions.replay.server_facts import (
     FIX as LOG_FIX,
@@ -42,10 +50,14 @@ BLOCK_SIZE = 16  # tokens, where no file states them
 # What a replay needs to be stated: as it is called, and as it is typed.
 NEEDED = {"model": ("model", "model=NAME"), "hardware": ("GPU", "hardware=NAME")}
 TYPED = "task.chunk and task.batch"  # the source of what the command line states of the run
-# Of these, sources may differ: the ones of a client are how it names them.
+# Of these, sources have longer and shorter ones: a client may call a model by part of its name.
 NAMES = ("version", "model", "hardware")
+# Further names of a model; the size of one cache that logs and descriptions count differently.
+NOT_COMPARED = (SERVED_NAMES, LOGGED_CACHE)
 WEIGHTS = "executor.weights"
-SGLANG = "sglang"  # the policy, whose server has versions of its own
+UNTOLD_WEIGHTS = tuple(f"quantization={method} " for method in METHODS_OF_CHECKPOINTS)
+# Policies of two servers, each with versions of its own.
+SGLANG, VLLM = "sglang", "vllm_v1"
 
 
 @dataclass(frozen=True)
@@ -58,9 +70,9 @@ class ServerSettings:
     def stated(self) -> dict[str, Any]:
         """Settings by the lab's names, and `server_arguments.OF_FILES`."""
         settings = self._settings()
-        weights, _ = self._weights_in_name(settings)
-        if weights:
-            settings[WEIGHTS] = weights
+        told = self._weights_by_name(settings)
+        if told.weights:
+            settings[WEIGHTS] = told.weights
         return settings
 
     def _settings(self) -> dict[str, Any]:
@@ -81,8 +93,13 @@ class ServerSettings:
     @property
     def policy(self) -> str:
         """The scheduler that a source states, by its name in conf/policy; "": none does."""
-        policies = [statement.policy for statement in self.statements if statement.policy]
-        return policies[-1] if policies else ""
+        policy = ""
+        for statement in self.statements:
+            if statement.policy:
+                policy = statement.policy
+            elif statement.is_complete and policy in ("", SGLANG):
+                policy = VLLM  # its second engine, as versions of the first have a policy stated
+        return policy
 
     @property
     def num_blocks(self) -> int | None:
@@ -92,40 +109,86 @@ class ServerSettings:
             return stated.get("cache.num_blocks")
         return int(stated["cache.tokens"] // stated.get("cache.block_size", BLOCK_SIZE))
 
-    def _weights_in_name(self, settings: Mapping[str, Any]) -> tuple[str, str]:
-        """Find the type of weights and its word in the model's name, if nothing else states it."""
-        names = (name for statement in self.statements for name in statement.not_simulated)
-        if WEIGHTS in settings or any(name.startswith("quantization") for name in names):
-            return "", ""
-        return weights_in_name(str(settings.get("model", "")))
+    def _weights_by_name(self, settings: Mapping[str, Any]) -> ToldWeights:
+        """Find the type of weights in the model's names, if nothing else states it."""
+        if WEIGHTS in settings or any(map(_states_weights, self._not_simulated())):
+            return ToldWeights()
+        return weights_in_names(names_of_model(settings))
+
+    def _not_simulated(self) -> list[str]:
+        """Return the arguments of all sources that would change the times, each once."""
+        arguments = dict[str, None]()
+        for statement in self.statements:
+            arguments |= dict.fromkeys(statement.not_simulated)
+        return [*arguments]
 
     def notes(self) -> list[str]:
         """Name what of the server's arguments the simulator has not, and where sources differ."""
-        not_simulated = dict[str, None]()
+        not_simulated = self._not_simulated()
         without_effect = dict[str, None]()
         for statement in self.statements:
-            not_simulated |= dict.fromkeys(statement.not_simulated)
             without_effect |= dict.fromkeys(statement.without_effect)
         notes = []
         settings = self._settings()
-        weights, word = self._weights_in_name(settings)
-        if weights:
-            notes.append(f"{WEIGHTS}={weights}, as the name of {settings['model']} tells")
-        elif word:
-            not_simulated[f"weights of {word} (as the name of {settings['model']} tells)"] = None
+        told = self._weights_by_name(settings)
+        if told.weights:
+            notes.append(f"{WEIGHTS}={told.weights}, as the model's name {told.name} tells")
+            not_simulated = [name for name in not_simulated if not name.startswith(UNTOLD_WEIGHTS)]
+        elif told.word:
+            not_simulated.append(f"weights of {told.word} (as the model's name {told.name} tells)")
         if not_simulated:
             notes.append(f"not simulated: {', '.join(not_simulated)}")
         if without_effect:
             notes.append(f"no effect: {', '.join(without_effect)}")
-        for before, after in combinations(self.statements, 2):
-            for name, value in after.settings.items():
-                value_before = before.settings.get(name, value)
-                if value_before != value and name not in NAMES:
-                    notes.append(
-                        f"{after.source} states {name}={value}, {before.source} {value_before}: "
-                        f"{value} is taken"
-                    )
+        return [*notes, *self._differences()]
+
+    def _differences(self) -> list[str]:
+        """Name each setting that sources state differently, and which of them is taken."""
+        sources = dict[str, list[tuple[str, object]]]()
+        for statement in self.statements:
+            for name, value in statement.settings.items():
+                if name not in NOT_COMPARED:
+                    sources.setdefault(name, []).append((statement.source, value))
+        notes = []
+        taken = {**self._settings(), "server": _server_name(self.policy)}
+        sources["server"] = [
+            (statement.source, _server_name(statement.policy))
+            for statement in self.statements
+            if statement.policy or statement.is_complete
+        ]
+        for name, stated in sources.items():
+            are_alike = not stated or all(
+                _is_same(name, value, stated[-1][1]) for _, value in stated
+            )
+            if are_alike or name not in taken:
+                continue
+            shown = ", ".join(f"{source} {value}" for source, value in stated)
+            notes.append(f"sources differ in {name} ({shown}): {taken[name]} counts")
         return notes
+
+
+def _server_name(policy: str) -> str:
+    """Name the server that has a policy; those without one of their own are vLLM's."""
+    return "SGLang" if policy == SGLANG else "vLLM"
+
+
+def _states_weights(argument: str) -> bool:
+    """Return whether an argument that is not simulated states the weights' type by itself."""
+    return argument.startswith("quantization") and not argument.startswith(UNTOLD_WEIGHTS)
+
+
+def _is_same(name: str, first: object, second: object) -> bool:
+    """Return whether two sources state the same: of names, one may be part of the other's."""
+    if name not in NAMES:
+        return first == second
+    short, long = sorted((_plain(str(first)), _plain(str(second))), key=len)
+    return long.startswith(short)
+
+
+def _plain(name: str) -> str:
+    """Return the letters and digits of a model's, card's or version's name, without its folder."""
+    last = re.split(r"[/\\]+", name.rstrip("/\\"))[-1]
+    return re.sub(r"[^a-z0-9.]", "", last.lower())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
     NULL_BLOCKS,
     WHOLE_PROMPTS_V0,
     LoggedCache,
+    names_of_model,
 )
 from sarathi_lab.extensions.replay.settings import typed_settings, with_settings
 from sarathi_lab.model.checkpoint import resolve_model
@@ -35,7 +36,7 @@ from sarathi_lab.tasks.plan import changed
 from sarathi_lab.tasks.run_cache import memory_share
 
 MAKERS = re.compile(r"^[^a-z0-9]*((nvidia|geforce|tesla|amd|instinct|meta)[^a-z0-9]*)+")
-CACHED_MODEL = re.compile(r"models--[^/]+--([^/]+)")  # a folder of the hub's cache
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 AUTO = "auto"  # of hardware, host, model and dtype: as recorded in the run
 
 
@@ -116,26 +117,22 @@ def _find_host(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
 
 def _find_model(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     stated = run.settings.stated.get("model")
+    names = names_of_model(run.settings.stated)
     is_auto = "path" in cfg.model and cfg.model.path is None
     if is_auto:
-        from_files.settings["model"] = _matching("model", _name_of_model(str(stated)), run)
+        fitting = [name for name in names if _option_of("model", name)]
+        chosen = next(iter(fitting or names), None)
+        from_files.settings["model"] = _matching("model", chosen, run)
+        if chosen is not None and chosen != names[0]:
+            from_files.notes.append(f"model={_option_of('model', chosen)}, as {chosen} tells")
         return
     name = cfg.model.get("name")
     if not name or name == AUTO or not stated:
         return
-    name_in_file = _name_of_model(str(stated))
-    if not _stands_for("model", name, name_in_file):
+    if not any(_stands_for("model", name, name_in_file) for name_in_file in names):
         from_files.note_named("model", name, stated)
         # A model of no option's name, as of one that was trained further, has the named shapes.
-        from_files.has_run_cache = not _option_of("model", name_in_file)
-
-
-def _name_of_model(path: str) -> str:
-    """Return the name of a model by its path or its hub's id."""
-    in_cache = CACHED_MODEL.search(path)
-    if in_cache is not None:
-        return in_cache[1]
-    return path.rstrip("/").rpartition("/")[2]
+        from_files.has_run_cache = not any(_option_of("model", other) for other in names)
 
 
 def _find_dtype(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
@@ -154,12 +151,20 @@ def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
     chosen = _option_of(group, name or "")
     if not chosen:
         options = [option for option in files if option != AUTO]
-        by_file = "model.path=FOLDER with its config.json, or " if group == "model" else ""
+        by_file = _remedy_of_model(run) if group == "model" else ""
         raise UserError(
             f"{run.source}: {group} {name or 'is not named and'} has no file in conf/{group}; add "
             f"{by_file}{group}=NAME, one of {', '.join(options)}"
         )
     return read_option(group, files[chosen])
+
+
+def _remedy_of_model(run: RealRun) -> str:
+    """Say how the shapes of a run's model are named by its config.json."""
+    stated = str(run.settings.stated.get("model", ""))
+    if HUB_ID.fullmatch(stated):
+        return f"model.path={stated}, whose config.json is fetched, or "
+    return "model.path=FOLDER with its config.json, or "
 
 
 def _option_of(group: str, name: str) -> str:

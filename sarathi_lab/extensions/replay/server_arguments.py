@@ -19,7 +19,7 @@ import difflib
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,9 +30,13 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.policy.systems import WHOLE_PROMPT_TOKENS
 
 # What the lab's command line has no name for: the cache in tokens, as vLLM logs it, and in bytes of
-# a device; whether replicas share experts; the server's version.
+# a device; whether replicas share experts; the server's version; the names that clients use.
 LOGGED_CACHE, CACHE_BYTES = "cache.logged", "cache.bytes"
-OF_FILES = ("cache.tokens", LOGGED_CACHE, CACHE_BYTES, "cluster.shares_experts", "version")
+SERVED_NAMES = "model.served"
+OF_FILES = (
+    *("cache.tokens", LOGGED_CACHE, CACHE_BYTES, "cluster.shares_experts", "version"),
+    SERVED_NAMES,
+)
 NO_EFFECT = "-"
 UNCUT = -1  # a chunk of SGLang's that cuts no prompt
 NULL_BLOCKS = 1  # of vLLM's blocks, never allocated from its second engine (V1) on
@@ -58,11 +62,14 @@ GRAPH_MODES |= {(2, 0): "full_decode_only", (2, 1): "full_and_piecewise"}
 # Weights that a method has, by a part of its name; of GPTQ the usual 4 bits.
 WEIGHTS_OF_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
 WEIGHTS_OF_METHODS |= {"auto_round": "int4", "auto-round": "int4"}
+# Methods that leave the type of the weights to a checkpoint's files; its name may tell it.
+METHODS_OF_CHECKPOINTS = ("inc", "compressed-tensors", "modelopt", "quark")
 # Words of a model's name that tell the type of its weights; of a type that is none of these, and
 # counts first, as GPTQ may have 8 bits.
 WEIGHTS_OF_NAMES = {"fp8": "fp8", "mxfp4": "mxfp4"}
 WEIGHTS_OF_NAMES |= dict.fromkeys(("int4", "w4a16", "4bit", "awq", "gptq"), "int4")
 OTHER_WEIGHTS = re.compile(r"w\d+a\w*\d+|u?int\d+|(mx|nv)?fp\d|nf4|\d+bit|i?q\d\w*|gguf|bnb")
+CACHED_MODEL = re.compile(r"models--[^/]+--([^/]+)")  # a folder of the hub's cache
 DTYPES = {"half": "float16", "float": "float32"}
 
 
@@ -371,14 +378,48 @@ def _weights(row: Argument, value: str) -> str:
     raise NotSimulated("weights are of the dtype here, unless model.path has its config.json")
 
 
-def weights_in_name(model: str) -> tuple[str, str]:
-    """Find the type of a model's weights in its name, as in Qwen3-8B-AWQ.
+def _served_names(row: Argument, value: object) -> tuple[str, ...]:
+    names = value if isinstance(value, list | tuple) else [value]
+    return tuple(map(str, names))
 
-    Returns:
-        The type and the word that tells it; the type is empty where it can't be simulated, and both
-        are where no word tells one.
+
+def names_of_model(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names that a server's model may have, the surest one first: that of its path or
+    its hub's id, those that clients call it by, and those of the folders above.
     """
-    words = re.split(r"[-_.]", model.rstrip("/").rpartition("/")[2].lower())
+    path = str(settings.get("model", ""))
+    in_cache = CACHED_MODEL.search(path)
+    own_names = [in_cache[1]] if in_cache is not None else []
+    folders = [part for part in re.split(r"[/\\]+", path) if part]
+    served = [str(name).rpartition("/")[2] for name in settings.get(SERVED_NAMES, ())]
+    return [*own_names, *folders[-1:], *served, *reversed(folders[:-1])]
+
+
+class ToldWeights(NamedTuple):
+    """The type of a model's weights as its name tells it.
+
+    Attributes:
+        weights: The type; "": one that can't be simulated, or none is told.
+        word: The word of the name that tells it; "": none does.
+        name: Of the model.
+    """
+
+    weights: str = ""
+    word: str = ""
+    name: str = ""
+
+
+def weights_in_names(names: Iterable[str]) -> ToldWeights:
+    """Find the type of a model's weights in its names (`names_of_model`), as in Qwen3-8B-AWQ."""
+    for name in names:
+        weights, word = _weights_in_name(name)
+        if word:
+            return ToldWeights(weights, word, name)
+    return ToldWeights()
+
+
+def _weights_in_name(name: str) -> tuple[str, str]:
+    words = re.split(r"[-_.]", name.lower())
     for word in words:
         if word not in WEIGHTS_OF_NAMES and OTHER_WEIGHTS.fullmatch(word) is not None:
             return "", word
@@ -437,6 +478,7 @@ CONVERSIONS: dict[str, Callable[[Argument, Any], Any]] = {
     "executor.weights": _weights,
     "cache.dtype": _cache_dtype,
     "queue_order": _queue_order,
+    SERVED_NAMES: _served_names,
     GRAPH_MODE: _graph_mode,
     "host.graphs.sizes": _graph_sizes,
     "chunk": _chunk,

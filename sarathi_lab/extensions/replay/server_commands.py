@@ -24,6 +24,7 @@ from sarathi_lab.extensions.replay.python_calls import PythonCall, find_calls
 from sarathi_lab.extensions.replay.server_arguments import (
     FALSE,
     FLAGS,
+    NO_EFFECT,
     TRUE,
     Statement,
     as_object,
@@ -34,6 +35,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
 from sarathi_lab.extensions.replay.shell import (
     ASSIGNMENT,
     CONTINUED,
+    VARIABLE,
     Words,
     commands_in,
     split,
@@ -107,9 +109,12 @@ FLAG_PREFIXES = ("enable_", "disable_")  # of arguments that are not in the tabl
 NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 LONG_DASH = re.compile(r"^[‐-―−](?=[A-Za-z])")  # what a text editor makes of two hyphens
 ENVIRONMENT = re.compile(r"^(?:--env=|-e=?)?((?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=(.*)$", re.DOTALL)
-VARIABLES_FILE = "--env-file"  # of container engines
+# Where a container's variables are that stand in no command: of engines, compose and Kubernetes.
+VARIABLES_FILES = ("--env-file", "env_file", "envFrom")
+SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 HELM_KEY = "vllmConfig"
 V0_SWITCH = "VLLM_USE_V1"
+FIRST_OF_V1 = (0, 8)  # version whose default is vLLM's second engine
 
 
 def read_command(command: str, source: str = TYPED) -> Statement:
@@ -145,12 +150,25 @@ def find_command(text: str, source: str) -> Statement | None:
             _check_is_one(calls, source)
             return _read_call(system, calls[0], source)
     for commands in (_in_containers(text), _in_list(text)):
-        servers = [command for command in commands if _system_of(command.words) is not None]
+        servers = [command for command in commands if _is_of_server(command.words)]
         if servers:
             _check_is_one(servers, source)
             return _read_words(servers[0], source)
     servers = _servers_in(text, {}, source)
     return _read_words(servers[0], source) if servers else None
+
+
+def _is_of_server(words: Sequence[str]) -> bool:
+    """Return whether a container's or a list's command starts a server: its image may also run a
+    script that starts something else, such as a worker of another container's server.
+    """
+    if _system_of(words) is None:
+        return False
+    for position, word in enumerate(words[:-2]):
+        if word.rpartition("/")[2] in SHELLS and words[position + 1].endswith("c"):
+            commands = commands_in(words[position + 2], {}, PROGRAMS)
+            return any(_starts_server(command.words) for command in commands)
+    return True
 
 
 def _check_is_one(servers: Sequence[object], source: str) -> None:
@@ -204,16 +222,45 @@ def _read_words(command: Words, source: str) -> Statement:
     if image is not None:
         arguments["version"] = image[1]
     arguments = {**_of_config_file(arguments), **arguments, **environment}
+    arguments, not_read = _without_unset(system, arguments)
     statement = read_arguments(system, arguments, source, is_typed=True, is_complete=True)
-    not_read = list[str]()
     if unread:
         not_read.append(f"{' '.join(unread)} (no flag stands before it)")
-    if any(word.startswith(VARIABLES_FILE) for word in words[:start]):
-        not_read.append(f"{VARIABLES_FILE} (its variables are not here)")
+    for name in VARIABLES_FILES:
+        if any(word.startswith(name) for word in words[:start]):
+            not_read.append(f"{name} (its variables are not here)")
     statement = replace(statement, not_simulated=[*statement.not_simulated, *not_read])
-    if system == "vllm" and environment.get(V0_SWITCH) == "0":
-        return with_rules_of_v0(statement)
-    return statement
+    is_of_v0 = system == "vllm" and _is_of_v0(environment.get(V0_SWITCH), image)
+    return with_rules_of_v0(statement) if is_of_v0 else statement
+
+
+def _is_of_v0(switch: str | None, image: re.Match[str] | None) -> bool:
+    """Return whether vLLM runs its first engine: as its variable says, else up to version 0.7."""
+    if switch is not None:
+        return switch == "0"
+    if image is None:
+        return False
+    major, minor = image[1].split(".")[:2]
+    return (int(major), int(minor)) < FIRST_OF_V1
+
+
+def _without_unset(
+    system: str, arguments: Mapping[str, object]
+) -> tuple[dict[str, object], list[str]]:
+    """Return arguments without those whose value is a variable that nothing sets, and a note of
+    each that may change the times.
+    """
+    known = dict[str, object]()
+    notes = list[str]()
+    for name, value in arguments.items():
+        variable = VARIABLE.search(value) if isinstance(value, str) else None
+        if variable is None:
+            known[name] = value
+            continue
+        row = find(system, name)
+        if row is None or row.setting != NO_EFFECT:
+            notes.append(f"{name}={value} (nothing here sets the variable)")
+    return known, notes
 
 
 # -- where a command stands ------------------------------------------------------------------------
@@ -290,7 +337,8 @@ def _of_containers(content: object) -> Iterator[Words]:
         yield Words(["vllm", "serve", *_words_of_helm(content)])
         return
     if any(key in content for key in ("command", "args", "entrypoint")):
-        words = [str(content.get("image", ""))]
+        words = [name for name in VARIABLES_FILES if content.get(name)]
+        words.append(str(content.get("image", "")))
         for key in ("entrypoint", "command", "args"):
             words += _words_of(content.get(key))
         variables = _variables_of(content.get("env")) | _variables_of(content.get("environment"))
@@ -370,12 +418,16 @@ def _end_of_command(system: str, words: Sequence[str]) -> int:
             if is_command:
                 end = max(end, start + len(parts))
                 break
+    scripts = [
+        position
+        for position, word in enumerate(words)
+        if word.endswith(SCRIPTS) and not word.startswith("-")
+    ]
+    if scripts:
+        end = max(end, scripts[0] + 1)
     image = _image_in(system, words)
-    for position, word in enumerate(words):
-        is_script = word.endswith(SCRIPTS) and not word.startswith("-")
-        if is_script or position == image:
-            end = max(end, position + 1)
-            break
+    if image is not None:
+        end = max(end, image + 1)
     while end < len(words) and words[end] in ("serve", system):
         end += 1
     return end

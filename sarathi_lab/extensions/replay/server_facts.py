@@ -44,7 +44,7 @@ ROUNDED_BY = 0.006  # sequences of the longest context, of which vLLM logs two d
 CHANGED_ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
 ALL_ARGUMENTS = re.compile(r"\bargs: Namespace\((.*)\)")
 # Over a fence where someone has set the arguments as code.
-ENGINE = re.compile(r"engine \(v[^)]*\) with config:?\s+(?:[~`]{3}\w*\s+)?(.*)")
+ENGINE = re.compile(r"engine \(v[^)]*\)\s+with config:?\s+(?:[~`]{3}\w*\s+)?(.*)")
 V0_ENGINE = re.compile(r"Initializing an? (?:V0 LLM engine|LLM engine \(v0\.[0-7]\.)")
 VERSION = re.compile(r"(?:version |engine \(v)(\d+\.\d+(?:\.\d+)?)")
 BUDGET = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
@@ -60,6 +60,7 @@ DEVICE_NAME = re.compile(r"device_name=(\w+?)(?:,|\.json)")
 GRAPH_MODE = re.compile(r"cudagraph_mode['\"]?: (?:<CUDAGraphMode\.)?(\w+|\[\d, \d\])")
 GRAPH_SIZES = re.compile(r"cudagraph_capture_sizes['\"]?: ?\[([\d, ]+)\]")
 ARGUMENTS = re.compile(r"LLM engine \(v|non-default args|server_args=")
+SECOND_LINE = "with config"  # of vLLM's engine, where someone has broken its line
 PERIODIC = re.compile(r"Avg prompt throughput")
 
 # SGLang's lines.
@@ -71,6 +72,11 @@ SGLANG_DTYPE = re.compile(r"Load weight end\..*?dtype=([\w.]+)")
 # What SGLang's scheduler states of itself.
 MADE_BY_SGLANG = ("effective_max_running_requests_per_dp", "token_capacity", "max_total_num_tokens")
 SGLANG_KEYS = ("model_path", "chunked_prefill_size")  # of its description
+
+# Keys of files that describe containers, and of none that --config takes.
+CONTAINER_KEYS = ("services", "apiVersion", "kind")
+# Fields of vLLM's configuration with other names than its arguments.
+ARGUMENT_NAMES = {"policy": "scheduling_policy", "cache_dtype": "kv_cache_dtype"}
 
 
 def read_facts(path: Path, text: str) -> Statement:
@@ -142,17 +148,22 @@ def _joined(text: str) -> str:
             width = len(line)
         may_go_on = width > 0 and not begins and not LOG_LINE.match(line)
         # A whole line may end at any width: only a next one as wide, or what is open, tells.
-        if may_go_on and (len(lines[-1]) > width or len(line) == width or _is_open(lines[-1])):
+        is_continued = may_go_on and (
+            len(lines[-1]) > width or len(line) == width or _is_open(lines[-1])
+        )
+        if is_continued or (may_go_on and line.startswith(SECOND_LINE)):
             lines[-1] += line
         else:
             lines.append(line)
-        if len(line) < width:
+        if len(line) < width and not _is_open(line):
             width = 0
     return "\n".join(lines)
 
 
 def _is_open(line: str) -> bool:
-    """Return whether a line ends within quotes or brackets."""
+    """Return whether a line ends behind a comma, or within quotes or brackets."""
+    if line.rstrip().endswith(","):
+        return True
     is_within_brackets = any(
         line.count(opening) > line.count(closing)
         for opening, closing in zip(OPENING, CLOSING, strict=True)
@@ -173,10 +184,33 @@ def _of_description(path: Path, text: str) -> Statement | None:
         return read_arguments(
             "vllm", selected("vllm", named_values(config)), str(path), is_dump=True
         )
+    if isinstance(config, Mapping):
+        return read_arguments(
+            "vllm", _of_sections(config), str(path), is_dump=True, is_complete=True
+        )
     arguments = selected("vllm", content, is_typed=True)
     if not arguments or "backend" in content:
         return None
     return read_arguments("vllm", arguments, str(path), is_typed=True)
+
+
+def _of_sections(config: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments in vLLM's configuration as an object, with a section for each part."""
+    arguments = dict[str, object]()
+    for section, content in config.items():
+        if section == "compilation_config":
+            continue
+        named = {
+            ARGUMENT_NAMES.get(name, name): value for name, value in as_object(content).items()
+        }
+        arguments |= selected("vllm", named)
+    graphs = as_object(config.get("compilation_config"))
+    for name in ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size"):
+        if name in graphs:
+            arguments[name] = graphs[name]
+    if config.get("speculative_config"):
+        arguments["speculative_config"] = config["speculative_config"]
+    return arguments
 
 
 def sglang_description(info: Mapping[str, object], source: str) -> Statement:
@@ -201,6 +235,8 @@ def _of_yaml(path: Path, text: str) -> Statement | None:
     try:
         content = as_object(yaml.safe_load(text))
     except yaml.YAMLError:
+        return None
+    if any(key in content for key in CONTAINER_KEYS):
         return None
     arguments = {str(name).replace("-", "_"): value for name, value in content.items()}
     system = "sglang" if any(name in arguments for name in SGLANG_KEYS) else "vllm"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from omegaconf import DictConfig, OmegaConf
@@ -25,8 +25,8 @@ from sarathi_lab.config.instantiate import (
 )
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.extensions.replay.real_run import BLOCK_SIZE, RealRun
-from sarathi_lab.extensions.replay.server_arguments import UNCUT
-from sarathi_lab.policy import VllmV1
+from sarathi_lab.extensions.replay.server_arguments import GRAPH_MODE, UNCUT
+from sarathi_lab.policy import Policy, VllmV1
 from sarathi_lab.policy.vllm import rules_of
 
 AUTO = "auto"  # of a chunk: as advised; of blocks: all memory
@@ -52,6 +52,12 @@ SERVER_DEFAULTS: dict[str, Any] = {
     "max_model_len": None,
     "queue_order": "fcfs",
 }
+# What the description of every replay has, of these and of policies.
+ALWAYS_SHOWN = (
+    *("executor.tensor_parallel", "executor.pipeline_parallel", "cache.block_size"),
+    *("cache.num_blocks", "cache.prefix", "policy.page_size"),
+)
+GRAPHS_BY_DEFAULT = "full_and_piecewise"
 # Of these, what a reader asks for where it is assumed.
 NAMED_WHERE_ASSUMED = ("executor.tensor_parallel", "cache.block_size", "cache.prefix")
 # On which the number of blocks depends.
@@ -158,6 +164,23 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
 def _chunk_of_longest_prompt(run: RealRun, page_size: int) -> int:
     num_tokens = int(run.requests.prompt_len.max()) if len(run.requests) else 1
     return math.ceil(num_tokens / page_size) * page_size
+
+
+def further_facts(run: RealRun, policy: Policy) -> list[str]:
+    """Describe the settings that files state otherwise than servers have them by default, but for
+    those that every description of a replay has.
+    """
+    rules: Any = policy  # every policy is a dataclass
+    defaults: dict[str, Any] = {f"policy.{rule.name}": rule.default for rule in fields(rules)}
+    defaults |= {**SERVER_DEFAULTS, GRAPH_MODE: GRAPHS_BY_DEFAULT}
+    stated = run.settings.stated
+    return [
+        f"{name}={_shown(stated[name])}"
+        for name, default in defaults.items()
+        if stated.get(name, default) != default
+        and name not in ALWAYS_SHOWN
+        and name != f"policy.{policy.budget_field}"
+    ]
 
 
 def typed_settings(cfg: DictConfig) -> dict[str, str]:

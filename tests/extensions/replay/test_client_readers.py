@@ -264,6 +264,7 @@ AVERAGES = {
     "output_sequence_length": average(24.0, "tokens"),
     "request_count": average(6.0, "requests"),
 }
+WARMUP = {"type": "concurrency", "concurrency": 1, "exclude_from_results": True}
 SUMMARIES = {
     "vllm": {
         **{name: vllm_detailed()[name] for name in ("backend", "model_id", "request_rate")},
@@ -537,22 +538,54 @@ def test_gaps_vary_as_the_clients_burstiness_says(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("load", "cv"),
+    ("config", "cv"),
     [
-        ({"arrival_pattern": "gamma", "arrival_smoothness": 4}, 0.5),
-        ({"arrival_smoothness": 0.25}, 2.0),
-        ({"arrival_pattern": "constant"}, 0.0),
-        ({"request_rate_mode": "poisson"}, 1.0),
+        (
+            {"loadgen": {"request_rate": 2.0, "arrival_pattern": "gamma", "arrival_smoothness": 4}},
+            0.5,
+        ),
+        ({"loadgen": {"request_rate": 2.0, "arrival_smoothness": 0.25}}, 2.0),
+        ({"loadgen": {"request_rate": 2.0, "arrival_pattern": "constant"}}, 0.0),
+        ({"loadgen": {"request_rate": 2.0, "request_rate_mode": "poisson"}}, 1.0),
+        ({"phases": [WARMUP, {"type": "gamma", "rate": 2.0, "smoothness": 4}]}, 0.5),
+        ({"phases": [{"type": "constant", "rate": 2.0}]}, 0.0),
+        ({"phases": [{"type": "poisson", "rate": 2.0}, WARMUP]}, 1.0),
     ],
     ids=str,
 )
-def test_gaps_vary_as_aiperfs_pattern_says(load, cv, tmp_path):
+def test_gaps_vary_as_aiperfs_pattern_says(config, cv, tmp_path):
     path = tmp_path / "summary.json"
-    path.write_text(
-        json.dumps({**AVERAGES, "input_config": {"loadgen": {"request_rate": 2.0, **load}}})
-    )
+    path.write_text(json.dumps({**AVERAGES, "input_config": config}))
     (benchmark,) = read_benchmarks(path)
-    assert benchmark.client.cv == cv
+    assert (benchmark.client.rate, benchmark.client.cv) == (2.0, cv)
+
+
+def test_inference_perfs_means_follow_from_its_rates(tmp_path):
+    """Stages of some versions have neither the mean of answers nor the number of them."""
+    rates = {"output_tokens_per_sec": 12.0, "requests_per_sec": 0.5}
+    successes = {"latency": {"request_latency": {"mean": 4.0}}, "prompt_len": {"mean": 512.0}}
+    content = {"load_summary": {"count": 6}, "successes": {**successes, "throughput": rates}}
+    path = tmp_path / "stage_0_lifecycle_metrics.json"
+    path.write_text(json.dumps(content))
+    (benchmark,) = read_benchmarks(path)
+    assert benchmark.requests.output_len.tolist() == [24] * 6
+    assert benchmark.client.rate == 0.5
+    assert any("that of its answers is taken" in caution for caution in benchmark.cautions)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"completed": 0, "failed": 8}, "all 8 requests failed"),
+        (
+            {"total_input_tokens": 0},
+            "does not state the mean tokens of a prompt; name the client's",
+        ),
+    ],
+)
+def test_a_summary_says_what_it_lacks(changes, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        cautions_of(tmp_path, {**SUMMARIES["vllm"], **changes})
 
 
 def test_what_is_drawn_otherwise_than_at_random_is_said(tmp_path):

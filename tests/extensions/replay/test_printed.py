@@ -27,7 +27,8 @@ Mean TPOT (ms):                          6.5
 
 def test_printed_tables_are_means_of_runs(tmp_path):
     """Older clients print the rate above the table, as does a script that has them as comments."""
-    first = TABLE.format(above="Traffic request rate: 2.0", inside="", number=20)
+    above = "Namespace(backend='vllm', model='/m/Llama-3.1-8B')\nTraffic request rate: 2.0"
+    first = TABLE.format(above=above, inside="", number=20)
     second = TABLE.format(above="", inside="Maximum request concurrency:  16", number=40)
     path = tmp_path / "serve.log"
     path.write_text("# ".join(["", *first.splitlines(keepends=True)]) + second)
@@ -37,6 +38,7 @@ def test_printed_tables_are_means_of_runs(tmp_path):
     assert slow.requests.output_len.tolist() == [40] * 20
     assert (slow.client.rate, slow.client.users) == (2.0, None)
     assert crowded.client.users == 16
+    assert [run.server[0].settings["model"] for run in (slow, crowded)] == ["/m/Llama-3.1-8B"] * 2
 
 
 def test_a_table_in_comments_ends_before_the_next_ones_rate(tmp_path):

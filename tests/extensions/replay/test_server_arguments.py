@@ -20,7 +20,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
     misspelt,
     read_arguments,
     table,
-    weights_in_name,
+    weights_in_names,
 )
 from sarathi_lab.extensions.replay.server_facts import find_facts
 from sarathi_lab.extensions.replay.settings import SETTINGS
@@ -87,6 +87,7 @@ def as_vllm(path: Path, **arguments):
 def as_sglang(path: Path, **arguments):
     """The replay as it was of a result of SGLang's client with its description of the server."""
     path.write_text(json.dumps({**SGLANG, "server_info": {**DUMP, **arguments}}))
+    path.with_name("meta.json").unlink(missing_ok=True)  # of another server
     return replayed(path).as_run
 
 
@@ -96,7 +97,6 @@ def plain(tmp_path_factory):
     path = tmp_path_factory.mktemp("plain") / "result.json"
     path.write_text(json.dumps(CLIENT))
     of_vllm = as_vllm(path)
-    path.with_name("meta.json").unlink()
     return {"vllm": of_vllm, "sglang": as_sglang(path)}
 
 
@@ -330,7 +330,7 @@ def test_defaults_of_a_server_are_silent():
 )
 def test_a_models_name_may_tell_its_weights(name, weights, word):
     told = word.removeprefix("gptq-").partition("_")[0]
-    assert weights_in_name(name) == (weights, told)
+    assert weights_in_names([name])[:2] == (weights, told)
 
 
 def test_what_is_not_simulated_is_named_in_one_line(result, capsys, tmp_path):
@@ -432,8 +432,8 @@ def test_sources_that_differ_are_named(result, tmp_path):
     log = tmp_path / "server.log"
     log.write_text(LOG)
     said = " ".join(replayed(result, f"task.log={log}").as_run.describe())
-    assert "server.log states batch=64" in said
-    assert "meta.json 8: 64 is taken" in said
+    assert "sources differ in batch" in said
+    assert "server.log 64): 64 counts" in said
 
 
 def test_what_no_file_states_is_the_users_and_else_the_servers_default(result):

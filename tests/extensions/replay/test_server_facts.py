@@ -16,7 +16,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.extensions.replay.real_run import ServerSettings
 from sarathi_lab.extensions.replay.run_config import begins_with
-from sarathi_lab.extensions.replay.server_arguments import Statement, table
+from sarathi_lab.extensions.replay.server_arguments import Statement, names_of_model, table
 from sarathi_lab.extensions.replay.server_commands import read_command
 from sarathi_lab.extensions.replay.server_facts import find_facts, read_facts
 from sarathi_lab.workload.text_files import COLORS
@@ -65,6 +65,38 @@ SGLANG = (
 )
 INFO = {"model_path": MODEL, "chunked_prefill_size": 4096, "version": "0.5.2"}
 INFO |= {"internal_states": [{"max_total_num_tokens": 400_000}]}
+# As the newest vLLM's /server_info?config_format=json gives it.
+SECTIONS = {
+    "vllm_config": {
+        "cache_config": {"block_size": 32, "cache_dtype": "fp8", "num_gpu_blocks": 7844},
+        "compilation_config": {"mode": 3, "cudagraph_mode": [2, 1], "splitting_ops": ["x"]},
+        "device_config": {"device": "cuda"},
+        "model_config": {"model": MODEL, "max_model_len": 4096, "quantization": None},
+        "parallel_config": {"tensor_parallel_size": 2, "enable_dbo": False},
+        "scheduler_config": {"policy": "fcfs", "max_num_seqs": 64, "enable_chunked_prefill": False},
+        "speculative_config": None,
+    }
+}
+POD = f"""
+apiVersion: leaderworkerset.x-k8s.io/v1
+spec:
+  leaderTemplate:
+    containers:
+      - image: vllm/vllm-openai:v0.8.5
+        command: [sh, -c, "bash start.sh leader; python3 -m vllm.entrypoints.openai.api_server
+          --model {MODEL} --tensor-parallel-size 8 -pp 2"]
+  workerTemplate:
+    containers:
+      - image: vllm/vllm-openai:v0.8.5
+        command: [sh, -c, "bash start.sh worker --address=$(LEADER)"]
+"""
+COMPOSE = f"""
+version: '3'
+services:
+  server:
+    image: vllm/vllm-openai:latest
+    command: --model {MODEL} --max-num-seqs ${{SEQUENCES:-64}} --port ${{PORT}}
+"""
 YAML = f"model: {MODEL}\nmax-num-seqs: 96\ntensor-parallel-size: 2\nenable-prefix-caching: false\n"
 STATED = {
     "V0": (
@@ -125,6 +157,34 @@ STATED = {
         json.dumps(INFO),
         "sglang",
         {"model": MODEL, "chunk": 4096, "cache.tokens": 400_000, "version": "0.5.2"},
+    ),
+    "sections of a configuration": (
+        json.dumps(SECTIONS),
+        "",
+        {
+            "model": MODEL,
+            "batch": 64,
+            "cache.dtype": "fp8",
+            "cache.num_blocks": 7843,
+            "executor.tensor_parallel": 2,
+            "policy.enable_chunked_prefill": False,
+            "host.graphs.mode": "full_and_piecewise",
+        },
+    ),
+    "a leader's and its worker's container": (
+        POD,
+        "",
+        {"model": MODEL, "executor.tensor_parallel": 8, "executor.pipeline_parallel": 2},
+    ),
+    "a compose file with a version of its own": (
+        COMPOSE,
+        "",
+        {"model": MODEL, "batch": 64, "version": None},
+    ),
+    "an engine's line that someone has broken": (
+        V0.replace(" (v0.6.3) with", " (v0.6.3) \nwith").replace(", ", ", \n"),
+        "prefill_first",
+        {"model": MODEL, "max_model_len": 8192, "executor.tensor_parallel": 2},
     ),
     "YAML of SGLang": (
         f"model-path: {MODEL}\nchunked-prefill-size: 4096\n",
@@ -352,6 +412,14 @@ def test_what_stands_beside_a_commands_arguments_is_not_dropped(tmp_path):
     ]
     (file,) = read_command("docker run --env-file e vllm/vllm-openai --model x").not_simulated
     assert file == "--env-file (its variables are not here)"
+    container = "services:\n x:\n  env_file: .env\n  image: vllm/vllm-openai:v0.7.3\n"
+    container += "  command: --model ${M}\n"
+    facts = read_command(container)
+    assert facts.policy == "prefill_first"  # of the engine that version 0.7 has by default
+    assert facts.not_simulated[:2] == [
+        "model=${M} (nothing here sets the variable)",
+        "env_file (its variables are not here)",
+    ]
     facts = read_command("LLM('x', 'y', max_num_seqs=8, **options)")
     assert (dict(facts.settings), facts.is_complete) == ({"model": "x", "batch": 8}, False)
     assert [name.partition(" (")[0] for name in facts.not_simulated] == ["**options", "argument 2"]
@@ -494,11 +562,54 @@ def test_the_name_of_a_model_tells_the_type_of_its_weights(client):
 
     fp8 = replayed_with(f"vllm serve {MODEL}-FP8-dynamic")
     assert fp8.config["executor"]["weights"] == "fp8"
-    assert f"executor.weights=fp8, as the name of {MODEL}-FP8-dynamic" in " ".join(fp8.describe())
+    told = "executor.weights=fp8, as the model's name Llama-3.1-8B-FP8-dynamic tells"
+    assert told in " ".join(fp8.describe())
     int8 = replayed_with(f"vllm serve {MODEL}-GPTQ-Int8")
     assert "not simulated: weights of int8" in " ".join(int8.describe())
     stated = replayed_with(f"vllm serve {MODEL}-quantized.w4a16 --quantization fp8")
     assert stated.config["executor"]["weights"] == "fp8"
+
+
+def test_weights_that_a_checkpoints_method_leaves_open_are_those_of_its_name(client, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text(V1.replace("quantization=None", "quantization=compressed-tensors"))
+    settings = ["hardware=h100", f"task.log={log}"]
+    said = " ".join(replayed(client, *settings).as_run.describe())
+    assert "not simulated: quantization=compressed-tensors" in said
+    log.write_text(log.read_text().replace(MODEL, f"{MODEL}-quantized.w4a16"))
+    replay = replayed(client, *settings).as_run
+    assert replay.config["executor"]["weights"] == "int4"
+    assert "quantization" not in " ".join(replay.describe())
+
+
+def test_what_a_server_was_told_otherwise_than_by_default_is_shown(client):
+    flags = "--no-enable-chunked-prefill --max-model-len 4096 --kv-cache-dtype fp8 --enforce-eager"
+    command = f"task.server='vllm serve {MODEL} --watermark 0.01 --max-num-seqs 8 {flags}'"
+    said = " ".join(replayed(client, "hardware=h100", command).as_run.describe())
+    for setting in (
+        *("policy.enable_chunked_prefill=false", "policy.watermark=0.01", "cache.dtype=fp8"),
+        *("max_model_len=4096", "host.graphs.mode=none"),
+    ):
+        assert setting in said
+    plain = replayed(client, "hardware=h100", f"task.server='vllm serve {MODEL}'").as_run
+    assert "as its server was told" not in " ".join(plain.describe())
+
+
+def test_sources_that_differ_get_a_line_for_each_fact(client, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text(V1)
+    command = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --tp 1"
+    replay = replayed(client, f"task.log={log}", f"task.server='{command}'").as_run
+    said = " ".join(replay.describe())
+    for name, counts in (
+        *(("model", "Qwen/Qwen3-8B"), ("executor.tensor_parallel", "1"), ("server", "SGLang")),
+    ):
+        assert f"sources differ in {name} (" in said
+        assert f"): {counts} counts" in said
+    same = "task.server='vllm serve /models/Llama-3.1-8B -tp 2'"
+    assert "sources differ" not in " ".join(
+        replayed(client, f"task.log={log}", same).as_run.describe()
+    )
 
 
 def test_a_command_line_is_one_more_source(client):
@@ -558,9 +669,25 @@ def test_names_of_files_choose_the_option_that_they_begin_with(name, option, is_
 
 
 def test_a_models_path_has_its_name(client):
-    for path in ("/models/Llama-3.1-8B-Instruct/", "/hub/models--meta--Llama-3.1-8B/snapshots/1a"):
+    for path in (
+        "/models/Llama-3.1-8B-Instruct/",
+        "/hub/models--meta--Llama-3.1-8B/snapshots/1a",
+        "/snap --served-model-name meta/Llama-3.1-8B-Instruct",
+        "/runs/Llama-3.1-8B-ours/merged",
+    ):
         replay = replayed(client, "hardware=h100", f"task.server='vllm serve {path}'").as_run
         assert replay.spec.name == "llama3.1-8b"
+
+
+def test_a_models_name_is_the_last_part_of_a_windows_path():
+    assert names_of_model({"model": r"D:\Models\Qwen3.5-0.8B"})[0] == "Qwen3.5-0.8B"
+
+
+def test_a_model_without_a_file_is_named_by_its_hub_id(client):
+    refused = refusal_of(
+        "task=validate", f"task.run={client}", "hardware=h100", "task.server='vllm serve a/B-9b'"
+    )
+    assert "add model.path=a/B-9b, whose config.json is fetched, or model=NAME" in refused
 
 
 def test_a_version_is_of_the_server_that_runs():

@@ -134,6 +134,7 @@ def read_summary(content: Content, summary: Object) -> Load:
         num_requests=_average(summary, "request_count"),
         prompt_len=_average(summary, "input_sequence_length"),
         output_len=_average(summary, "output_sequence_length"),
+        record="profile_export.jsonl of the same run",
         means=stated_numbers(summary, MEANS, MILLISECOND, "avg"),
         client=_client_of_aiperf(summary),
         server=content.server(_model_of(summary)),
@@ -173,6 +174,9 @@ def _average(summary: Object, name: str) -> float:
 def _client_of_aiperf(summary: Object) -> Client:
     """Read how requests were sent from the configuration in a summary, if it is there."""
     config = as_object(summary.get("input_config"))
+    phases = config.get("phases")
+    if isinstance(phases, list):
+        return _client_of_phases([as_object(phase) for phase in phases])
     load = as_object(config.get("loadgen"))
     cv = _cv_of_aiperf(load)
     if not load:
@@ -181,6 +185,27 @@ def _client_of_aiperf(summary: Object) -> Client:
     if not (load.get("concurrency") or load.get("request_rate")):
         return CLOCK
     return client_of_rate(load.get("request_rate"), load.get("concurrency"), cv)
+
+
+def _client_of_phases(phases: Sequence[Object]) -> Client:
+    """Read how requests of the measured phase were sent, as AIPerf writes it from 0.10 on; a rate
+    that changes is named, as it is not drawn here.
+    """
+    measured = [phase for phase in phases if not phase.get("exclude_from_results")]
+    if len(measured) != 1:
+        return CLOCK
+    (phase,) = measured
+    rate = phase.get("rate")
+    if rate is None and phase.get("rate_series"):
+        rate = "a series of rates"
+    if rate is None and not phase.get("concurrency"):
+        return CLOCK  # of a schedule
+    cv = POISSON
+    if phase.get("type") == "constant":
+        cv = EVEN
+    elif phase.get("type") == "gamma":
+        cv = cv_of_gamma(phase.get("smoothness"))
+    return client_of_rate(rate, phase.get("concurrency"), cv)
 
 
 def _cv_of_aiperf(load: Object) -> float:

@@ -5,6 +5,7 @@ its `summary_lifecycle_metrics.json`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -29,6 +30,7 @@ MEANS = {
     "time_per_output_token": "tpot",
     "request_latency": "latency",
 }
+RATES = {"output_tokens_per_sec": "output", "requests_per_sec": "requests"}
 INPUT_TOKENS = (
     ("request_metrics", "text", "input_tokens"),
     ("request_metrics", "input_tokens"),
@@ -115,15 +117,31 @@ def read_inference_perf_summary(content: Content, summary: Object) -> Load:
             "it, *_lifecycle_metrics.json"
         )
     waits = as_object(successes.get("latency"))
+    lengths = {
+        name: number_of(nested(successes, f"{name}_len", "mean")) for name in ("prompt", "output")
+    }
+    # Newer files count tokens by the server; older ones may lack the mean of answers.
+    rates = stated_numbers(as_object(successes.get("throughput")), RATES)
+    if math.isnan(lengths["output"]) and rates.get("requests"):
+        lengths["output"] = rates.get("output", math.nan) / rates["requests"]
+    num_requests = number_of(successes.get("count"))
+    if math.isnan(num_requests) and "failures" not in summary:
+        num_requests = number_of(nested(summary, "load_summary", "count"))
     rate = nested(summary, "load_summary", "requested_rate")
     if rate is None:
         rate = nested(summary, "load_summary", "achieved_rate")
+    cautions = []
+    if rate is None and rates.get("requests"):
+        rate = rates["requests"]
+        cautions.append("the file has no rate of sending: that of its answers is taken")
     return Summary(
         client_name="inference-perf",
-        num_requests=number_of(successes.get("count")),
-        prompt_len=number_of(nested(successes, "prompt_len", "mean")),
-        output_len=number_of(nested(successes, "output_len", "mean")),
+        num_requests=num_requests,
+        prompt_len=lengths["prompt"],
+        output_len=lengths["output"],
+        record="per_request_lifecycle_metrics.json of the same run",
         means=stated_numbers(waits, MEANS, statistic="mean"),
         client=client_of_rate(rate, None),
         num_failed=count_of(nested(summary, "failures", "count")),
+        cautions=cautions,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from sarathi_lab.extensions.replay.literals import named_values
 from sarathi_lab.extensions.replay.readers.content import Content, Object, number_of
 from sarathi_lab.extensions.replay.readers.vllm import OF_SGLANG
 
@@ -12,6 +13,8 @@ HEADING = "Serving Benchmark Result"
 # Of a table; the heading's own line has no break before it. A script may have it as a comment.
 END = re.compile(r"\n[#\s]*=====")
 SENT = ("request_rate", "max_concurrency")
+# The client's own arguments, which older ones print above the table.
+NAMESPACE = re.compile(r"Namespace\((.*)\)")
 LINE = re.compile(r"^[#\s]*([A-Z][^:\n]*?)\s*:\s+(\S+)\s*$", re.MULTILINE)
 # What the clients' JSON has for a printed line.
 NAMES = {
@@ -41,12 +44,17 @@ def printed_runs(content: Content) -> Sequence[Object]:
     """Return an object a table, as the client's JSON would have it."""
     above, *tables = content.text.split(HEADING)
     runs = []
+    model: object = None
     for table in tables:
         own, *further = END.split(table, maxsplit=1)
         below = "".join(further)
         # Older clients print rate and concurrency above the heading.
         sent = {name: value for name, value in _numbers(above).items() if name in SENT}
-        runs.append({**sent, **_numbers(own)})
+        arguments = NAMESPACE.search(above)
+        if arguments is not None:
+            model = named_values(arguments[1]).get("model")
+        stated = {} if model is None else {"model_id": model}
+        runs.append({**stated, **sent, **_numbers(own)})
         above = below
     return runs
 
