@@ -53,14 +53,17 @@ class AnalyticOperations:
             _ = hardware.link_rate  # raises if unknown
         self.iteration_overhead = hardware.iteration_overhead
         self.uncertainty = dict(hardware.held_out_errors)
-        kv_heads = self.parallel.kv_heads(spec)
+        num_heads = spec.num_heads // tensor
+        num_kv_heads = self.parallel.kv_heads(spec)
         mean_size = (spec.head_size + spec.heads.value_size) // 2  # of keys and values
-        self.heads = Heads(spec.num_heads // tensor, kv_heads, mean_size)
-        cached = spec.kv_head_bytes(self.dtype_bytes)
+        self.heads = Heads(num_heads, num_kv_heads, mean_size)
+        kv_head_bytes = spec.kv_head_bytes(self.dtype_bytes)
         if mean_size != spec.head_size:
-            cached = spec.kv_layer_bytes(self.dtype_bytes) // (2 * spec.num_kv_heads)
-        self.attention = AttentionTimes(hardware, *self.heads, cached)
+            layer_bytes = spec.kv_layer_bytes(self.dtype_bytes)
+            kv_head_bytes = layer_bytes // (2 * spec.num_kv_heads)
+        self.attention = AttentionTimes(hardware, *self.heads, kv_head_bytes)
         self._written_bytes = self._bytes_of_cache_writes()
+        # An all-reduce may include the norm behind it, which then converts to 8 bits as well.
         self._has_norms = tensor == 1 or "all_reduce" not in self.fused
         self._converting = set(self.fused)
         if not self._has_norms:
@@ -79,10 +82,12 @@ class AnalyticOperations:
             return self._layer_times(number)
         if per == "iteration":
             return {"norms": self._norm_time(number)}  # before the output head
+        head_shape = self.shard_shape(self.spec.lm_head)
         vocab = math.ceil(self.spec.vocab_size / self.parallel.tensor)  # a device's share
+        logits_bytes = number * vocab * self.dtype_bytes
         return {
-            "lm_head": self.product_time(number, *self.shard_shape(self.spec.lm_head)),
-            "sampling": self._streaming_time(number * vocab * self.dtype_bytes),
+            "lm_head": self.product_time(number, *head_shape),
+            "sampling": self._streaming_time(logits_bytes),
         }
 
     def _layer_times(self, num_tokens: int) -> Mapping[str, float]:
@@ -94,15 +99,17 @@ class AnalyticOperations:
         if self._has_norms:
             times["norms"] = sublayers * self._norm_time(num_tokens)
         if spec.num_experts:  # experts include their activation; the router adds its choice
-            chosen = self._streaming_time(num_tokens * spec.num_experts * self.dtype_bytes)
-            times["router"] += spec.num_expert_layers / spec.num_layers * chosen
+            scores_bytes = num_tokens * spec.num_experts * self.dtype_bytes
+            expert_layers = spec.num_expert_layers / spec.num_layers
+            times["router"] += expert_layers * self._streaming_time(scores_bytes)
         if spec.activations:
             times["activation"] = self._activation_time(num_tokens)
         times["kv_write"] = self._cache_write_time(num_tokens)
         tensor = self.parallel.tensor
         if tensor > 1:
-            num_bytes = num_tokens * spec.hidden_size * self.dtype_bytes
-            times["all_reduce"] = sublayers * all_reduce_time(num_bytes, tensor, self.hardware)
+            hidden_bytes = num_tokens * spec.hidden_size * self.dtype_bytes
+            seconds = all_reduce_time(hidden_bytes, tensor, self.hardware)
+            times["all_reduce"] = sublayers * seconds
         return times
 
     def _product_times(self, num_tokens: int) -> dict[str, float]:
@@ -111,8 +118,9 @@ class AnalyticOperations:
         for linear in self.spec.layer_linears:
             rows, columns = self.shard_shape(linear)
             product = self.layer_product_time(num_tokens, rows, columns, linear.name)
+            seconds = product - self.fused_time(num_tokens, linear)
             share = linear.count / self.spec.num_layers
-            times[linear.name] = share * (product - self.fused_time(num_tokens, linear))
+            times[linear.name] = share * seconds
         return times
 
     def _activation_time(self, num_tokens: int) -> float:
@@ -133,14 +141,15 @@ class AnalyticOperations:
         on_device = self.parallel.with_heads_of_device(self.spec)
         latent = on_device.layers.latent
         width = latent.cached_size if latent else on_device.cached_values
-        cached = on_device.kv_bytes_per_token(self.dtype_bytes) / on_device.num_caching_layers
-        return width * self.dtype_bytes + cached
+        read_bytes = width * self.dtype_bytes
+        token_bytes = on_device.kv_bytes_per_token(self.dtype_bytes)  # of all layers
+        return read_bytes + token_bytes / on_device.num_caching_layers
 
     def _cache_write_time(self, num_tokens: int) -> float:
         """Compute the mean layer's seconds of writing new keys and values."""
-        spec = self.spec
-        written = self._streaming_time(int(num_tokens * self._written_bytes))
-        return spec.num_caching_layers / spec.num_layers * written
+        num_bytes = int(num_tokens * self._written_bytes)
+        caching_layers = self.spec.num_caching_layers / self.spec.num_layers
+        return caching_layers * self._streaming_time(num_bytes)
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of prefills and of decodes; in one call, decodes count as what they
@@ -205,14 +214,17 @@ class AnalyticOperations:
         if self._fp8_hardware is None or BEFORE.get(linear.name) not in self._converting:
             return 0.0
         rows, _ = self.shard_shape(linear)
-        return self._quantised_share(linear.name) * self._conversion_time(num_tokens, rows)
+        conversion = self._conversion_time(num_tokens, rows)
+        return self._quantised_share(linear.name) * conversion
 
     def _quantised_share(self, name: str) -> float:
         """Return the share of a product's weights that are quantised."""
         stored = self.spec.stored
         if stored is None:
             return 0.0
-        return 1.0 if stored.of == "layers" else self._part_of(name).share
+        if stored.of == "layers":
+            return 1.0
+        return self._part_of(name).share
 
     def _part_of(self, name: str) -> StoredPart:
         assert self.spec.stored is not None, "asked for by the caller"
@@ -220,11 +232,13 @@ class AnalyticOperations:
 
     def _conversion_time(self, num_tokens: int, features: int) -> float:
         """Read activations, and write them in 8 bits."""
-        return self._streaming_time(num_tokens * features * (self.dtype_bytes + 1))
+        bytes_of_each = self.dtype_bytes + 1
+        return self._streaming_time(num_tokens * features * bytes_of_each)
 
     def _norm_time(self, num_tokens: int) -> float:
         """Fused with the residual before it: two rows read, two written, on every device."""
-        return self._streaming_time(num_tokens * 4 * self.spec.hidden_size * self.dtype_bytes)
+        row_bytes = self.spec.hidden_size * self.dtype_bytes
+        return self._streaming_time(num_tokens * 4 * row_bytes)
 
     def _streaming_time(self, num_bytes: int) -> float:
         """Compute the seconds of a kernel bound by moving `num_bytes`; 0 for none."""

@@ -84,8 +84,9 @@ class Experts:
     def _seconds(self, num_tokens: int) -> float:
         if num_tokens == 0:
             return 0.0
+        pairs = num_tokens * self.shape.top_k
         chosen = self.spec.share_of_experts(num_tokens) * self.spec.num_experts
-        return self.layer_share * self.time(num_tokens * self.shape.top_k, chosen)
+        return self.layer_share * self.time(pairs, chosen)
 
     def time(self, pairs: float, chosen: float) -> float:
         """Compute one device's seconds of `pairs` (token, expert) over `chosen` experts."""
@@ -99,7 +100,8 @@ class Experts:
         # Rows as wide as an expert: one, or two with a gate, are written and read, and one written.
         num_rows = 5 if gated else 3
         moved = num_rows * shape.expert_size + 2 * shape.hidden_size
-        return pairs * moved * self.dtype_bytes / self.hardware.memory_rate
+        num_bytes = pairs * moved * self.dtype_bytes
+        return num_bytes / self.hardware.memory_rate
 
     def _formula(self, shape: Shape, pairs: float, chosen: float, gated: bool) -> float:
         hardware = self.hardware
@@ -107,7 +109,8 @@ class Experts:
         num_matrices = 3 if gated else 2
         num_weights = num_matrices * shape.hidden_size * shape.expert_size  # of an expert
         efficiency = products.matmul_efficiency * hardware.expert_efficiency
-        compute = 2 * pairs * num_weights / (products.flops_per_second * efficiency)
+        rate = products.flops_per_second * efficiency
+        compute = 2 * pairs * num_weights / rate
         memory = chosen * num_weights * self._weight_bytes / hardware.memory_rate
         between = hardware.expert_traffic * self.traffic(shape, pairs, gated)
         fixed = KERNELS * hardware.kernel_launch + hardware.expert_launch
@@ -127,6 +130,5 @@ class Experts:
         computed = []
         for num_pairs, num_chosen in zip(pairs, chosen, strict=True):
             computed.append(self._formula(base, num_pairs, num_chosen, gated))
-        return base, RatioInterpolation(
-            pairs / chosen, chosen, MICROSECOND * calls[TIME] / computed
-        )
+        ratios = MICROSECOND * calls[TIME] / computed
+        return base, RatioInterpolation(pairs / chosen, chosen, ratios)

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import mul
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Numbers = Any  # an array or a column of numbers
+Numbers = Floats | pd.Series | Sequence[float]
 
 
 def curve(sizes: Numbers, seconds: Numbers) -> Callable[[int], float]:
@@ -30,15 +29,16 @@ def curve(sizes: Numbers, seconds: Numbers) -> Callable[[int], float]:
     measured_seconds = np.asarray(seconds, float)
     largest = float(measured_sizes[-1])
     seconds_of_largest = float(measured_seconds[-1])
-    is_upper = measured_sizes >= largest / 2
-    costs = measured_seconds[is_upper] / measured_sizes[is_upper]
-    per_token = float(costs.min())
+    in_upper_half = measured_sizes >= largest / 2
+    costs = measured_seconds / measured_sizes
+    per_token = float(costs[in_upper_half].min())
 
     @cache
     def time(size: int) -> float:
-        if size <= largest:
-            return float(np.interp(size, measured_sizes, measured_seconds))
-        return max(seconds_of_largest, per_token * size)
+        if size > largest:
+            return max(seconds_of_largest, per_token * size)
+        seconds_at_size = np.interp(size, measured_sizes, measured_seconds)
+        return float(seconds_at_size)
 
     return time
 
@@ -52,18 +52,19 @@ class GridInterpolation:
     """
 
     def __init__(self, axes: Sequence[Floats], values: Floats) -> None:
-        self._axes = [axis.tolist() for axis in axes]
+        values = np.ascontiguousarray(values)
+        self._axes: list[list[float]] = [axis.tolist() for axis in axes]
+        self._flat: list[float] = values.ravel().tolist()
         # Steps in the flat values from a size to the next: 1 along the last axis.
-        self._strides = [1]
-        for length in reversed(values.shape[1:]):
-            self._strides.insert(0, self._strides[0] * length)
-        self._flat = values.ravel().tolist()
+        self._strides = [num_bytes // values.itemsize for num_bytes in values.strides]
 
     def clamp(self, point: Sequence[float]) -> list[float]:
         """Move `point` to the nearest edge if it is outside."""
         clamped = []
         for x, axis in zip(point, self._axes, strict=True):
-            clamped.append(min(max(x, axis[0]), axis[-1]))
+            smallest = axis[0]
+            largest = axis[-1]
+            clamped.append(min(max(x, smallest), largest))
         return clamped
 
     def at(self, point: Sequence[float]) -> float:
@@ -71,15 +72,21 @@ class GridInterpolation:
         # The corners of the cell around the point: offsets into the flat values, and weights.
         corners = [(0, 1.0)]
         for x, axis, stride in zip(point, self._axes, self._strides, strict=True):
-            i, share = interval(axis, x)
-            lower = i * stride
-            next_corners = [(offset + lower, weight * (1.0 - share)) for offset, weight in corners]
-            if share > 0.0:  # else the upper corner may be past the edge
-                upper = lower + stride
-                next_corners += [(offset + upper, weight * share) for offset, weight in corners]
+            index, upper_share = interval(axis, x)
+            lower = index * stride
+            upper = lower + stride
+            lower_share = 1.0 - upper_share
+            next_corners = []
+            for offset, weight in corners:
+                next_corners.append((offset + lower, weight * lower_share))
+            if upper_share > 0.0:  # else the upper corner may be past the edge
+                for offset, weight in corners:
+                    next_corners.append((offset + upper, weight * upper_share))
             corners = next_corners
-        flat = self._flat
-        return sum([flat[offset] * weight for offset, weight in corners])
+        value = 0.0
+        for offset, weight in corners:
+            value += self._flat[offset] * weight
+        return value
 
 
 def interval(axis: Sequence[float], x: float) -> tuple[int, float]:
@@ -88,13 +95,17 @@ def interval(axis: Sequence[float], x: float) -> tuple[int, float]:
     Returns:
         The index of its lower end, and how far `x` is towards the upper one, from 0 to below 1.
     """
+    last = len(axis) - 1
     if x <= axis[0]:
         return 0, 0.0
-    if x >= axis[-1]:
-        return len(axis) - 1, 0.0
-    i = bisect_right(axis, x) - 1
-    lower = axis[i]
-    return i, (x - lower) / (axis[i + 1] - lower)
+    if x >= axis[last]:
+        return last, 0.0
+    upper_index = bisect_right(axis, x)
+    index = upper_index - 1
+    lower = axis[index]
+    upper = axis[upper_index]
+    share = (x - lower) / (upper - lower)
+    return index, share
 
 
 def make_grid(table: pd.DataFrame, columns: Sequence[str]) -> GridInterpolation | None:
@@ -106,37 +117,51 @@ def make_grid(table: pd.DataFrame, columns: Sequence[str]) -> GridInterpolation 
     rows = full_grid(table, columns)
     if len(rows) <= len(table) / 2:
         return None
-    if min(rows[column].nunique() for column in columns) < 2:
-        return None
+    for column in columns:
+        if rows[column].nunique() < 2:
+            return None
     return grid_of(rows, columns, "seconds")
 
 
 def grid_of(table: pd.DataFrame, columns: Sequence[str], values: str) -> GridInterpolation:
     """Make the grid of the column `values` over `columns`, of the rows that `full_grid` leaves."""
     rows = full_grid(table, columns).sort_values(list(columns))
-    axes = [np.unique(rows[column].to_numpy(float)) for column in columns]
+    axes = []
+    for column in columns:
+        sizes = rows[column].to_numpy(float)
+        axes.append(np.unique(sizes))
     lengths = [len(axis) for axis in axes]
-    return GridInterpolation(axes, rows[values].to_numpy(float).reshape(lengths))
+    # Rows are sorted by all columns, so they lie as in an array, the last axis fastest.
+    flat = rows[values].to_numpy(float)
+    return GridInterpolation(axes, flat.reshape(lengths))
 
 
 def full_grid(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Drop the rows with the rarest values of `columns` until each combination of values exists."""
     while True:
+        # Rows by value, of each column.
         counts = {column: rows[column].value_counts() for column in columns}
-        num_combinations = math.prod(map(len, counts.values()))
+        lengths = [len(rows_of_value) for rows_of_value in counts.values()]
+        num_combinations = math.prod(lengths)
         if len(rows) >= num_combinations:
             return rows
-        # The share of a value's combinations that exist; of equal ones, the axis of more values.
-        rarest = (math.inf, 0)
-        rarest_column = ""
-        for column, of_column in counts.items():
-            num_expected = num_combinations / len(of_column)
-            rarity = (of_column.min() / num_expected, -len(of_column))
-            if rarity < rarest:
-                rarest = rarity
-                rarest_column = column
-        rarest_value = counts[rarest_column].idxmin()
-        rows = rows[rows[rarest_column] != rarest_value]
+        column = _rarest_column(counts, num_combinations)
+        rarest_value = counts[column].idxmin()
+        rows = rows[rows[column] != rarest_value]
+
+
+def _rarest_column(counts: Mapping[str, pd.Series], num_combinations: int) -> str:
+    """Return the column with the value of whose combinations the least share exists; of equal ones,
+    the column of more values.
+    """
+
+    def rarity(column: str) -> tuple[float, int]:
+        rows_of_value = counts[column]
+        num_values = len(rows_of_value)
+        num_expected = num_combinations / num_values
+        return rows_of_value.min() / num_expected, -num_values
+
+    return min(counts, key=rarity)
 
 
 class RatioInterpolation:
@@ -150,23 +175,30 @@ class RatioInterpolation:
         rows = pd.DataFrame({"first": first, "second": second, "ratio": ratios})
         table = rows.pivot_table(index="first", columns="second", values="ratio")
         has_row = table.notna().to_numpy()
-        table = table.where(has_row | ~_is_below(has_row), 1.0)
-        table = table.ffill(axis=1).bfill(axis=1).ffill().bfill()  # the nearest edge
-        axes = [np.log(axis.to_numpy(float)) for axis in table.axes]
-        self._logs = GridInterpolation(axes, np.log(table.to_numpy(float)))
+        is_gap = _is_below(has_row) & ~has_row
+        table = table.mask(is_gap, 1.0)
+        sizes_of_first = table.index.to_numpy(float)
+        sizes_of_second = table.columns.to_numpy(float)
+        # The nearest edge: first along the second size, then along the first.
+        table = table.ffill(axis=1).bfill(axis=1)
+        table = table.ffill().bfill()
+        log_ratios = np.log(table.to_numpy(float))
+        axes = [np.log(sizes_of_first), np.log(sizes_of_second)]
+        self._logs = GridInterpolation(axes, log_ratios)
 
     def ratio(self, first: float, second: float) -> float:
         """Return the ratio at the sizes `first` and `second`."""
         point = (math.log(first), math.log(second))
-        return math.exp(self._logs.at(point))
+        log_ratio = self._logs.at(point)
+        return math.exp(log_ratio)
 
 
 def _is_below(has_row: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which cells have a row that is as large in both sizes, themselves included."""
-    from_largest = has_row[::-1, ::-1]
-    along_rows = np.maximum.accumulate(from_largest, axis=0)
-    along_both = np.maximum.accumulate(along_rows, axis=1)
-    return along_both[::-1, ::-1]
+    from_largest = np.flip(has_row)  # both axes
+    along_first = np.maximum.accumulate(from_largest, axis=0)
+    along_both = np.maximum.accumulate(along_first, axis=1)
+    return np.flip(along_both)
 
 
 def nearest_shape(
@@ -174,15 +206,19 @@ def nearest_shape(
 ) -> tuple[tuple[int, ...], pd.DataFrame]:
     """Return the values of `columns` at the least `distance`, and the rows that have them."""
     shapes = rows[list(columns)]
-    different = shapes.drop_duplicates().to_numpy(int).tolist()
-    nearest = min(map(tuple, different), key=distance)
+    distinct = shapes.drop_duplicates().to_numpy(int)
+    candidates = [tuple(shape) for shape in distinct.tolist()]
+    nearest = min(candidates, key=distance)
     has_shape = (shapes == list(nearest)).all(axis=1)
     return nearest, rows[has_shape]
 
 
 def log_distance(shape: Sequence[int], other: Sequence[int]) -> float:
     """Compute the distance of two shapes: the logarithms of their sizes' ratios, summed."""
-    return sum(abs(math.log(a / b)) for a, b in zip(shape, other, strict=True))
+    distance = 0.0
+    for size, other_size in zip(shape, other, strict=True):
+        distance += abs(math.log(size / other_size))
+    return distance
 
 
 class Costs:
@@ -201,17 +237,22 @@ class Costs:
     def __init__(self, features: Floats, sizes: Floats, seconds: Floats) -> None:
         from scipy.optimize import nnls  # takes 0.3 s, and most tables are grids
 
-        relative = features / seconds[:, None]  # so that errors count relative to the seconds
+        # Relative to the seconds, which all are 1 then: so errors count as shares of the seconds.
+        relative = features / seconds[:, None]
+        relative_seconds = np.ones(len(seconds))
+        # Of length 1, as features differ by magnitudes and the rank below has a tolerance.
         norms = np.linalg.norm(relative, axis=0)
         relative /= norms
         independent = _independent_columns(relative)
-        fitted, _ = nnls(relative[:, independent], np.ones(len(seconds)))
+        fitted, _ = nnls(relative[:, independent], relative_seconds)
         costs = np.zeros(len(norms))
         costs[independent] = fitted / norms[independent]
-        self._costs = costs.tolist()
-        remaining = pd.Series(seconds / (features @ costs))
-        ratios = remaining.groupby(sizes).mean()
-        self._ratios = GridInterpolation([ratios.index.to_numpy(float)], np.asarray(ratios, float))
+        self._costs: list[float] = costs.tolist()
+        # What the costs leave: the mean ratio by size.
+        computed = features @ costs
+        ratios = pd.Series(seconds / computed).groupby(sizes).mean()
+        measured_sizes = ratios.index.to_numpy(float)
+        self._ratios = GridInterpolation([measured_sizes], np.asarray(ratios, float))
 
     def time(self, size: float, *features: float) -> float:
         """Compute the seconds of one row."""
@@ -222,8 +263,10 @@ class Costs:
 def _independent_columns(values: Floats) -> list[int]:
     """Return the columns that do not depend linearly on earlier ones."""
     independent: list[int] = []
-    for column in range(values.shape[1]):
-        rank = np.linalg.matrix_rank(values[:, [*independent, column]], tol=1e-6)
-        if rank > len(independent):
+    num_columns = values.shape[1]
+    for column in range(num_columns):
+        candidates = [*independent, column]
+        rank = np.linalg.matrix_rank(values[:, candidates], tol=1e-6)
+        if rank == len(candidates):
             independent.append(column)
     return independent

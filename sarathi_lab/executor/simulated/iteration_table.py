@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 import pandas as pd
@@ -25,12 +24,59 @@ NEAR = 64  # tokens added to contexts, so that short ones differ little from non
 AXES = ("tokens", "before", "decodes", "context")
 
 
+class Row(NamedTuple):
+    """A row of `iterations.csv`."""
+
+    prefill_chunk: int
+    kv_prefill: int
+    n_decode: int
+    kv_decode: int
+    num_prefills: int
+    seconds: float
+
+
 class Side(NamedTuple):
     """Prompts or decodes of a batch: tokens, context of each, and what costs are counted by."""
 
     tokens: float
     context: float
     features: tuple[float, ...]
+
+    @classmethod
+    def of_prompts(cls, tokens: float, pairs: float, kv_tokens: float, num_prompts: float) -> Self:
+        """Make the side of prompts with `pairs` of queries and keys that see `kv_tokens`."""
+        # As many pairs as equal prompts have: a token sees the context, and half of its own prompt.
+        seen_by_each = pairs / tokens
+        context = max(0.0, seen_by_each - (tokens + 1) / 2)
+        return cls(tokens, context, (1.0, tokens, pairs, kv_tokens, num_prompts))
+
+    @classmethod
+    def of_decodes(cls, num_decodes: float, kv_tokens: float) -> Self:
+        """Make the side of decodes that see `kv_tokens` together."""
+        return cls(num_decodes, kv_tokens / num_decodes, (1.0, num_decodes, kv_tokens))
+
+    def with_tokens(self, num_tokens: float) -> Side:
+        """Return these prompts with further tokens, such as those of decodes, which products take
+        as any others; their attention is not counted.
+        """
+        fixed, tokens, *attention = self.features
+        all_tokens = tokens + num_tokens
+        return Side(all_tokens, self.context, (fixed, all_tokens, *attention))
+
+    @property
+    def logs(self) -> tuple[float, float]:
+        """Logarithms of tokens and context, by which shares are interpolated."""
+        log_tokens = math.log(self.tokens)
+        log_context = math.log(self.context + NEAR)
+        return log_tokens, log_context
+
+
+class Iteration(NamedTuple):
+    """A measured iteration: its prompts and decodes, None for those that it has none of."""
+
+    prompts: Side | None
+    decodes: Side | None
+    seconds: float
 
 
 class IterationTable:
@@ -46,62 +92,64 @@ class IterationTable:
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
+        iterations = [_iteration(row) for row in _rows_of(rows)]
         only_prompts: list[tuple[Side, float]] = []
         only_decodes: list[tuple[Side, float]] = []
-        mixed: list[tuple[Side, Side, float]] = []
-        prompts: list[Side] = []
-        decodes: list[Side] = []
-        for row in rows.to_dict("records"):
-            prefill = _prompts_of_row(row)
-            decode = _decodes_of_row(row)
-            seconds = row[TIME] * MICROSECOND
-            if prefill is not None:
-                prompts.append(prefill)
-            if decode is not None:
-                decodes.append(decode)
-            if prefill is not None and decode is not None:
-                mixed.append((prefill, decode, seconds))
-            elif prefill is not None:
-                only_prompts.append((prefill, seconds))
-            elif decode is not None:
-                only_decodes.append((decode, seconds))
-        self._prefill = _Alone("prompts", only_prompts)
-        self._decode = _Alone("decodes", only_decodes)
-        self._shares: GridInterpolation | None = None
-        if mixed:
-            self._shares = self._grid_of_shares(mixed)
+        for prompts, decodes, seconds in iterations:
+            if prompts is not None and decodes is None:
+                only_prompts.append((prompts, seconds))
+            elif decodes is not None and prompts is None:
+                only_decodes.append((decodes, seconds))
+        self._prompts = _Alone("prompts", only_prompts)
+        self._decodes = _Alone("decodes", only_decodes)
+        self._shares = self._grid_of_shares(iterations)
         # The largest that were measured: tokens of prompts, decodes, and contexts of either.
-        self.most_tokens = max(side.tokens for side in prompts)
-        self.most_decodes = max(side.tokens for side in decodes)
-        self.longest = max(side.context for side in [*prompts, *decodes])
+        all_prompts = [each.prompts for each in iterations if each.prompts is not None]
+        all_decodes = [each.decodes for each in iterations if each.decodes is not None]
+        self.most_tokens = max(side.tokens for side in all_prompts)
+        self.most_decodes = max(side.tokens for side in all_decodes)
+        self.longest = max(side.context for side in all_prompts + all_decodes)
 
     def seconds(self, batch: Batch) -> float:
         """Compute the seconds of `batch`."""
-        num_decodes = batch.num_decode_tokens
-        decode = None
-        decodes_alone = 0.0
-        if num_decodes:
-            decode = _decodes(num_decodes, batch.decode_kv_tokens)
-            decodes_alone = self._decode.seconds(decode)
-        tokens = batch.num_prefill_tokens
-        if not tokens:
-            return decodes_alone
-        pairs = batch.prefill_query_key_pairs
-        prefill = _prompts(tokens, pairs, batch.prefill_kv_tokens, batch.num_prefills)
-        share = 0.0
-        if decode is not None and self._shares is not None:
-            share = max(0.0, self._shares.at([*_logs(prefill), *_logs(decode)]))
-        products = self._prefill.seconds(_with_tokens(prefill, decode))
-        return max(decodes_alone, products + share * decodes_alone)
+        prompts = decodes = None
+        if batch.num_prefill_tokens:
+            prompts = Side.of_prompts(
+                batch.num_prefill_tokens,
+                batch.prefill_query_key_pairs,
+                batch.prefill_kv_tokens,
+                batch.num_prefills,
+            )
+        if batch.num_decode_tokens:
+            decodes = Side.of_decodes(batch.num_decode_tokens, batch.decode_kv_tokens)
+        if prompts is None:
+            return 0.0 if decodes is None else self._decodes.seconds(decodes)
+        if decodes is None:
+            return self._prompts.seconds(prompts)
+        decodes_alone = self._decodes.seconds(decodes)
+        added = 0.0
+        if self._shares is not None:
+            share = self._shares.at([*prompts.logs, *decodes.logs])
+            added = max(0.0, share) * decodes_alone
+        products = self._prompts.seconds(prompts.with_tokens(decodes.tokens))
+        return max(decodes_alone, products + added)
 
-    def _grid_of_shares(self, mixed: list[tuple[Side, Side, float]]) -> GridInterpolation:
-        """Make the grid of what decodes add to prompts, in shares of their time alone."""
-        rows = []
-        for prefill, decode, seconds in mixed:
-            added = seconds - self._prefill.seconds(_with_tokens(prefill, decode))
-            share = added / self._decode.seconds(decode)
-            rows.append([*_logs(prefill), *_logs(decode), share])
-        return grid_of(pd.DataFrame(rows, columns=[*AXES, "share"]), AXES, "share")
+    def _grid_of_shares(self, iterations: Iterable[Iteration]) -> GridInterpolation | None:
+        """Make the grid of what decodes add to prompts, in shares of their time alone; None without
+        iterations of both.
+        """
+        shares = []
+        for prompts, decodes, seconds in iterations:
+            if prompts is None or decodes is None:
+                continue
+            products = self._prompts.seconds(prompts.with_tokens(decodes.tokens))
+            added = seconds - products
+            share = added / self._decodes.seconds(decodes)
+            shares.append([*prompts.logs, *decodes.logs, share])
+        if not shares:
+            return None
+        table = pd.DataFrame(shares, columns=[*AXES, "share"])
+        return grid_of(table, AXES, "share")
 
 
 class _Alone:
@@ -115,53 +163,39 @@ class _Alone:
         sides = [side for side, _ in measured]
         seconds = np.array([time for _, time in measured])
         features = np.array([side.features for side in sides])
-        # Ratios are by two sizes here, so costs leave one mean ratio.
-        self._costs = partial(Costs(features, np.ones(len(sides)), seconds).time, 1.0)
-        fitted = [self._costs(*side.features) for side in sides]
+        # Ratios are by two sizes here, so costs leave one mean ratio: that of the only size 1.
+        sizes = np.ones(len(sides))
+        self._costs = Costs(features, sizes, seconds)
+        fitted = [self._fitted(side) for side in sides]
         tokens = [side.tokens for side in sides]
         contexts = [side.context + NEAR for side in sides]
         self._ratios = RatioInterpolation(tokens, contexts, seconds / fitted)
 
+    def _fitted(self, side: Side) -> float:
+        return self._costs.time(1.0, *side.features)
+
     def seconds(self, side: Side) -> float:
         ratio = self._ratios.ratio(side.tokens, side.context + NEAR)
-        return ratio * self._costs(*side.features)
+        return ratio * self._fitted(side)
 
 
-def _prompts(tokens: float, pairs: float, kv_tokens: float, number: float) -> Side:
-    # As many pairs as equal prompts have: each token sees the context, and half of its own prompt.
-    context = max(0.0, pairs / tokens - (tokens + 1) / 2)
-    return Side(tokens, context, (1.0, tokens, pairs, kv_tokens, number))
+def _rows_of(table: pd.DataFrame) -> list[Row]:
+    if "num_prefills" not in table:
+        table = table.assign(num_prefills=1)
+    rows = table.assign(seconds=table[TIME] * MICROSECOND)[list(Row._fields)]
+    return [cast(Row, row) for row in rows.itertuples(index=False)]
 
 
-def _decodes(number: float, kv_tokens: float) -> Side:
-    return Side(number, kv_tokens / number, (1.0, number, kv_tokens))
-
-
-def _with_tokens(prefill: Side, decode: Side | None) -> Side:
-    """Return the prompts with the tokens of decodes, without their attention."""
-    if decode is None:
-        return prefill
-    fixed, tokens, *attention = prefill.features
-    features = (fixed, tokens + decode.tokens, *attention)
-    return Side(prefill.tokens + decode.tokens, prefill.context, features)
-
-
-def _logs(side: Side) -> tuple[float, float]:
-    return math.log(side.tokens), math.log(side.context + NEAR)
-
-
-def _prompts_of_row(row: Mapping[Hashable, Any]) -> Side | None:
-    chunk = row["prefill_chunk"]
-    before = row["kv_prefill"]
-    number = row.get("num_prefills", 1)
-    if not chunk:
-        return None
-    pairs = number * (chunk * before + chunk * (chunk + 1) / 2)
-    return _prompts(number * chunk, pairs, number * (before + chunk), number)
-
-
-def _decodes_of_row(row: Mapping[Hashable, Any]) -> Side | None:
-    decodes = row["n_decode"]
-    if not decodes:
-        return None
-    return _decodes(decodes, decodes * row["kv_decode"])
+def _iteration(row: Row) -> Iteration:
+    prompts = decodes = None
+    if row.prefill_chunk:
+        num_prompts = row.num_prefills
+        chunk = row.prefill_chunk
+        before = row.kv_prefill
+        pairs_of_each = chunk * before + chunk * (chunk + 1) / 2
+        kv_tokens = num_prompts * (before + chunk)
+        tokens = num_prompts * chunk
+        prompts = Side.of_prompts(tokens, num_prompts * pairs_of_each, kv_tokens, num_prompts)
+    if row.n_decode:
+        decodes = Side.of_decodes(row.n_decode, row.n_decode * row.kv_decode)
+    return Iteration(prompts, decodes, row.seconds)

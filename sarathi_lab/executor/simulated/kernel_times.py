@@ -50,7 +50,10 @@ def overlapped(compute: float, memory: float) -> float:
     longer = max(compute, memory)
     if longer == 0:
         return 0.0
-    both = (compute / longer) ** OVERLAP + (memory / longer) ** OVERLAP
+    # Shares of the longer, as powers of microseconds would lose digits.
+    compute_power = (compute / longer) ** OVERLAP
+    memory_power = (memory / longer) ** OVERLAP
+    both = compute_power + memory_power
     return float(longer * both ** (1 / OVERLAP))
 
 
@@ -82,21 +85,26 @@ def matmul_time(
         waves: float = -(-blocks // hardware.num_sms)
         if hardware.partial_waves:
             waves = max(1.0, blocks / hardware.num_sms)
-        flops_per_step = 2 * tile_rows * tile_columns + OPERAND_FLOPS * (tile_rows + tile_columns)
-        compute = waves * (in_features / splits) * flops_per_step / sm_rate
+        loading_flops = OPERAND_FLOPS * (tile_rows + tile_columns)
+        flops_per_step = 2 * tile_rows * tile_columns + loading_flops
+        num_steps = in_features / splits
+        compute = waves * num_steps * flops_per_step / sm_rate
         if splits == 1:
             return overlapped(compute, moved / hardware.memory_rate)
         # A second kernel sums the parts.
-        num_bytes = moved + splits * rows * out_features * PARTIAL_SUM_BYTES
-        return hardware.kernel_launch + overlapped(compute, num_bytes / hardware.memory_rate)
+        sum_bytes = splits * rows * out_features * PARTIAL_SUM_BYTES
+        memory = (moved + sum_bytes) / hardware.memory_rate
+        return hardware.kernel_launch + overlapped(compute, memory)
 
-    return hardware.kernel_launch + min(seconds(*pair) for pair in product(TILES, SPLITS))
+    fastest = min(seconds(tile, splits) for tile, splits in product(TILES, SPLITS))
+    return hardware.kernel_launch + fastest
 
 
 def lasting_product_rate(hardware: Hardware) -> float:
     """Compute the FLOP/s of a product of `PRODUCT_SIZE` tokens, inputs and outputs."""
     size = PRODUCT_SIZE
-    return 2 * size**3 / matmul_time(size, size, size, hardware, hardware.dtype_bytes)
+    flops = 2 * size**3
+    return flops / matmul_time(size, size, size, hardware, hardware.dtype_bytes)
 
 
 def at_measured_rates(hardware: Hardware) -> Hardware:
@@ -151,14 +159,16 @@ def windowed_tiles(chunks: Iterable[tuple[int, int]], window: int, tile: int = Q
     """
     query_tiles = dense_keys = masked_tiles = kv_tokens = queries = longest = 0
     for start, num_tokens in chunks:
+        end = start + num_tokens
         tiles = -(-num_tokens // tile)
-        within = capped_sum(tiles, 0, tile, window)  # keys of the chunk before each tile
+        seen = capped_sum(tiles, start, tile, window)  # keys before each tile
+        within = capped_sum(tiles, 0, tile, window)  # those of them that are the chunk's
         query_tiles += tiles
-        dense_keys += capped_sum(tiles, start, tile, window) - within
+        dense_keys += seen - within
         masked_tiles += tiles + -(-within // tile)
         kv_tokens += min(start, window - 1) + num_tokens
         queries += num_tokens
-        longest = max(longest, min(start + num_tokens, window + tile))
+        longest = max(longest, min(end, window + tile))
     return Tiles(query_tiles, dense_keys, masked_tiles, kv_tokens, queries, longest)
 
 
@@ -304,7 +314,8 @@ class AttentionTimes:
         """
         chunks: list[tuple[int, int]] = []
         if prefill_chunk:
-            chunks = [(round(kv_prefill), round(prefill_chunk))] * num_prefills
+            chunk = (round(kv_prefill), round(prefill_chunk))
+            chunks = [chunk] * num_prefills
         num_decodes = round(n_decode)
         kv_tokens = round(n_decode * kv_decode)
         if chunks and n_decode:
@@ -321,8 +332,9 @@ class AttentionTimes:
     ) -> int:
         """Count a head's tiles without queries, where every sequence has as many as the longest."""
         most_tokens = max(num_tokens for _, num_tokens in chunks)
-        of_longest = math.ceil(most_tokens / self._tile)
-        return (len(chunks) + num_decodes) * of_longest - query_tiles
+        tiles_of_longest = math.ceil(most_tokens / self._tile)
+        num_sequences = len(chunks) + num_decodes
+        return num_sequences * tiles_of_longest - query_tiles
 
     def _reads_of_keys(self, decode_kv_tokens: int, query_tiles: int) -> float:
         """Compute how often memory reads the keys of decodes in a call with chunks.
@@ -336,12 +348,14 @@ class AttentionTimes:
         if hardware.l2_bytes is None or sharing == 1:
             return 1.0
         heads_at_once = hardware.num_sms * hardware.tiles_per_sm / query_tiles
-        rereads = sharing / min(sharing, max(1.0, heads_at_once)) - 1
+        heads_of_read = min(sharing, max(1.0, heads_at_once))
+        rereads = sharing / heads_of_read - 1
         head_bytes = self._kv_bytes / self.num_kv_heads * decode_kv_tokens
         sizes_of_cache = head_bytes / hardware.l2_bytes
         first, last = CACHE_LEAVING
-        evicted = (sizes_of_cache - first) / (last - first)
-        return 1 + min(1.0, max(0.0, evicted)) * rereads
+        leaving = (sizes_of_cache - first) / (last - first)
+        evicted_share = min(1.0, max(0.0, leaving))
+        return 1 + evicted_share * rereads
 
     def _compute(self, tiles: Tiles) -> float:
         """Compute the seconds of all heads' tiles on all SMs."""
@@ -353,12 +367,14 @@ class AttentionTimes:
 
     def _block_time(self, keys: float) -> float:
         """Compute the seconds of a query tile and `keys` keys on one SM."""
-        return self.hardware.num_sms * keys / self.hardware.attention_efficiency * self._key_time
+        hardware = self.hardware
+        return hardware.num_sms * keys / hardware.attention_efficiency * self._key_time
 
     def _prompt_memory(self, kv_tokens: int, queries: int, efficiency: float) -> float:
         """Compute the seconds of moving queries, outputs, keys and values."""
         num_bytes = self._kv_bytes * kv_tokens + self._query_bytes * queries
-        return num_bytes / (efficiency * self.hardware.bytes_per_second)
+        rate = efficiency * self.hardware.bytes_per_second
+        return num_bytes / rate
 
 
 def uneven(all_pieces: float, longest: float) -> float:
@@ -395,6 +411,7 @@ def all_reduce_time(num_bytes: float, num_devices: int, hardware: Hardware) -> f
     others = num_devices - 1
     beyond_two = num_devices - 2
     rate = hardware.link_rate / (1 + hardware.link_sharing * beyond_two)
+    latency = hardware.link_latency + hardware.link_step * beyond_two
     one_shot = others * num_bytes / rate
     ring = hardware.two_shot_latency + 2 * others / num_devices * num_bytes / rate
-    return hardware.link_latency + hardware.link_step * beyond_two + min(one_shot, ring)
+    return latency + min(one_shot, ring)

@@ -107,7 +107,7 @@ class MeasuredKernels:
         functions = self._times_of.get(per, {})
         if number == 0:
             return dict.fromkeys(functions, 0.0)
-        times = {name: time(number) for name, time in functions.items()}
+        times = {name: seconds_of(number) for name, seconds_of in functions.items()}
         if per == "emit" and OUTPUT_HEAD not in self._covered:
             times[OUTPUT_HEAD] = math.nan
         return times
@@ -169,7 +169,11 @@ class AttentionRows:
         scales = rows.assign(kv_prefill=rows.kv_prefill + rows.prefill_chunk)
         seconds = rows[TIME].to_numpy(float) * MICROSECOND / tables.num_layers
         columns = list(POINT)
-        return cls(rows[columns].to_numpy(float), scales[columns].to_numpy(float), seconds)
+        return cls(
+            sizes=rows[columns].to_numpy(float),
+            scales=scales[columns].to_numpy(float),
+            seconds=seconds,
+        )
 
     def at(self, sizes: tuple[float, ...]) -> float:
         """Return the seconds of the row that is nearest in the size that differs most, NaN if that
@@ -225,7 +229,8 @@ class MeasuredExperts:
         chosen = spec.share_of_experts(num_tokens) * spec.num_experts
         pairs = num_tokens * spec.experts_per_token
         of_layer = self._seconds_of.ratio(pairs / chosen, chosen)
-        return spec.num_expert_layers / spec.num_layers * of_layer
+        expert_layers = spec.num_expert_layers / spec.num_layers
+        return expert_layers * of_layer
 
 
 def _between(sizes: Floats, seconds: Floats, size: int) -> float:

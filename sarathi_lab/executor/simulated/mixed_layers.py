@@ -11,7 +11,7 @@ from sarathi_lab.executor.simulated.analytic import AnalyticOperations, prefills
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, Heads, overlapped
 from sarathi_lab.model.degrees import kv_heads_of_device
-from sarathi_lab.model.layers import Index, Latent, LinearAttention, Window
+from sarathi_lab.model.layers import HeadSizes, Index, Latent, LinearAttention, Window
 
 DECODE_HEADS = 64  # heads of a decode's query tile, which read the latents once
 SELECTING_KERNELS = 4  # scores, their largest ones, attention and its merging
@@ -39,18 +39,30 @@ class LatentTimes:
         heads = formula.heads.num_heads
         hardware = replace(formula.hardware, **formula.hardware.latent)
         head_size = (spec.head_size + latent.value_size) // 2  # the mean of keys and values
-        head_bytes = head_size * formula.dtype_bytes
-        self._prompts = AttentionTimes(hardware, heads, heads, head_size, head_bytes)
+        self._prompts = AttentionTimes(
+            hardware,
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_size=head_size,
+            kv_head_bytes=head_size * formula.dtype_bytes,
+        )
         # Heads of one tile read the latents once, as if they shared a KV head.
         tiles = math.ceil(heads / DECODE_HEADS)
         latent_bytes = spec.kv_layer_bytes(formula.dtype_bytes)
-        self._decodes = AttentionTimes(hardware, heads, tiles, head_size, latent_bytes / 2 / tiles)
+        self._decodes = AttentionTimes(
+            hardware,
+            num_heads=heads,
+            num_kv_heads=tiles,
+            head_size=head_size,
+            kv_head_bytes=latent_bytes / 2 / tiles,  # half, as they count for keys and for values
+        )
         self._expanded_size = latent.expanded_size(heads, spec.head_size)
         rate = hardware.flops_per_second * hardware.attention_efficiency
         self._pair_time = heads * latent.absorbed_flops / rate
         # Queries and outputs of latent size, written by one kernel and read by another.
         query_size = heads * (latent.cached_size + latent.rank)
-        self._query_time = 2 * query_size * formula.dtype_bytes / hardware.memory_rate
+        query_bytes = query_size * formula.dtype_bytes
+        self._query_time = 2 * query_bytes / hardware.memory_rate
 
     def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
         """Compute the seconds of `chunks` (start, num_tokens)."""
@@ -102,35 +114,49 @@ class SelectedTimes:
     caution = "attention to what an index selects: a roofline, no fit"
 
     def __init__(self, formula: AnalyticOperations, latent: Latent, index: Index) -> None:
+        spec = formula.spec
         hardware = formula.hardware
         rate = hardware.flops_per_second * hardware.attention_efficiency
-        value_bytes = formula.dtype_bytes if formula.spec.kv_dtype == "auto" else 1
-        self._hardware = hardware
-        self._selected = Window(formula.spec.num_attention_layers, index.size)
-        share = formula.spec.num_index_layers / formula.spec.num_attention_layers
+        value_bytes = formula.dtype_bytes
+        if spec.kv_dtype != "auto":
+            value_bytes = 1
+        self._launches = SELECTING_KERNELS * hardware.kernel_launch
+        # What an index selects is as many tokens as a window of its size has.
+        self._selected = Window(spec.num_attention_layers, index.size)
+        # Of scoring a pair, and of reading a token's key, in the layers that have an index.
+        share = spec.num_index_layers / spec.num_attention_layers
         self._score_time = share * index.pair_flops / rate
         self._key_time = share * index.cached_bytes / hardware.kv_rate
-        self._pair_time = formula.heads.num_heads * latent.absorbed_flops / rate
+        # Of attending to a selected token, and of gathering its latents.
+        pair_flops = formula.heads.num_heads * latent.absorbed_flops
+        self._pair_time = pair_flops / rate
         self._latent_time = latent.cached_size * value_bytes / hardware.kv_rate
 
     def times(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of prefills and of decodes."""
-        sums = self._selected.sums(batch.chunks)
-        prefill = decode = 0.0
+        selected = self._selected.sums(batch.chunks)
+        prefill = 0.0
         if batch.num_prefills:
             prefill = self._seconds(
-                batch.prefill_query_key_pairs, batch.prefill_kv_tokens, sums.window_pairs
+                pairs=batch.prefill_query_key_pairs,
+                kv_tokens=batch.prefill_kv_tokens,
+                selected_pairs=selected.window_pairs,
             )
+        decode = 0.0
         if batch.num_decodes:
-            context = batch.decode_kv_tokens
-            decode = self._seconds(context, context, sums.window_decode_kv_tokens)
+            decode = self._seconds(
+                pairs=batch.decode_kv_tokens,
+                kv_tokens=batch.decode_kv_tokens,
+                selected_pairs=selected.window_decode_kv_tokens,
+            )
         return prefill, decode
 
-    def _seconds(self, pairs: int, kv_tokens: int, selected_pairs: int) -> float:
-        scoring = overlapped(pairs * self._score_time, kv_tokens * self._key_time)
+    def _seconds(self, *, pairs: int, kv_tokens: int, selected_pairs: int) -> float:
+        reading = kv_tokens * self._key_time
+        scoring = overlapped(pairs * self._score_time, reading)
         gathering = selected_pairs * self._latent_time
         attending = overlapped(selected_pairs * self._pair_time, gathering)
-        return SELECTING_KERNELS * self._hardware.kernel_launch + scoring + attending
+        return self._launches + scoring + attending
 
 
 class WindowTimes:
@@ -140,19 +166,17 @@ class WindowTimes:
 
     def __init__(self, formula: AnalyticOperations, window: Window) -> None:
         heads = formula.heads
-        cached: float = formula.attention.kv_head_bytes
+        kv_head_bytes: float = formula.attention.kv_head_bytes
         if window.heads is not None:
-            sizes = window.heads
-            tensor = formula.parallel.tensor
-            mean_size = (sizes.key_size + sizes.value_size) // 2
-            kv_heads = kv_heads_of_device(sizes.num_kv_heads, tensor)
-            cached *= mean_size / heads.head_size
-            heads = Heads(sizes.num_heads // tensor, kv_heads, mean_size)
+            heads = _heads_of_device(window.heads, formula.parallel.tensor)
+            kv_head_bytes *= heads.head_size / formula.heads.head_size
         # Chunked windows cut prompts into pieces (`times`); sliding ones bound the keys of tiles.
-        size = window.size if window.kind == "sliding" else None
+        bound = None
+        if window.kind == "sliding":
+            bound = window.size
         self._window = window
         self._hardware = formula.hardware
-        self._times = AttentionTimes(formula.hardware, *heads, cached, window=size)
+        self._times = AttentionTimes(formula.hardware, *heads, kv_head_bytes, bound)
 
     def times(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of prefills and of decodes; in one call, decodes count as what they
@@ -170,6 +194,15 @@ class WindowTimes:
             both = self._times.hybrid(chunks, batch.num_decodes, decode_kv_tokens)
             return prefill, max(0.0, both - prefill)
         return prefill, decode
+
+
+def _heads_of_device(heads: HeadSizes, tensor: int) -> Heads:
+    """Return a window's own heads on one of `tensor` devices, of the mean size of keys and
+    values.
+    """
+    num_kv_heads = kv_heads_of_device(heads.num_kv_heads, tensor)
+    head_size = (heads.key_size + heads.value_size) // 2
+    return Heads(heads.num_heads // tensor, num_kv_heads, head_size)
 
 
 @dataclass(eq=False)
@@ -192,14 +225,24 @@ class LinearTimes:
     def __post_init__(self) -> None:
         self.is_fitted = self.linear.rule == "gated_delta" and "step" in self.hardware.linear
 
+    @property
+    def error(self) -> float:
+        """Mean relative error of held-out calls, NaN without a fit."""
+        return self.hardware.linear["uncertainty"] if self.is_fitted else math.nan
+
     def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
         """Compute the seconds of `chunks` (start, num_tokens)."""
-        tokens = [num_tokens for _, num_tokens in chunks]
-        compute = self._fitted_compute(tokens) if self.is_fitted else self._roofline_compute(tokens)
+        lengths = [num_tokens for _, num_tokens in chunks]
+        num_tokens = sum(lengths)
+        if self.is_fitted:
+            compute = self._fitted_compute(lengths)
+        else:
+            compute = self._roofline_compute(lengths)
         channels = self.linear.num_channels + self.linear.inner_size
-        moving = self._moving_time(sum(tokens) * channels * self.dtype_bytes)
-        memory = moving + self._states_time(len(tokens))
-        return self._launch + self._convolution_time(sum(tokens)) + overlapped(compute, memory)
+        moving = self._moving_time(num_tokens * channels * self.dtype_bytes)
+        memory = moving + self._states_time(len(lengths))
+        convolution = self._convolution_time(num_tokens)
+        return self._launch + convolution + overlapped(compute, memory)
 
     @property
     def _launch(self) -> float:
@@ -208,32 +251,38 @@ class LinearTimes:
             return self.hardware.linear["launch"]
         return KERNELS * self.hardware.kernel_launch
 
-    def _num_pieces(self, tokens: Iterable[int]) -> list[int]:
-        """Count the chunks of linear attention in each sequence's `tokens`."""
-        return [math.ceil(number / self.linear.chunk) for number in tokens]
+    def _num_pieces(self, lengths: Iterable[int]) -> list[int]:
+        """Count the chunks of linear attention in prompts' chunks of `lengths` tokens."""
+        return [math.ceil(length / self.linear.chunk) for length in lengths]
 
-    def _fitted_compute(self, tokens: Iterable[int]) -> float:
+    def _fitted_compute(self, lengths: Iterable[int]) -> float:
         """Compute the seconds of the longest sequence's pieces, or of all that an SM has."""
-        pieces = self._num_pieces(tokens)
-        on_each = sum(pieces) * self.linear.num_heads / self.tensor / self.hardware.num_sms
-        return self.hardware.linear["step"] * max(*pieces, on_each)
+        pieces = self._num_pieces(lengths)
+        num_pieces = sum(pieces) * self.linear.num_heads / self.tensor  # of a device's heads
+        on_each_sm = num_pieces / self.hardware.num_sms
+        num_steps = max(*pieces, on_each_sm)
+        return self.hardware.linear["step"] * num_steps
 
-    def _roofline_compute(self, tokens: Iterable[int]) -> float:
+    def _roofline_compute(self, lengths: Iterable[int]) -> float:
         """Compute the seconds of all pieces at the rate of products."""
         rate = self.hardware.flops_per_second * self.hardware.matmul_efficiency
-        num_tokens = sum(self._num_pieces(tokens)) * self.linear.chunk
-        return num_tokens * self.linear.chunk_flops / self.tensor / rate
+        num_tokens = sum(self._num_pieces(lengths)) * self.linear.chunk  # in whole pieces
+        flops = num_tokens * self.linear.chunk_flops / self.tensor
+        return flops / rate
 
     def _convolution_time(self, num_tokens: int) -> float:
         """Compute the seconds in which the convolution reads and writes its channels."""
         hardware = self.hardware
         efficiency = hardware.linear.get("conv_efficiency", hardware.memory_efficiency)
-        num_bytes = 2 * num_tokens * self.linear.num_channels * self.dtype_bytes / self.tensor
-        return num_bytes / (hardware.bytes_per_second * efficiency)
+        rate = hardware.bytes_per_second * efficiency
+        token_bytes = self.linear.num_channels * self.dtype_bytes
+        num_bytes = 2 * num_tokens * token_bytes / self.tensor
+        return num_bytes / rate
 
     def decode(self, num_sequences: int) -> float:
         """Compute the seconds of one token of each of `num_sequences`."""
-        launch = self.hardware.linear.get("decode_launch", 2 * self.hardware.kernel_launch)
+        without_fit = 2 * self.hardware.kernel_launch
+        launch = self.hardware.linear.get("decode_launch", without_fit)
         return launch + self._states_time(num_sequences)
 
     def _states_time(self, num_sequences: int) -> float:
@@ -258,18 +307,15 @@ class MixedOperations(AnalyticOperations):
             self._latent = SelectedTimes(self, layers.latent, layers.index)
         elif layers.latent:
             self._latent = LatentTimes(self, layers.latent)
-        if self._latent:
-            self.uncertainty["attention"] = self._latent.error
         if layers.linear:
-            self._linear = LinearTimes(
-                layers.linear, self.hardware, self.dtype_bytes, self.parallel.tensor
-            )
-            error = math.nan
-            if self._linear.is_fitted:
-                error = self.hardware.linear["uncertainty"]
-            self.uncertainty["linear attention"] = error
+            tensor = self.parallel.tensor
+            self._linear = LinearTimes(layers.linear, self.hardware, self.dtype_bytes, tensor)
         if layers.window:
             self._window = WindowTimes(self, layers.window)
+        if self._latent:
+            self.uncertainty["attention"] = self._latent.error
+        if self._linear:
+            self.uncertainty["linear attention"] = self._linear.error
 
     @property
     def caution(self) -> str:
@@ -297,14 +343,15 @@ class MixedOperations(AnalyticOperations):
         prefill *= full_share
         decode *= full_share
         if self._window:
-            share = (spec.num_attention_layers - spec.num_full_layers) / spec.num_layers
+            num_windowed = spec.num_attention_layers - spec.num_full_layers
+            window_share = num_windowed / spec.num_layers
             window_prefill, window_decode = self._window.times(batch)
-            prefill += share * window_prefill
-            decode += share * window_decode
+            prefill += window_share * window_prefill
+            decode += window_share * window_decode
         if self._linear:
-            share = self._linear.linear.num_layers / spec.num_layers
+            linear_share = self._linear.linear.num_layers / spec.num_layers
             if batch.num_prefills:
-                prefill += share * self._linear.prefill(prefills(batch))
+                prefill += linear_share * self._linear.prefill(prefills(batch))
             if batch.num_decodes:
-                decode += share * self._linear.decode(batch.num_decodes)
+                decode += linear_share * self._linear.decode(batch.num_decodes)
         return prefill, decode
