@@ -51,6 +51,8 @@ ATTENTION = ("prefill_attention", "decode_attention")
 DTYPE_SIZES = {"float32": 4, "fp32": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2, "fp8": 1}
 # Bounds of a file's median in microseconds: no kernel ends within 0.2 µs, none takes a minute.
 PLAUSIBLE_MEDIAN = (0.2, 6e7)
+FIRST_LINE = 2  # of rows: the header is line 1
+CORRECTION = "correct it, or drop the line"
 
 
 Per = Literal["layer", "iteration", "emit"]
@@ -128,7 +130,7 @@ class OperationTables:
 
     source: str
     frames: Mapping[str, pd.DataFrame]
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)  # free text and numbers of who measured
     tensor: int = 1  # tensor-parallel degree of tables without shapes
 
     @property
@@ -139,19 +141,23 @@ class OperationTables:
     @property
     def dtype_bytes(self) -> int | None:
         """Element size of the measurement in bytes; None if not stated."""
-        name = str(self.meta.get("dtype", self.meta.get("variant", "")))
+        variant = self.meta.get("variant", "")
+        name = str(self.meta.get("dtype", variant))
         return DTYPE_SIZES.get(name)
 
     def is_of(self, spec: ModelSpec) -> bool:
         """Whether `meta.yaml` names this model, or a fine-tuned variant of it."""
-        return _plain(str(self.meta.get("model", ""))).startswith(_plain(spec.name))
+        measured = str(self.meta.get("model", ""))
+        return _plain(measured).startswith(_plain(spec.name))
 
     @property
     def origin(self) -> str:
         """Who measured the kernels of a value that is composed of them, with what and when."""
         meta = self.meta
-        engine = meta.get("engine", f"vLLM {meta.get('vllm_version', 'of an unstated version')}")
-        date = str(meta.get("profiled_at", "date not stated")).partition("T")[0]
+        version = meta.get("vllm_version", "of an unstated version")
+        engine = meta.get("engine", f"vLLM {version}")
+        moment = str(meta.get("profiled_at", "date not stated"))
+        date, _, _ = moment.partition("T")
         measured_by = meta.get("source", self.source)
         device = meta.get("device", meta.get("gpu", "an unstated device"))
         return f"composed of kernels measured by {measured_by} ({engine}, {date}) on {device}"
@@ -169,17 +175,19 @@ class OperationTables:
     @cached_property
     def layers(self) -> Mapping[str, tuple[Layer, pd.DataFrame]]:
         """Rows of each named layer, with columns `size` (tokens or sequences) and `seconds`."""
+        sizes = {"dense": "tokens", "per_sequence": "sequences"}
         layers = {}
-        for file, size in (("dense", "tokens"), ("per_sequence", "sequences")):
+        for file, size in sizes.items():
             if file not in self.frames:
                 continue
             frame = self.frames[file].rename(columns={size: "size"})
-            for name, rows in frame.groupby("layer", sort=False):
-                layer = LAYERS[str(name)]
+            for key, rows in frame.groupby("layer", sort=False):
+                name = str(key)
+                layer = LAYERS[name]
                 num_layers = self.num_layers if layer.per == "layer" else 1
                 seconds = layer.calls * rows[TIME] * MICROSECOND / num_layers
                 by_size = rows.assign(seconds=seconds).sort_values("size")
-                layers[str(name)] = (layer, by_size[["size", "seconds"]])
+                layers[name] = (layer, by_size[["size", "seconds"]])
         return layers
 
     @property
@@ -193,7 +201,8 @@ class OperationTables:
 
 def _plain(model: str) -> str:
     """Strip organisation, case and punctuation from a model's name."""
-    return re.sub(r"[^a-z0-9]", "", model.rsplit("/", 1)[-1].lower())
+    _, _, name = model.rpartition("/")
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -203,6 +212,8 @@ def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     decodes), kv_tokens (total that attention reads, else 0) and seconds.
     """
     tokens = rows.num_tokens
+    before = rows.kv_tokens - tokens
+    context_of_each = rows.kv_tokens // tokens
     is_attention = rows.operation.isin(ATTENTION)
     is_decode = rows.operation == "decode_attention"
     emitting = [name for name, layer in LAYERS.items() if layer.per == "emit"]
@@ -213,11 +224,11 @@ def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
         tokens=tokens,
         sequences=tokens,
         prefill_chunk=tokens.where(~is_decode, 0),
-        kv_prefill=(rows.kv_tokens - tokens).where(~is_decode, 0),
+        kv_prefill=before.where(~is_decode, 0),
         n_decode=tokens.where(is_decode, 0),
-        kv_decode=(rows.kv_tokens // tokens).where(is_decode, 0),
-        **{TIME: rows.seconds / MICROSECOND},
+        kv_decode=context_of_each.where(is_decode, 0),
     )
+    table[TIME] = rows.seconds / MICROSECOND
     belongs_to = {
         "dense": ~(is_attention | is_per_emit),
         "per_sequence": is_per_emit,
@@ -262,16 +273,29 @@ def read_tables(folder: str, *, model: str = "", tensor: int = 1) -> OperationTa
         )
     chosen = _folder_of_model(root, model, tensor)
     if chosen is None:
-        models = sorted(path.name for path in root.iterdir() if path.is_dir() and _files(path))
-        available = f" (available: {', '.join(models)})" if models else ""
+        models = _models_in(root)
+        available = ""
+        if models:
+            available = f" (available: {', '.join(models)})"
         raise UserError(
             f"hardware.tables={folder} has no tables of model {model}{available}; measure it on "
             "the device with task=calibrate, or use executor.cost_model=analytic"
         )
     frames = {path.stem: _read(path) for path in _files(chosen)}
+    stated_tensor = 1
     degree = re.fullmatch(r"tp(\d+)", chosen.name)
-    stated_tensor = 1 if degree is None else int(degree[1])
+    if degree is not None:
+        stated_tensor = int(degree[1])
     return OperationTables(str(chosen), frames, _read_meta(chosen), stated_tensor)
+
+
+def _models_in(root: Path) -> list[str]:
+    """List the models that have tables of their own."""
+    models = []
+    for path in sorted(root.iterdir()):
+        if path.is_dir() and _files(path):
+            models.append(path.name)
+    return models
 
 
 def _folder_of_model(root: Path, model: str, tensor: int) -> Path | None:
@@ -298,7 +322,9 @@ def tables_stamp(folder: str | None) -> tuple[tuple[str, int, int], ...]:
     """Return the files below a folder of tables, as `read_tables` names it, with the time of their
     last change [ns] and their size [bytes]: equal as long as the tables are the same.
     """
-    root = _folder_of(folder) if folder is not None else None
+    if folder is None:
+        return ()
+    root = _folder_of(folder)
     if root is None:
         return ()
     stamps = []
@@ -357,16 +383,15 @@ def _problems(table: pd.DataFrame, file: File) -> Iterator[str]:
         yield from _bad_counts(table[column], minimum)
     yield from _bad_times(table[TIME])
     if "layer" in table:
-        unknown = table[~table.layer.isin(list(LAYERS))]
-        if not unknown.empty:
-            layer = f"line {unknown.index[0] + 2}: layer={unknown.layer.iloc[0]}"
-            yield f" {layer} is unknown; use one of {', '.join(LAYERS)}"
+        is_unknown = ~table.layer.isin(list(LAYERS))
+        names = ", ".join(LAYERS)
+        yield from _bad_values(table.layer, is_unknown, f"unknown; use one of {names}")
     keys = [*file.names, *counts]
     is_repeated = table.duplicated(keys)
     if is_repeated.any():
         row = _first(is_repeated)
-        same = ", ".join(f"{key}={table[key].iloc[row]}" for key in keys)
-        yield f" line {row + 2} repeats {same}; keep one"
+        values = [f"{key}={table[key].iloc[row]}" for key in keys]
+        yield f" line {row + FIRST_LINE} repeats {', '.join(values)}; keep one"
     median = float(table[TIME].astype(float).median())
     low, high = PLAUSIBLE_MEDIAN
     if not low <= median <= high:
@@ -380,21 +405,22 @@ def _problems(table: pd.DataFrame, file: File) -> Iterator[str]:
 def _bad_counts(column: pd.Series, minimum: int) -> Iterator[str]:
     values = pd.to_numeric(column, errors="coerce")
     is_count = (values >= minimum) & (values % 1 == 0)  # neither for NaN
-    yield from _bad_values(column, ~is_count, f"not a whole number from {minimum}")
+    problem = f"not a whole number from {minimum}; {CORRECTION}"
+    yield from _bad_values(column, ~is_count, problem)
 
 
 def _bad_times(column: pd.Series) -> Iterator[str]:
     values = pd.to_numeric(column, errors="coerce")
     is_time = (values > 0) & (values < math.inf)
-    yield from _bad_values(column, ~is_time, "not a time above 0")
+    yield from _bad_values(column, ~is_time, f"not a time above 0; {CORRECTION}")
 
 
 def _bad_values(column: pd.Series, is_bad: pd.Series, problem: str) -> Iterator[str]:
-    """Yield the first bad value of a column. The header is line 1 of the file."""
+    """Yield the first bad value of a column, and its problem with the fix."""
     if is_bad.any():
         row = _first(is_bad)
         value = f"{column.name}={column.iloc[row]}"
-        yield f" line {row + 2}: {value} is {problem}; correct it, or drop the line"
+        yield f" line {row + FIRST_LINE}: {value} is {problem}"
 
 
 def _first(rows: pd.Series) -> int:

@@ -81,7 +81,8 @@ class AnalyticOperations:
         if per == "layer":
             return self._layer_times(number)
         if per == "iteration":
-            return {"norms": self._norm_time(number)}  # before the output head
+            before_head = self._norm_time(number)
+            return {"norms": before_head}
         head_shape = self.shard_shape(self.spec.lm_head)
         vocab = math.ceil(self.spec.vocab_size / self.parallel.tensor)  # a device's share
         logits_bytes = number * vocab * self.dtype_bytes
@@ -157,7 +158,8 @@ class AnalyticOperations:
         """
         prefill, decode = self.separate_attention(batch)
         if self.hardware.hybrid_call and prefill and decode:
-            return prefill, max(0.0, self.hybrid_attention(batch) - prefill)
+            both = self.hybrid_attention(batch)
+            decode = max(0.0, both - prefill)
         return prefill, decode
 
     def separate_attention(self, batch: Batch) -> tuple[float, float]:
@@ -174,14 +176,15 @@ class AnalyticOperations:
 
     def shard_shape(self, linear: Linear) -> tuple[int, int]:
         """Rows and columns of a weight on one device, split along the axis that saves sends."""
+        tensor = self.parallel.tensor
         rows = linear.in_features
         columns = linear.out_features
         if linear.name in REPLICATED:
             return rows, columns
         if linear.name in CUT_BY_ROWS:
-            return math.ceil(rows / self.parallel.tensor), columns
-        columns += self.parallel.copied_columns(self.spec, linear.name)
-        return rows, math.ceil(columns / self.parallel.tensor)
+            return math.ceil(rows / tensor), columns
+        all_columns = columns + self.parallel.copied_columns(self.spec, linear.name)
+        return rows, math.ceil(all_columns / tensor)
 
     def product_time(self, num_tokens: int, rows: int, columns: int) -> float:
         """Compute the seconds of one product [num_tokens, rows] x [rows, columns]."""
@@ -198,7 +201,8 @@ class AnalyticOperations:
         size = (num_tokens, rows, columns)
         plain = 0.0
         if share < 1:
-            plain = (1 - share) * matmul_time(*size, self.hardware, self.dtype_bytes)
+            unquantised = matmul_time(*size, self.hardware, self.dtype_bytes)
+            plain = (1 - share) * unquantised
         if share == 0:
             return plain
         if self._fp8_hardware is None:
@@ -211,7 +215,8 @@ class AnalyticOperations:
 
     def fused_time(self, num_tokens: int, linear: Linear) -> float:
         """Compute the seconds of a product's conversion that the kernel before it includes."""
-        if self._fp8_hardware is None or BEFORE.get(linear.name) not in self._converting:
+        kernel_before = BEFORE.get(linear.name)
+        if self._fp8_hardware is None or kernel_before not in self._converting:
             return 0.0
         rows, _ = self.shard_shape(linear)
         conversion = self._conversion_time(num_tokens, rows)
@@ -249,4 +254,6 @@ class AnalyticOperations:
 
 def prefills(batch: Batch) -> Iterator[tuple[int, int]]:
     """Start and tokens of each prefill chunk."""
-    return ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode)
+    for chunk in batch.chunks:
+        if not chunk.is_decode:
+            yield chunk.start, chunk.num_tokens

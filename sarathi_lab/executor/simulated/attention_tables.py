@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -61,8 +61,11 @@ class AttentionTable:
         """Compute the seconds of prompts and of decodes; `in_one_call`, decodes count as what they
         add to the prompts.
         """
-        prefill = self.prefill(batch) if batch.num_prefill_tokens else 0.0
-        decode = self.decode(batch) if batch.num_decodes else 0.0
+        prefill = decode = 0.0
+        if batch.num_prefill_tokens:
+            prefill = self.prefill(batch)
+        if batch.num_decodes:
+            decode = self.decode(batch)
         has_both = in_one_call and batch.num_prefill_tokens and batch.num_decodes
         if has_both and self.both is not None:  # seconds, as no table of ratios has `both`
             both = self.both(batch)
@@ -92,26 +95,20 @@ def attention_table(rows: pd.DataFrame, formula: AnalyticOperations) -> Attentio
         the nearest shape. Rows without shapes count as of the formula's.
     """
     if SHAPE[0] in rows:
-        is_same = (rows[list(SHAPE)] == list(formula.heads)).all(axis=1)
-        same = rows[is_same]
-        if not (same.kv_prefill > 0).any():
+        has_heads = (rows[list(SHAPE)] == list(formula.heads)).all(axis=1)
+        own_rows = rows[has_heads]
+        if own_rows.kv_prefill.max() > 0:  # not so for NaN, without any rows
+            rows = own_rows
+        else:
             return _by_ratios(rows, formula)
-        rows = same
-    chunk = rows.prefill_chunk
-    before = rows.kv_prefill
-    decodes = rows.n_decode
-    rows = rows.assign(  # as in a batch
-        num_prefill_tokens=chunk,
-        prefill_query_key_pairs=chunk * before + chunk * (chunk + 1) / 2,
-        prefill_kv_tokens=before + chunk,
-        num_decodes=decodes,
-        decode_kv_tokens=decodes * rows.kv_decode,
-    )
-    prompts = rows[decodes == 0]
-    prefill = _function_of(prompts, PREFILL, _chunk, _prefill_features, formula)
-    decode = _function_of(rows[chunk == 0], DECODE, _decodes, _decode_features, formula)
+    has_prompt = rows.prefill_chunk > 0
+    has_decodes = rows.n_decode > 0
+    prompts = rows[~has_decodes]
+    decodes = rows[~has_prompt]
+    prefill = _by_rows(prompts, PREFILL, _chunk, _count_prefills, formula)
+    decode = _by_rows(decodes, DECODE, _decodes, _count_decodes, formula)
     both = None
-    mixed = rows[(decodes > 0) & (chunk > 0)]
+    mixed = rows[has_prompt & has_decodes]
     if not mixed.empty:
         columns = (*PREFILL, *DECODE)
         grid = make_grid(mixed, columns)
@@ -120,37 +117,72 @@ def attention_table(rows: pd.DataFrame, formula: AnalyticOperations) -> Attentio
     return AttentionTable(prefill, decode, both, formula)
 
 
-def _function_of(
+class RowSizes(NamedTuple):
+    """Sizes of a row under the names that a batch has for its own."""
+
+    num_prefill_tokens: float
+    prefill_query_key_pairs: float
+    prefill_kv_tokens: float
+    num_decodes: float
+    decode_kv_tokens: float
+
+
+class CountedCall(NamedTuple):
+    """What the cost of a call is counted by, and the size by which the rest is interpolated."""
+
+    size: float
+    features: tuple[float, ...]
+
+
+def _by_rows(
     rows: pd.DataFrame,
     columns: tuple[str, str],
     point_of: Point,
-    features_of: Callable[[Any], tuple[Any, ...]],
+    count: Callable[[Batch | RowSizes], CountedCall],
     formula: AnalyticOperations,
 ) -> Seconds:
     """Make the function of seconds by a grid over `columns`, or by costs of the features."""
     grid = make_grid(rows, columns)
     if grid is not None:
         return _by_grid(grid, columns, point_of, formula)
-    sizes, *features = np.broadcast_arrays(*features_of(rows))
-    values = np.stack(features, axis=-1).astype(float)
-    costs = Costs(values, sizes, rows.seconds.to_numpy(float))
-    return lambda batch: costs.time(*features_of(batch))
+    calls = [count(sizes) for sizes in _sizes_of(rows)]
+    features = np.array([call.features for call in calls])
+    sizes = np.array([call.size for call in calls])
+    costs = Costs(features, sizes, rows.seconds.to_numpy(float))
+
+    def seconds(batch: Batch) -> float:
+        call = count(batch)
+        return costs.time(call.size, *call.features)
+
+    return seconds
 
 
-def _prefill_features(calls: Any) -> tuple[Any, ...]:
-    """Size and features of a batch's prefills, or of all rows."""
-    tokens = calls.num_prefill_tokens
-    return tokens, 1.0, tokens, calls.prefill_query_key_pairs, calls.prefill_kv_tokens
+def _sizes_of(rows: pd.DataFrame) -> Iterator[RowSizes]:
+    for chunk, before, decodes, context in rows[[*PREFILL, *DECODE]].to_numpy(float).tolist():
+        yield RowSizes(
+            num_prefill_tokens=chunk,
+            prefill_query_key_pairs=chunk * before + chunk * (chunk + 1) / 2,
+            prefill_kv_tokens=before + chunk,
+            num_decodes=decodes,
+            decode_kv_tokens=decodes * context,
+        )
 
 
-def _decode_features(calls: Any) -> tuple[Any, ...]:
-    """Size and features of decodes. Where all decodes of a table have the same context, time that
-    does not grow with their number is taken as the latency of reading one context, not as a launch,
-    which overlaps earlier operations.
+def _count_prefills(sizes: Batch | RowSizes) -> CountedCall:
+    """Count prefills: one call, tokens, query-key pairs and cached tokens."""
+    tokens = sizes.num_prefill_tokens
+    features = (1.0, tokens, sizes.prefill_query_key_pairs, sizes.prefill_kv_tokens)
+    return CountedCall(tokens, features)
+
+
+def _count_decodes(sizes: Batch | RowSizes) -> CountedCall:
+    """Count decodes: cached tokens, mean context, decodes and one call. Where all decodes of a
+    table have the same context, time that does not grow with their number is taken as the latency
+    of reading one context, not as a launch, which overlaps earlier operations.
     """
-    cached = calls.decode_kv_tokens
-    number = calls.num_decodes
-    return number, cached, cached / number, number, 1.0
+    cached = sizes.decode_kv_tokens
+    number = sizes.num_decodes
+    return CountedCall(number, (cached, cached / number, number, 1.0))
 
 
 def _by_grid(
@@ -166,11 +198,11 @@ def _by_grid(
         time = grid.at(edge)
         if edge == point:
             return time
-        sizes: dict[str, Any] = dict(zip(columns, point, strict=True))
-        edge_sizes: dict[str, Any] = dict(zip(columns, edge, strict=True))
-        computed = formula.attention.uniform(**sizes)
-        computed_at_edge = formula.attention.uniform(**edge_sizes)
-        return time * float(computed / computed_at_edge)
+        return time * (computed(point) / computed(edge))
+
+    def computed(point: Sequence[float]) -> float:
+        sizes = dict(zip(columns, point, strict=True))
+        return formula.attention.uniform(**sizes)
 
     return seconds
 
@@ -203,9 +235,11 @@ def _by_ratios(rows: pd.DataFrame, formula: AnalyticOperations) -> AttentionTabl
     """
     if "num_prefills" not in rows:
         rows = rows.assign(num_prefills=1)
-    is_prompt = (rows.prefill_chunk > 0) & (rows.kv_prefill == 0) & (rows.n_decode == 0)
-    prompts = rows[is_prompt]
-    decodes = rows[rows.prefill_chunk == 0]
+    has_prompt = rows.prefill_chunk > 0
+    has_context = rows.kv_prefill > 0
+    has_decodes = rows.n_decode > 0
+    prompts = rows[has_prompt & ~has_context & ~has_decodes]
+    decodes = rows[~has_prompt]
     prefill, prompt_shapes = _ratios(prompts, PROMPTS, _prompts, formula)
     decode, decode_shapes = _ratios(decodes, DECODE, _decodes, formula)
     return AttentionTable(prefill, decode, None, formula, [*prompt_shapes, *decode_shapes])
@@ -228,15 +262,15 @@ def _ratios(
     shape = Heads(*nearest)
     spec = replace(formula.spec, **shape._asdict())
     attention = AnalyticOperations(spec, formula.hardware, formula.dtype_bytes).attention
-    sizes: Any = calls[[*PREFILL, *DECODE, "num_prefills"]].to_dict("records")
-    computed = [attention.uniform(**call) for call in sizes]
-    first, second = columns
-    grid = RatioInterpolation(calls[first], calls[second], calls.seconds / computed)
+    sizes = calls[[*PREFILL, *DECODE, "num_prefills"]]
+    computed = [attention.uniform(*call) for call in sizes.itertuples(index=False)]
+    numbers, sizes_of_each = columns
+    ratios = RatioInterpolation(calls[numbers], calls[sizes_of_each], calls.seconds / computed)
     share = formula.heads.num_kv_heads / shape.num_kv_heads
 
     def ratio(batch: Batch) -> float:
         number, size = point_of(batch)
-        return grid.ratio(number * share, size)
+        return ratios.ratio(number * share, size)
 
     return ratio, [shape]
 
@@ -244,14 +278,20 @@ def _ratios(
 def _distance(heads: Heads, other: tuple[int, ...]) -> float:
     """Compute how far times of `other` are from those of `heads`, in doublings of KV heads."""
     other_heads = Heads(*other)
+    has_single = heads.num_kv_heads == 1
+    other_has_single = other_heads.num_kv_heads == 1
     group = heads.num_heads / heads.num_kv_heads
     other_group = other_heads.num_heads / other_heads.num_kv_heads
-    distance = abs(math.log2(heads.num_kv_heads / other_heads.num_kv_heads))
-    if (heads.num_kv_heads == 1) != (other_heads.num_kv_heads == 1):
+    distance = _doublings(heads.num_kv_heads, other_heads.num_kv_heads)
+    if has_single != other_has_single:
         distance += SINGLE_WEIGHT
-    distance += GROUP_WEIGHT * abs(math.log2(group / other_group))
-    distance += HEAD_WEIGHT * abs(math.log2(heads.head_size / other_heads.head_size))
+    distance += GROUP_WEIGHT * _doublings(group, other_group)
+    distance += HEAD_WEIGHT * _doublings(heads.head_size, other_heads.head_size)
     return distance
+
+
+def _doublings(size: float, other_size: float) -> float:
+    return abs(math.log2(size / other_size))
 
 
 def equivalent_chunk(tokens: int, pairs: int) -> tuple[float, float]:
@@ -277,4 +317,5 @@ def equivalent_prompts(tokens: int, pairs: int) -> tuple[float, float]:
 def _prompt_of(pairs: int) -> float:
     """Compute the length of a prompt of as many causal query-key pairs."""
     # n tokens have n (n + 1) / 2 pairs.
-    return (math.sqrt(1 + 8 * pairs) - 1) / 2
+    root = math.sqrt(1 + 8 * pairs)
+    return (root - 1) / 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -48,12 +48,14 @@ class Side(NamedTuple):
         # As many pairs as equal prompts have: a token sees the context, and half of its own prompt.
         seen_by_each = pairs / tokens
         context = max(0.0, seen_by_each - (tokens + 1) / 2)
-        return cls(tokens, context, (1.0, tokens, pairs, kv_tokens, num_prompts))
+        features = (1.0, tokens, pairs, kv_tokens, num_prompts)
+        return cls(tokens, context, features)
 
     @classmethod
     def of_decodes(cls, num_decodes: float, kv_tokens: float) -> Self:
         """Make the side of decodes that see `kv_tokens` together."""
-        return cls(num_decodes, kv_tokens / num_decodes, (1.0, num_decodes, kv_tokens))
+        context = kv_tokens / num_decodes
+        return cls(num_decodes, context, features=(1.0, num_decodes, kv_tokens))
 
     def with_tokens(self, num_tokens: float) -> Side:
         """Return these prompts with further tokens, such as those of decodes, which products take
@@ -182,8 +184,9 @@ class _Alone:
 def _rows_of(table: pd.DataFrame) -> list[Row]:
     if "num_prefills" not in table:
         table = table.assign(num_prefills=1)
-    rows = table.assign(seconds=table[TIME] * MICROSECOND)[list(Row._fields)]
-    return [cast(Row, row) for row in rows.itertuples(index=False)]
+    rows = table.assign(seconds=table[TIME] * MICROSECOND)
+    columns = list(Row._fields)
+    return [Row(*row) for row in rows[columns].itertuples(index=False)]
 
 
 def _iteration(row: Row) -> Iteration:

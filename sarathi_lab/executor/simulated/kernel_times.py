@@ -54,7 +54,8 @@ def overlapped(compute: float, memory: float) -> float:
     compute_power = (compute / longer) ** OVERLAP
     memory_power = (memory / longer) ** OVERLAP
     both = compute_power + memory_power
-    return float(longer * both ** (1 / OVERLAP))
+    ratio = both ** (1 / OVERLAP)
+    return float(longer * ratio)
 
 
 @lru_cache(maxsize=2**17)
@@ -79,8 +80,8 @@ def matmul_time(
 
     def seconds(tile: tuple[int, int], splits: int) -> float:
         tile_rows, tile_columns = tile
-        row_tiles = -(-rows // tile_rows)
-        column_tiles = -(-out_features // tile_columns)
+        row_tiles = math.ceil(rows / tile_rows)
+        column_tiles = math.ceil(out_features / tile_columns)
         blocks = row_tiles * column_tiles * splits
         waves: float = -(-blocks // hardware.num_sms)
         if hardware.partial_waves:
@@ -163,12 +164,14 @@ def windowed_tiles(chunks: Iterable[tuple[int, int]], window: int, tile: int = Q
         tiles = -(-num_tokens // tile)
         seen = capped_sum(tiles, start, tile, window)  # keys before each tile
         within = capped_sum(tiles, 0, tile, window)  # those of them that are the chunk's
+        tiles_of_keys = -(-within // tile)
+        context = min(end, window + tile)
         query_tiles += tiles
         dense_keys += seen - within
-        masked_tiles += tiles + -(-within // tile)
+        masked_tiles += tiles + tiles_of_keys
         kv_tokens += min(start, window - 1) + num_tokens
         queries += num_tokens
-        longest = max(longest, min(end, window + tile))
+        longest = max(longest, context)
     return Tiles(query_tiles, dense_keys, masked_tiles, kv_tokens, queries, longest)
 
 
@@ -176,12 +179,13 @@ def tiles_of(chunks: Iterable[tuple[int, int]], tile: int = QUERY_TILE) -> Tiles
     """Sum over `chunks` (start, num_tokens): one of `tile` + 1 tokens has two tiles of queries."""
     query_tiles = dense_keys = masked_tiles = kv_tokens = queries = longest = 0
     for start, num_tokens in chunks:
-        tiles = -(-num_tokens // tile)
         end = start + num_tokens
+        tiles = -(-num_tokens // tile)
+        # A chunk's first tile of queries has one tile of its own keys, the second two.
+        tiles_of_keys = tiles * (tiles + 1) // 2
         query_tiles += tiles
         dense_keys += tiles * start
-        # A chunk's first tile of queries has one tile of its own keys, the second two.
-        masked_tiles += tiles * (tiles + 1) // 2
+        masked_tiles += tiles_of_keys
         kv_tokens += end
         queries += num_tokens
         longest = max(longest, end)
@@ -202,12 +206,14 @@ class AttentionTimes:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        self._tile = self.hardware.block_queries or QUERY_TILE
+        hardware = self.hardware
+        self._tile = hardware.block_queries or QUERY_TILE
         # Seconds of a query tile and a key at the peak of all SMs.
-        self._key_time = 4 * self._tile * self.head_size / self.hardware.flops_per_second
-        self._kv_bytes = 2 * self.num_kv_heads * self.kv_head_bytes  # of a cached token
-        # Of a query and its output.
-        self._query_bytes = 2 * self.num_heads * self.head_size * self.hardware.dtype_bytes
+        flops = 4 * self._tile * self.head_size
+        self._key_time = flops / hardware.flops_per_second
+        # Of a cached token, and of a query and its output.
+        self._kv_bytes = 2 * self.num_kv_heads * self.kv_head_bytes
+        self._query_bytes = 2 * self.num_heads * self.head_size * hardware.dtype_bytes
 
     def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
         """Compute the seconds of `chunks` (start, num_tokens) in one call.
@@ -221,16 +227,19 @@ class AttentionTimes:
         tiles = self._tiles(chunks)
         if tiles.query_tiles == 0:
             return 0.0
-        memory = self._kv_bytes * tiles.kv_tokens / hardware.kv_rate
         efficiency = hardware.prompt_efficiency
-        if efficiency is not None:
+        if efficiency is None:
+            memory = self._kv_bytes * tiles.kv_tokens / hardware.kv_rate
+        else:
             memory = self._prompt_memory(tiles.kv_tokens, tiles.queries, efficiency)
         compute = self._compute(tiles)
         if hardware.block_queries is not None:
             compute = overlapped(compute, self._block_time(tiles.longest))
             return hardware.attention_launch + overlapped(compute, memory)
         blocks = tiles.query_tiles * self.num_heads
-        max_splits = hardware.chunk_splits if blocks < hardware.num_sms else 1
+        max_splits = 1
+        if blocks < hardware.num_sms:
+            max_splits = hardware.chunk_splits
         busy_share = occupancy(blocks, hardware.num_sms, max_splits)
         return hardware.attention_launch + overlapped(compute, memory) / busy_share
 
@@ -262,8 +271,9 @@ class AttentionTimes:
         working = block_time * blocks / hardware.num_sms
         busy_share = occupancy(blocks, hardware.num_sms, max_splits)
         streaming = self._kv_bytes * kv_tokens / hardware.kv_rate
+        num_keys = kv_tokens * self.num_kv_heads
         keys_to_fill = hardware.num_sms * FILL_KEYS
-        filled = min(1.0, kv_tokens * self.num_kv_heads / keys_to_fill)
+        filled = min(1.0, num_keys / keys_to_fill)
         reading = hardware.decode_fill * filled + streaming / busy_share
         return launch + overlapped(working, reading)
 
@@ -281,24 +291,27 @@ class AttentionTimes:
         hardware = self.hardware
         chunks = list(chunks)
         prompts = self._tiles(chunks)
-        ramps = num_decodes * DECODE_RAMP
         # A decode has a tile of its own, which sees all keys of its context without a mask.
+        keys_of_decodes = decode_kv_tokens + num_decodes * DECODE_RAMP
         tiles = prompts._replace(
             query_tiles=prompts.query_tiles + num_decodes,
-            dense_keys=prompts.dense_keys + decode_kv_tokens + ramps,
+            dense_keys=prompts.dense_keys + keys_of_decodes,
         )
         decode_keys = math.ceil(decode_kv_tokens / num_decodes) + DECODE_RAMP
-        longest = self._block_time(max(prompts.longest, decode_keys) + hardware.query_ramp)
+        most_keys = max(prompts.longest, decode_keys) + hardware.query_ramp
+        longest = self._block_time(most_keys)
         compute = longest  # of tiles that all run at once
         if tiles.query_tiles * self.num_heads > hardware.num_sms:
             empty = self._empty_tiles(chunks, num_decodes, tiles.query_tiles)
             starting = empty * self.num_heads * EMPTY_TILE_TIME / hardware.num_sms
-            compute = uneven(self._compute(tiles) + starting, longest)
+            all_tiles = self._compute(tiles) + starting
+            compute = uneven(all_tiles, longest)
         queries = prompts.queries + num_decodes
         efficiency = hardware.prompt_efficiency or hardware.kv_efficiency
-        memory = self._prompt_memory(prompts.kv_tokens, queries, efficiency)
+        moving_prompts = self._prompt_memory(prompts.kv_tokens, queries, efficiency)
         reads = self._reads_of_keys(decode_kv_tokens, tiles.query_tiles)
-        memory += reads * self._kv_bytes * decode_kv_tokens / hardware.kv_rate
+        reading_decodes = reads * self._kv_bytes * decode_kv_tokens / hardware.kv_rate
+        memory = moving_prompts + reading_decodes
         return hardware.attention_launch + overlapped(compute, memory)
 
     def uniform(
@@ -307,7 +320,7 @@ class AttentionTimes:
         kv_prefill: float = 0,
         n_decode: float = 0,
         kv_decode: float = 0,
-        num_prefills: int = 1,
+        num_prefills: float = 1,
     ) -> float:
         """Compute the seconds of equal chunks and equal decodes, in one call if there are both:
         sizes as in attention.csv (`tables`), rounded.
@@ -315,7 +328,7 @@ class AttentionTimes:
         chunks: list[tuple[int, int]] = []
         if prefill_chunk:
             chunk = (round(kv_prefill), round(prefill_chunk))
-            chunks = [chunk] * num_prefills
+            chunks = [chunk] * round(num_prefills)
         num_decodes = round(n_decode)
         kv_tokens = round(n_decode * kv_decode)
         if chunks and n_decode:
@@ -383,7 +396,8 @@ def uneven(all_pieces: float, longest: float) -> float:
     their sum, which list scheduling never exceeds.
     """
     both = all_pieces**UNEVENNESS + longest**UNEVENNESS
-    return float(both ** (1 / UNEVENNESS))
+    seconds = both ** (1 / UNEVENNESS)
+    return float(seconds)
 
 
 @lru_cache(maxsize=2**14)
@@ -395,7 +409,8 @@ def occupancy(blocks: int, num_sms: int, max_splits: int) -> float:
     for splits in range(1, max_splits + 1):
         num_parts = blocks * splits
         waves = -(-num_parts // num_sms)
-        shares.append(num_parts / (num_sms * waves))
+        places = num_sms * waves
+        shares.append(num_parts / places)
     return max(shares)
 
 

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -48,7 +48,8 @@ class ProfiledOperations:
         self._curves: dict[Per, dict[str, Curve]] = defaultdict(dict)
         self._measured = set(tables.included)  # names that the formula must not add
         for layer, rows in tables.layers.values():
-            self._add(layer.operation, layer.per, curve(rows["size"], rows.seconds))
+            seconds_of = curve(rows["size"], rows.seconds)
+            self._add(layer.operation, layer.per, seconds_of)
             self._measured.update(layer.replaces)
         self._add_products()
         self._add_all_reduce()
@@ -59,15 +60,20 @@ class ProfiledOperations:
         stated = tables.meta.get("uncertainty")
         if stated:
             self.uncertainty = {**formula.uncertainty, **none_as_nan(stated)}
-        self._attention: AttentionTable | None = None
+        self._attention = self._table_of_attention()
         self._in_one_call = formula.hardware.hybrid_call
-        attention = tables.frames.get("attention")
+        if self._in_one_call is None and self._attention is not None:
+            self._in_one_call = self._attention.both is not None
+
+    def _table_of_attention(self) -> AttentionTable | None:
+        """Make the table of attention, None without one of the kernel and the cache of this run."""
+        rows = self.tables.frames.get("attention")
+        formula = self._formula
         is_measured = formula.hardware.kernel is None and formula.spec.kv_dtype == "auto"
-        if attention is not None and is_measured:
-            seconds = attention[TIME] * MICROSECOND / tables.num_layers
-            self._attention = attention_table(attention.assign(seconds=seconds), formula)
-            if self._in_one_call is None:
-                self._in_one_call = self._attention.both is not None
+        if rows is None or not is_measured:
+            return None
+        seconds = rows[TIME] * MICROSECOND / self.tables.num_layers
+        return attention_table(rows.assign(seconds=seconds), formula)
 
     @property
     def caution(self) -> str:
@@ -77,9 +83,9 @@ class ProfiledOperations:
         if self._attention is None:
             computed.append("attention")
         elif self._attention.shapes:
-            nearest = {
-                f"{shape.num_heads}/{shape.num_kv_heads}" for shape in self._attention.shapes
-            }
+            nearest = set()
+            for shape in self._attention.shapes:
+                nearest.add(f"{shape.num_heads}/{shape.num_kv_heads}")
             heads = " and ".join(sorted(nearest))
             sources.append(
                 f"attention by that of {heads} query/KV heads, by formula between its rows"
@@ -94,13 +100,16 @@ class ProfiledOperations:
         emitted token: by the curves, and by formula what no row contains.
         """
         times = self._computed(per, number)
-        for name, time in self._curves[per].items():
-            times[name] = time(number) if number else 0.0
+        for name, seconds_of in self._curves[per].items():
+            times[name] = seconds_of(number) if number else 0.0
         return times
 
     def _computed(self, per: Per, number: int) -> dict[str, float]:
-        times = self._formula.times(per, number).items()
-        return {name: time for name, time in times if name not in self._measured}
+        times = {}
+        for name, seconds in self._formula.times(per, number).items():
+            if name not in self._measured:
+                times[name] = seconds
+        return times
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of prefills and of decodes; in one call, decodes count as what they
@@ -118,23 +127,26 @@ class ProfiledOperations:
         """Add products by shape, where no layer of a table has them."""
         formula = self._formula
         spec = formula.spec
-        table = product_table(self.tables, formula.dtype_bytes, formula.product_time)
-        layer_table = table
+        products = product_table(self.tables, formula.dtype_bytes, formula.product_time)
+        self._add_product("emit", products, spec.lm_head)
         if spec.stored is not None and spec.stored.of == "layers":
-            layer_table = product_table(self.tables, DTYPE_SIZES["fp8"], formula.layer_product_time)
-        self._add_product("emit", table, spec.lm_head)
+            # The output head is as the rest of the model, products of layers have 8 bits.
+            fp8_bytes = DTYPE_SIZES["fp8"]
+            products = product_table(self.tables, fp8_bytes, formula.layer_product_time)
         for linear in spec.layer_linears:
-            self._add_product("layer", layer_table, linear)
+            self._add_product("layer", products, linear)
 
     def _add_product(self, per: Per, products: ProductTable | None, linear: Linear) -> None:
         if products is None or linear.name in self._measured:
             return
-        measured = products.curve(*self._formula.shard_shape(linear))
-        self._add(linear.name, per, partial(self._product_time, measured, linear))
+        rows, columns = self._formula.shard_shape(linear)
+        measured = products.curve(rows, columns)
 
-    def _product_time(self, measured: Curve, linear: Linear, num_tokens: int) -> float:
-        """Compute a product, whose `measured` time has the conversion that a kernel may include."""
-        return measured(num_tokens) - self._formula.fused_time(num_tokens, linear)
+        def seconds(num_tokens: int) -> float:
+            # The measured time has the conversion, which the kernel before may include.
+            return measured(num_tokens) - self._formula.fused_time(num_tokens, linear)
+
+        self._add(linear.name, per, seconds)
 
     def _add_all_reduce(self) -> None:
         """Add all-reduces of the hidden states, if a table has this number of devices."""
@@ -143,13 +155,17 @@ class ProfiledOperations:
         if rows is None:
             return
         is_all_reduce = rows.operation == "all_reduce"
-        calls = rows[is_all_reduce & (rows.devices == formula.parallel.tensor)]
+        has_degree = rows.devices == formula.parallel.tensor
+        calls = rows[is_all_reduce & has_degree].sort_values("bytes")
         if calls.empty:
             return
-        calls = calls.sort_values("bytes")
-        by_bytes = curve(calls.bytes, calls[TIME] * MICROSECOND)
+        seconds_of_bytes = curve(calls.bytes, calls[TIME] * MICROSECOND)
         token_bytes = formula.spec.hidden_size * formula.dtype_bytes
-        self._add("all_reduce", "layer", lambda n: ALL_REDUCES * by_bytes(n * token_bytes))
+
+        def seconds(num_tokens: int) -> float:
+            return ALL_REDUCES * seconds_of_bytes(num_tokens * token_bytes)
+
+        self._add("all_reduce", "layer", seconds)
 
 
 def product_table(
@@ -159,10 +175,12 @@ def product_table(
     rows = tables.frames.get("products")
     if rows is None:
         return None
-    products = rows[rows.dtype.map(DTYPE_SIZES.get) == dtype_bytes]
+    sizes = rows.dtype.map(DTYPE_SIZES.get)
+    products = rows[sizes == dtype_bytes]
     if products.empty:
         return None
-    return ProductTable(products.assign(seconds=products[TIME] * MICROSECOND), formula)
+    seconds = products[TIME] * MICROSECOND
+    return ProductTable(products.assign(seconds=seconds), formula)
 
 
 class ProductTable:
@@ -178,11 +196,15 @@ class ProductTable:
         self._formula = formula
         # Tokens and seconds by (in_features, out_features).
         self.rows: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
-        shape: Any
-        for shape, group in rows.sort_values("tokens").groupby(PRODUCT_SHAPE):
-            self.rows[shape] = (group.tokens.to_numpy(float), group.seconds.to_numpy(float))
-        grid = full_grid(rows[PRODUCT_SHAPE].drop_duplicates(), PRODUCT_SHAPE)
-        self._axes = [sorted(set(grid[column].astype(int))) for column in PRODUCT_SHAPE]
+        by_shape = rows.sort_values("tokens").groupby(PRODUCT_SHAPE)
+        for key, group in by_shape:
+            shape = cast(tuple[int, int], key)
+            tokens = group.tokens.to_numpy(float)
+            seconds = group.seconds.to_numpy(float)
+            self.rows[shape] = (tokens, seconds)
+        shapes = rows[PRODUCT_SHAPE].drop_duplicates()
+        grid = full_grid(shapes, PRODUCT_SHAPE).astype(int)
+        self._axes = [sorted(set(grid[column])) for column in PRODUCT_SHAPE]
 
     def curve(self, in_features: int, out_features: int) -> Curve:
         """Make the function of one shape's seconds by tokens."""
@@ -198,7 +220,9 @@ class ProductTable:
             seconds = math.exp(log_seconds)
             if near == shape:
                 return seconds
-            return seconds * self._formula(tokens, *shape) / self._formula(tokens, *near)
+            computed = self._formula(tokens, *shape)
+            computed_near = self._formula(tokens, *near)
+            return seconds * computed / computed_near
 
         return time
 
@@ -210,7 +234,8 @@ class ProductTable:
         for size, axis in zip(shape, self._axes, strict=True):
             clamped.append(min(max(size, axis[0]), axis[-1]))
         edge = tuple(clamped)
-        if edge != shape and min(map(len, self._axes)) < 2:  # no grid, only shapes
+        lengths = [len(axis) for axis in self._axes]
+        if edge != shape and min(lengths) < 2:  # no grid, only shapes
             return min(self.rows, key=partial(log_distance, shape))
         return edge
 
@@ -218,23 +243,29 @@ class ProductTable:
         """Find the grid's shapes around `shape`, which is within, and their logarithmic shares."""
         corners: dict[tuple[int, ...], float] = {(): 1.0}
         for axis, size in zip(self._axes, shape, strict=True):
-            i, upper = interval([math.log(axis_size) for axis_size in axis], math.log(size))
+            logs = [math.log(axis_size) for axis_size in axis]
+            index, upper_share = interval(logs, math.log(size))
+            lower_share = 1 - upper_share
             next_corners = {}
             for corner, share in corners.items():
-                next_corners[*corner, axis[i]] = share * (1 - upper)
-                if upper:
-                    next_corners[*corner, axis[i + 1]] = share * upper
+                next_corners[*corner, axis[index]] = share * lower_share
+                if upper_share:  # else the upper corner may be past the edge
+                    next_corners[*corner, axis[index + 1]] = share * upper_share
             corners = next_corners
         return corners
 
     def _at(self, tokens: int, shape: tuple[int, ...]) -> float:
         """Compute the seconds of a shape of the table."""
         sizes, seconds = self.rows[shape]
-        inside = min(max(tokens, int(sizes[0])), int(sizes[-1]))
-        time = float(np.interp(inside, sizes, seconds))
+        smallest = int(sizes[0])
+        largest = int(sizes[-1])
+        inside = min(max(tokens, smallest), largest)
+        seconds_inside = float(np.interp(inside, sizes, seconds))
         if inside == tokens:
-            return time
-        return time * self._formula(tokens, *shape) / self._formula(inside, *shape)
+            return seconds_inside
+        computed = self._formula(tokens, *shape)
+        computed_inside = self._formula(inside, *shape)
+        return seconds_inside * computed / computed_inside
 
 
 def tables_for(formula: AnalyticOperations, level: str = "profiled") -> OperationTables:
@@ -279,8 +310,10 @@ def tables_for(formula: AnalyticOperations, level: str = "profiled") -> Operatio
             f"{formula.dtype_bytes}; use other tables, or another dtype"
         )
     if tables.is_model_specific and not tables.is_of(spec):
-        of = tables.meta.get("model")
-        model = f"model {of}, not of {spec.name}" if of else "a model that no meta.yaml names"
+        measured_model = tables.meta.get("model")
+        model = "a model that no meta.yaml names"
+        if measured_model:
+            model = f"model {measured_model}, not of {spec.name}"
         raise UserError(f"{tables.source} has times of {model}; {analytic}, or tables of it")
     if tables.is_model_specific and tables.tensor != tensor:
         raise UserError(
