@@ -44,7 +44,7 @@ def check_fields(settings: object, prefix: str = "") -> None:
         return
     for setting in fields(settings):
         rules = setting.metadata
-        value = getattr(settings, setting.name)
+        value = _value_of(settings, setting.name)
         if "check" not in rules or (value is None and rules["optional"]):
             continue
         name = rules["name"] or f"{prefix}{setting.name}"
@@ -56,7 +56,7 @@ def refuse_unread(settings: object, names: Iterable[str], reason: str, prefix: s
     reads it; `reason` ends the sentence.
     """
     for name in names:
-        value = getattr(settings, name)
+        value = _value_of(settings, name)
         # A dataclass keeps the default of a field as an attribute of the class.
         default = getattr(type(settings), name, None)
         if value != default:
@@ -65,7 +65,12 @@ def refuse_unread(settings: object, names: Iterable[str], reason: str, prefix: s
 
 def require_order(settings: object, low: str, high: str, reason: str, prefix: str = "") -> None:
     """Raise UserError if the field `low` exceeds the field `high`; `reason` ends the sentence."""
-    value = getattr(settings, low)
-    limit = getattr(settings, high)
+    value = _value_of(settings, low)
+    limit = _value_of(settings, high)
     if value is not None and value > limit:
         raise errors.UserError(f"{prefix}{low}={value} exceeds {prefix}{high}={limit}{reason}")
+
+
+def _value_of(settings: object, name: str) -> Any:
+    """Return the value of a field, whose type is the field's."""
+    return getattr(settings, name)

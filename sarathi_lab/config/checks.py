@@ -34,7 +34,10 @@ def check_jobs(
     elsewhere = _errors_elsewhere(jobs)
     with progress_of("checking", len(jobs), "runs") as advance:
         for number, job in enumerate(jobs):
-            prepared = elsewhere[number] if number in elsewhere else _checked(job.cfg)
+            if number in elsewhere:
+                prepared: object = elsewhere[number]
+            else:
+                prepared = _checked(job.cfg)
             advance(1)
             # A list of jobs for another machine is of use without the package.
             if is_dry_run and isinstance(prepared, MissingPackage):
@@ -42,7 +45,8 @@ def check_jobs(
                 passed.append(job)
                 continue
             if not isinstance(prepared, UserError):
-                job.prepared = prepared if keeps else None  # of thousands: too much memory
+                if keeps:  # of thousands of jobs it would be too much memory
+                    job.prepared = prepared
                 passed.append(job)
                 continue
             name = job.named(swept)
@@ -74,7 +78,11 @@ def _errors(cfgs: Sequence[DictConfig]) -> list[UserError | None]:
     errors: list[UserError | None] = []
     for cfg in cfgs:
         prepared = _checked(cfg)
-        errors.append(prepared if isinstance(prepared, UserError) else None)
+        # What is prepared holds the GPU's memory, and stays in this process.
+        error = None
+        if isinstance(prepared, UserError):
+            error = prepared
+        errors.append(error)
     return errors
 
 

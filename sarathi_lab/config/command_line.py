@@ -31,6 +31,8 @@ from sarathi_lab.config.instantiate import (
     parameters_of,
     read_option,
     read_yaml,
+    settings_of,
+    settings_without,
     target_of,
     top_level,
 )
@@ -86,9 +88,12 @@ def read_arguments(args: Sequence[str]) -> Arguments:
     parsed = _parsed(args)
     shows = any(vars(parsed)[name] for name in SHOWING)
     topics: list[str] = []
-    if parsed.help:
-        topics = [word for word in parsed.settings if "=" not in word]
-    settings = [_with_quotes(word) for word in parsed.settings if word not in topics]
+    settings: list[str] = []
+    for argument in parsed.settings:
+        if parsed.help and "=" not in argument:
+            topics.append(argument)
+        else:
+            settings.append(_with_quotes(argument))
     if parsed.verbose:
         settings.append("hydra.verbose=true")
     settings = _with_datasheet(settings)
@@ -156,14 +161,14 @@ def _unknown(option: str) -> UserError:
 
 def _with_recorded(arguments: Arguments) -> Arguments:
     """The command line that `resume=FOLDER` continues, if nothing but a launcher is set beside."""
-    resumes = [setting for setting in arguments.settings if name_of(setting) == "resume"]
+    resumes = settings_of(arguments.settings, ["resume"])
     if not resumes:
         return arguments
     _, _, value = resumes[-1].partition("=")
     folder = value.strip("'\"")
     if folder in ("", "null"):
         raise UserError("resume= names nothing; use resume=true, or resume=FOLDER of a sweep")
-    launchers = [setting for setting in arguments.settings if setting not in resumes]
+    launchers = settings_without(arguments.settings, ["resume"])
     if folder.lower() in ("true", "false") or not all(map(_sets_launcher, launchers)):
         return arguments
     record = SweepRecord.read(Path(folder))
@@ -194,11 +199,13 @@ def _with_quotes(setting: str) -> str:
 
 
 def _searchpath(settings: Sequence[str]) -> list[str]:
-    stated = [setting for setting in settings if name_of(setting) == "hydra.searchpath"]
+    stated = settings_of(settings, ["hydra.searchpath"])
     if not stated:
         return []
     value = OverridesParser.create().parse_override(stated[-1]).value()
-    return list(value) if isinstance(value, list) else [str(value)]
+    if isinstance(value, list):
+        return list(value)
+    return [str(value)]
 
 
 def folders_of(settings: Sequence[str]) -> list[Path]:
@@ -222,15 +229,14 @@ def _with_folder(settings: list[str], folder: str) -> list[str]:
         raise UserError(f"--config-dir {folder} is not a folder; name one that has policy/ or such")
     folders = [*_searchpath(settings), f"file://{Path(folder).absolute()}"]
     searchpath = ",".join(map(quoted, folders))
-    others = [setting for setting in settings if name_of(setting) != "hydra.searchpath"]
+    others = settings_without(settings, ["hydra.searchpath"])
     return [f"hydra.searchpath=[{searchpath}]", *others]
 
 
 def _with_datasheet(settings: list[str]) -> list[str]:
     """Choose the option whose parameters are named, where a card is described and none chosen."""
-    names = set(map(name_of, settings))
-    of_datasheet = {f"hardware.{name}" for name in OF_DATASHEET}
-    if "hardware" in names or names.isdisjoint(of_datasheet):
+    of_datasheet = [f"hardware.{name}" for name in OF_DATASHEET]
+    if settings_of(settings, ["hardware"]) or not settings_of(settings, of_datasheet):
         return settings
     return ["hardware=datasheet", *settings]
 
@@ -290,7 +296,9 @@ def _values(override: Override) -> list[str]:
     if override.is_discrete_sweep():
         values = islice(override.sweep_string_iterator(), MOST_NAMES)
         return [str(value).strip("'\"") for value in values]
-    return ["null" if override.value() is None else str(override.value())]
+    if override.value() is None:
+        return ["null"]
+    return [str(override.value())]
 
 
 @contextmanager
@@ -351,8 +359,7 @@ def chosen_options(settings: Sequence[str]) -> dict[str, Path]:
     folders = folders_of(settings)
     typed: dict[str, str] = {}
     for override in OverridesParser.create().parse_overrides(list(settings)):
-        values = _values(override)
-        typed[override.key_or_group] = values[0] if values else ""
+        typed[override.key_or_group] = next(iter(_values(override)), "")
     chosen = _default_options(CONF / "config.yaml")
     experiments = option_files("experiment", folders)
     overlay = experiments.get(typed.get("experiment", ""))

@@ -97,8 +97,10 @@ def progress_of(
         if total is None and len(_shown) > 1:
             return
         elapsed = time.monotonic() - start
-        steps = f": {min(done, total):,.0f} of {total:,.0f} {unit}".rstrip() if total else ""
-        text = f"  {what}{steps}, {duration(elapsed)}"
+        text = f"  {what}"
+        if total:
+            text += f": {min(done, total):,.0f} of {total:,.0f} {unit}".rstrip()
+        text += f", {duration(elapsed)}"
         if total and 0 < done < total:
             text += f", about {duration(elapsed * (total / done - 1))} left"
         print(text, flush=True)
@@ -146,7 +148,9 @@ def repeated(function: Callable[[], None], seconds: float) -> Iterator[None]:
 
 def amount(value: float) -> str:
     """A number in three digits, or whole, as people read it: 0.123, 12.3, 1,234."""
-    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+    if abs(value) >= 99.95:  # three digits without a decimal point, rounded
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
@@ -154,4 +158,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 90:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -51,11 +51,13 @@ def help_text(settings: Sequence[str], topics: Sequence[str] = ()) -> str:
     sections = [f"usage: {typed('run')} [NAME=VALUE[,VALUE ...] ...] [-m]"]
     if ALL in topics:
         sections.append(FLAGS)
-        sections += [_options_of(group, settings) for group in GROUPS_WITH_HELP]
+        for group in GROUPS_WITH_HELP:
+            sections.append(_options_of(group, settings))
         sections.append(_top_level_settings())
         sections += _settings_of_options(settings)
     elif topics:
-        sections += [_topic(name, settings) for name in topics]
+        for name in topics:
+            sections.append(_topic(name, settings))
     elif settings:
         sections += _settings_of_options(settings, only_typed=True)
     else:
@@ -118,9 +120,11 @@ def _lines_about(name: str, settings: Sequence[str]) -> Iterator[str]:
         for line in _matching(_top_level_text().splitlines(), parameter):
             yield f"{group}.{line.lstrip()}"
     # An experiment's file sets what other groups own.
-    owners = [group] if group in GROUPS else []
+    owners: tuple[str, ...] = ()
     if not group:
-        owners = list(GROUPS)
+        owners = GROUPS
+    elif group in GROUPS:
+        owners = (group,)
     for owner in owners:
         by_line: dict[str, list[str]] = {}
         for option, path in option_files(owner, folders_of(settings)).items():
@@ -202,10 +206,10 @@ def _wrapped(line: str) -> str:
 def _summary(path: Path) -> str:
     """Return the first sentence of the comment that a file begins with."""
     text = path.read_text().removeprefix("# @package _global_\n")
-    words = []
+    comment = []
     for line in text.splitlines():
         if not line.startswith("# "):
             break
-        words.append(line[2:])
-    sentence, _, _ = " ".join(words).partition(". ")
+        comment.append(line[2:])
+    sentence, _, _ = " ".join(comment).partition(". ")
     return sentence.rstrip(".").removesuffix("/README.md")

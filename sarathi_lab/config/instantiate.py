@@ -6,7 +6,7 @@ import inspect
 import math
 import pickle
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -60,7 +60,9 @@ def _batches(num_measured: int, num_simulated: int, *, _root_: DictConfig) -> in
     if isinstance(_root_.batch, int):
         batch = _root_.batch
     takes_time = is_measured(_root_)
-    num_batches = num_measured if takes_time else num_simulated
+    num_batches = num_simulated
+    if takes_time:
+        num_batches = num_measured
     if not _arrive_over_time(_root_):
         return num_batches * num_engines * batch
     users = OmegaConf.select(_root_, "workload.users")  # of all engines
@@ -128,6 +130,16 @@ def name_of(setting: str) -> str:
     return setting.partition("=")[0].lstrip("+~")
 
 
+def settings_of(settings: Iterable[str], names: Container[str]) -> list[str]:
+    """Return the settings that set one of these names."""
+    return [setting for setting in settings if name_of(setting) in names]
+
+
+def settings_without(settings: Iterable[str], names: Container[str]) -> list[str]:
+    """Return the settings that set none of these names."""
+    return [setting for setting in settings if name_of(setting) not in names]
+
+
 Node = DictConfig | ListConfig | Mapping[str, object]
 Groups = DictConfig | Mapping[str, DictConfig]  # nodes of options by their groups
 
@@ -148,7 +160,9 @@ def build(node: Node, kind: type[object] | None = None) -> object:
             `kind`; or what constructors raise.
     """
     built = _made(plain(node))
-    return built if kind is None else require_kind(built, kind)
+    if kind is None:
+        return built
+    return require_kind(built, kind)
 
 
 def require_kind(built: object, kind: type[Built]) -> Built:
@@ -163,10 +177,10 @@ def _made(settings: object) -> object:
         return [_made(item) for item in settings]
     if not isinstance(settings, dict):
         return settings
-    arguments = {name: _made(value) for name, value in settings.items() if name != "_target_"}
+    arguments = {name: _made(value) for name, value in settings.items()}
     if "_target_" not in settings:
         return arguments
-    dotted = str(settings["_target_"])
+    dotted = str(arguments.pop("_target_"))
     target = imported(dotted, f"_target_={dotted}", "a class as module.Class")
     try:
         return target(**arguments)
@@ -222,8 +236,10 @@ def parameters_of(target: Callable[..., object]) -> list[str] | None:
         parameters = inspect.signature(target).parameters
     except ValueError:  # of some that are built in
         return None
-    kinds = {parameter.kind for parameter in parameters.values()}
-    return None if inspect.Parameter.VAR_KEYWORD in kinds else list(parameters)
+    for parameter in parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            return None
+    return list(parameters)
 
 
 def parameter_names(node: DictConfig, group: str) -> list[str]:
@@ -250,8 +266,9 @@ def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
         node = cfg[group]
         if not OmegaConf.is_dict(node) or "_target_" not in node:
             continue
-        # Only hardware is made by functions: of the others, attributes of the class are read.
-        target = target_of(cfg, group) if group == "hardware" else class_of(cfg, group)
+        target = target_of(cfg, group)
+        if group != "hardware":  # alone made by functions: of others the class is read
+            class_of(cfg, group)
         valid = parameters_of(target)
         if valid is None:
             continue
@@ -270,8 +287,11 @@ def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
 @cache
 def top_level() -> dict[str, object]:
     """The settings of conf/config.yaml, Hydra's left out."""
-    settings = read_yaml(CONF / "config.yaml")
-    return {str(key): settings[key] for key in settings if key not in ("defaults", "hydra")}
+    config = read_yaml(CONF / "config.yaml")
+    settings = {str(key): config[key] for key in config}
+    del settings["defaults"]
+    del settings["hydra"]
+    return settings
 
 
 @cache
@@ -383,7 +403,9 @@ def load_option(group: str, name: str) -> Any:
 
 def plain(value: object) -> Any:
     """Return a setting's value, of a list or mapping a plain one."""
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True)
+    return value
 
 
 def copier(cfg: DictConfig) -> Callable[[], DictConfig]:

@@ -27,6 +27,7 @@ from sarathi_lab.config.instantiate import (
     name_of,
     read_by,
     resolved,
+    settings_of,
 )
 
 OF_SIMULATION = ("hardware", "host")
@@ -50,7 +51,9 @@ class TaskTraits:
 def traits_of(cfg: DictConfig) -> type[TaskTraits]:
     """Return the class of the task, for one that is no task the defaults."""
     task = class_of(cfg, "task")
-    return task if issubclass(task, TaskTraits) else TaskTraits
+    if issubclass(task, TaskTraits):
+        return task
+    return TaskTraits
 
 
 class ComposedOptions:
@@ -68,6 +71,7 @@ class ComposedOptions:
         """
         self.composed = composed
         check_structure(composed)
+        # Hydra's node takes longest to copy, and no task reads it.
         names = [str(name) for name in composed if name != "hydra"]
         self.cfg: DictConfig = OmegaConf.masked_copy(composed, names)
         fit_targets(self.cfg, settings)
@@ -81,6 +85,7 @@ class ComposedOptions:
 
     def for_hydra(self, settings: Sequence[str], values: Mapping[str, object]) -> DictConfig:
         """Return the configuration of a job as Hydra composes it of its `settings`."""
+        # Launchers and callbacks read these from Hydra's node, as if each job had been composed.
         composed = self.composed.copy()
         _set_values(composed, values)
         own = [setting for setting in settings if not name_of(setting).startswith("hydra")]
@@ -97,6 +102,7 @@ class ComposedOptions:
         if group:
             node = OmegaConf.select(self.cfg, group)
             return OmegaConf.is_dict(node) and parameter in node
+        # A short name such as `chunk` is read where a chosen option has ${chunk}.
         interpolation = f"${{{name}}}"
         for reader in read_by()[name]:
             if interpolation in OmegaConf.to_yaml(self.cfg[reader]):
@@ -172,13 +178,14 @@ class Job:
 
     def named(self, swept: Collection[str]) -> str:
         """Return the settings of the sweep that it has, as they are typed."""
-        return " ".join(setting for setting in self.settings if name_of(setting) in swept)
+        return " ".join(settings_of(self.settings, swept))
 
     def num_rounds(self, swept: Collection[str]) -> int:
         """Return of how many rounds of its sweep it is part (`repeat`). Raises UserError."""
         repeat = self.cfg.repeat
         takes_time = is_measured(self.cfg)
         if repeat == "auto":
+            # Repetitions and seeds are rounds already, and a simulation repeats itself exactly.
             numbers_itself = ROUND in swept or "seed" in swept
             if numbers_itself or not takes_time:
                 return 1
@@ -186,7 +193,9 @@ class Job:
         require_int("repeat", repeat, 1, "use a number of rounds such as 6, or auto", MOST_ROUNDS)
         if repeat > 1 and ROUND in swept:
             raise UserError(f"repeat={repeat} has no effect: {ROUND} numbers them; drop it")
-        return int(repeat) if takes_time else 1
+        if takes_time:
+            return int(repeat)
+        return 1
 
     def in_round(self, number: int) -> Self:
         """Return a copy for a round of the sweep."""
@@ -246,9 +255,9 @@ def _has_single_values(setting: Override, settings: Sequence[Override]) -> bool:
     if not is_changed or is_choice(name) or _has_nodes(setting):
         return False
     # A node that is stated whole is merged with its settings in the order of the command line.
-    names = {stated.key_or_group for stated in settings}
-    for node in names.difference(CHOICES):
-        if _is_within(name, node) or _is_within(node, name):
+    for other in settings:
+        node = other.key_or_group
+        if node not in CHOICES and (_is_within(name, node) or _is_within(node, name)):
             return False
     return True
 

@@ -26,7 +26,9 @@ OUTPUTS = Path("outputs")  # of the current folder
 def of_lab(path: Path) -> Path:
     """The file, or if it is not in the current folder the one that the lab has there."""
     recorded = REPOSITORY / path
-    return recorded if recorded.is_file() and not path.is_file() else path
+    if recorded.is_file() and not path.is_file():
+        return recorded
+    return path
 
 
 def make_folder(folder: Path, setting: str) -> Path:
@@ -50,7 +52,9 @@ def readable(what: object, fix: str, *others: type[Exception]) -> Iterator[None]
     try:
         yield
     except kinds as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror  # without the path, which `what` names
         if isinstance(error, UnicodeDecodeError):
             reason = "not UTF-8 text"
         raise UserError(f"{what} can't be read ({reason.splitlines()[0]}); {fix}") from None
@@ -90,9 +94,13 @@ def lock(path: Path, *, shared: bool = False, waits: bool = False) -> TextIO | N
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a")
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    operation = fcntl.LOCK_EX
+    if shared:
+        operation = fcntl.LOCK_SH
+    if not waits:
+        operation |= fcntl.LOCK_NB
     try:
-        fcntl.flock(file, kind | (0 if waits else fcntl.LOCK_NB))
+        fcntl.flock(file, operation)
     except OSError as error:
         # On a network's file system without locks, all hold it.
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):

@@ -29,7 +29,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import UserError, as_user_error
-from sarathi_lab.config.instantiate import name_of
+from sarathi_lab.config.instantiate import name_of, settings_of
 from sarathi_lab.config.paths import lock, write_json
 
 RECORD = "sweep.json"
@@ -82,8 +82,11 @@ def current_run(prepared: object = None) -> RunContext:
     choices = hydra.runtime.choices
     is_sweep = hydra.mode == RunMode.MULTIRUN
     run_dir = Path(hydra.runtime.output_dir)
-    root = Path(hydra.sweep.dir) if is_sweep else run_dir
-    record = SweepRecord.find(root) if is_sweep else None
+    root = run_dir
+    record = None
+    if is_sweep:
+        root = Path(hydra.sweep.dir)
+        record = SweepRecord.find(root)
     swept: list[str] = []
     host = platform.node()
     command = as_command([*settings, *hydra.overrides.hydra])
@@ -91,21 +94,23 @@ def current_run(prepared: object = None) -> RunContext:
         swept = list(record.swept)
         host = record.host
         command = record.command
-    varied = [setting for setting in settings if name_of(setting) in swept]
+    varied = settings_of(settings, swept)
     stated = [setting for setting in settings if _decides_work(name_of(setting))]
-    policy = str(choices["policy"])
-    has_class = "policy._target_" in map(name_of, settings)
+    option = str(choices["policy"])
+    policy: str | None = option
+    if settings_of(settings, ["policy._target_"]):
+        policy = None  # a class in place of the option's
     return RunContext(
         run_dir=run_dir,
         baselines_dir=root / "baselines",
-        name=run_name(policy, settings, swept if is_sweep else None),
+        name=run_name(option, settings, swept if is_sweep else None),
         group=group_of(root, choices, swept, host),
         swept=swept,
         varied=_values(varied),
         stated=_values(stated),
         experiment=choices.get("experiment"),
         task=str(choices["task"]),
-        policy=None if has_class else policy,
+        policy=policy,
         prepared=prepared,
         command=command,
         settings=settings,
@@ -116,7 +121,7 @@ def current_run(prepared: object = None) -> RunContext:
 def group_of(root: Path, choices: Mapping[str, str | None], swept: Sequence[str], host: str) -> str:
     """What is swept, where and when (its folder is `root`): the name that its runs share."""
     names = [name for name in swept if name != "repetition"]
-    runs = " x ".join(names) if names else "single run"
+    runs = " x ".join(names) or "single run"
     if choices.get("experiment"):
         runs = f"{choices['experiment']}: {runs}"
     device = host
@@ -203,7 +208,8 @@ class SweepRecord:
 
     def write(self) -> None:
         """Write it into the folder."""
-        content = {key: value for key, value in asdict(self).items() if key != "folder"}
+        content = asdict(self)
+        del content["folder"]  # where it stands, and a sweep's folder may be moved
         write_json(self.folder / RECORD, content)
 
     @property
@@ -260,7 +266,12 @@ class SweepRecord:
         unfinished one below `output`). Raises UserError if there is none, or it is complete.
         """
         names_folder = resume.lower() != "true"
-        records = [self.read(Path(resume))] if names_folder else self._recorded_below(Path(output))
+        stated = "true"
+        if names_folder:
+            records = [self.read(Path(resume))]
+            stated = resume
+        else:
+            records = self._recorded_below(Path(output))
         same = [record for record in records if record.fingerprint == self.fingerprint]
         unfinished = [record for record in same if not record.is_complete()]
         if unfinished:
@@ -273,7 +284,6 @@ class SweepRecord:
         reason = f" below {output}"
         if same:
             reason = f": {same[-1].folder} is complete"
-        stated = resume if names_folder else "true"
         raise UserError(
             f"resume={stated} finds no unfinished sweep of this command{reason}; drop it to start "
             "one"

@@ -26,7 +26,15 @@ from sarathi_lab.config import command_line, instantiate, run_context
 from sarathi_lab.config.checks import check_jobs
 from sarathi_lab.config.console import console, duration, print_place, progress_of, repeated
 from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool
-from sarathi_lab.config.instantiate import CHOICES, ROUND, build, name_of, read_by
+from sarathi_lab.config.instantiate import (
+    CHOICES,
+    ROUND,
+    build,
+    name_of,
+    read_by,
+    settings_of,
+    settings_without,
+)
 from sarathi_lab.config.jobs import Composer, Job
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.config.processes import interrupts_kept_from_children
@@ -225,8 +233,7 @@ class LabSweeper(Sweeper):
         merged = dict[tuple[str, ...], None]()
         for job in jobs:
             dropped = unread[_choice_of(job, groups)].keys() - unread_by_all
-            read = [setting for setting in job if name_of(setting) not in dropped]
-            merged[tuple(read)] = None
+            merged[tuple(settings_without(job, dropped))] = None
         return list(merged)
 
     def _unread_settings(
@@ -250,8 +257,7 @@ class LabSweeper(Sweeper):
             if choice in unread:
                 continue
             # A class that lacks the fields would refuse them.
-            without_fields = [setting for setting in job if name_of(setting) not in fields]
-            options = self.compose_job(without_fields).composition
+            options = self.compose_job(settings_without(job, fields)).composition
             unread[choice] = {}
             for name in fields | short_names:
                 if not options.reads(name):
@@ -262,8 +268,10 @@ class LabSweeper(Sweeper):
         """Let the tasks check and prepare all jobs. Raises UserError (see `check_jobs`)."""
         # Other processes prepare theirs, and what thousands of jobs prepare would fill the memory.
         keeps = not (self._is_remote or self._is_dry_run) and len(self.jobs) < MANY_JOBS
-        # Rounds are alike: no job is refused for its number.
-        swept = {*self.swept} - {ROUND} if self.is_sweep else ()
+        swept: set[str] = set()
+        if self.is_sweep:
+            # Rounds are alike: no job is refused for its number.
+            swept = {*self.swept} - {ROUND}
         skips = self.config.skip_invalid
         self.jobs, notes = check_jobs(
             self.jobs, swept, skips=skips, keeps=keeps, is_dry_run=self._is_dry_run
@@ -386,7 +394,10 @@ class LabSweeper(Sweeper):
     def _launch_remotely(self, jobs: Mapping[int, Job]) -> None:
         make = partial(Plugins.instance().instantiate_launcher, hydra_context=self.hydra_context)
         launcher = make(task_function=self._task_function, config=self.config)
-        settings = [[*job.settings, f"hydra.sweep.subdir={number}"] for number, job in jobs.items()]
+        settings: list[list[str]] = []
+        for number, job in jobs.items():
+            # The folder by the job's number: a launcher numbers only those that it is handed.
+            settings.append([*job.settings, f"hydra.sweep.subdir={number}"])
         try:
             launcher.launch(settings, initial_job_idx=0)
         except Exception as error:
@@ -432,15 +443,20 @@ class LabSweeper(Sweeper):
     def failure(self) -> UserError | None:
         """What to raise for launched jobs that did not come to an end; None if all did."""
         lost: run_context.JobEnd = {"error": "it did not end", "traceback": ""}
-        ends = [self.record.end(number) or lost for number in self._launched]
-        errors = [end for end in ends if "error" in end]
+        errors: list[run_context.JobEnd] = []
+        is_bug = False
+        for number in self._launched:
+            end = self.record.end(number) or lost
+            if "error" in end:
+                errors.append(end)
+            is_bug |= "traceback" in end
         if not errors:
             return None
         message = str(errors[0]["error"])
         if len(errors) > 1:
             message = f"{len(errors)} runs stopped, the first as: {message}"
         failure = UserError(message)
-        if any("traceback" in end for end in errors):  # what no user can mend
+        if is_bug:  # which no user can mend
             failure.exit_code = EXIT_FAILED
         return failure
 
@@ -463,8 +479,7 @@ def _choosers(groups: Collection[str]) -> set[str]:
 
 def _choice_of(settings: Sequence[str], groups: Collection[str]) -> tuple[str, ...]:
     """Return those of a job's settings that choose options of these groups."""
-    choosers = _choosers(groups)
-    return tuple(setting for setting in settings if name_of(setting) in choosers)
+    return tuple(settings_of(settings, _choosers(groups)))
 
 
 def compose(args: Sequence[str], task_function: TaskFunction | None = None) -> LabSweeper:
