@@ -36,7 +36,9 @@ class Playground:
     @staticmethod
     def options(group: str) -> list[str]:
         """Return the options of "hardware", "model" or "policy"."""
-        return [name for name in option_files(group) if name != "auto"]
+        files = option_files(group)
+        files.pop("auto", None)  # it looks at this machine, which a simulation has no use for
+        return list(files)
 
     def serve(self, **changes: object) -> PlaygroundRun:
         """Simulate it with changed settings: values, and names of options for hardware, model and
@@ -95,8 +97,8 @@ class PlaygroundRun:
         the share of decodes that ride along with prompts, and latencies (seconds).
         """
         rows = {}
+        tokens = sum(request.total_len for request in self.plan.load.requests)
         for name, iterations in self.iterations.items():
-            tokens = sum(request.total_len for request in self.plan.load.requests)
             decodes = iterations.num_decode_tokens
             riding = decodes[iterations.num_prefill_tokens > 0]
             rows[name] = {
@@ -118,8 +120,11 @@ class PlaygroundRun:
             compared = f"as many as {base.name}"
         else:
             compared = f"{chosen.gain:.2f} times {base.name}'s"
-        gap, base_gap = _gap(chosen), _gap(base)
-        against = f"as {base.name}" if gap == base_gap else f"where {base.name} has {base_gap}"
+        gap = _gap(chosen)
+        base_gap = _gap(base)
+        against = f"as {base.name}"
+        if gap != base_gap:
+            against = f"where {base.name} has {base_gap}"
         return (
             f"{serves}, {compared}, with {gap} between tokens at P99 {against}: "
             f"{chosen.riding:.0%} of its decodes ride along with prompts, "

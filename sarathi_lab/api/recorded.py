@@ -48,19 +48,21 @@ def verdict(name: str) -> str:
 def verdicts() -> str:
     """Return a row for each claim, with the devices on which it holds, in Markdown."""
     measured = _verdicts().query(f"verdict != '{judged.NOT_MEASURED}'")
-    columns = [name for name in judged.VERDICTS if name in set(measured.verdict)]
+    columns = pd.Index(judged.VERDICTS).intersection(measured.verdict.to_list(), sort=False)
     rows = [["experiment", "claim", *columns]]
     for (experiment, claim), group in measured.groupby(["experiment", "claim"]):
+        cells = [str(experiment), str(claim)]
         devices = group.device.str.removeprefix("simulated-")
-        cells = [", ".join(devices[group.verdict == name]) for name in columns]
-        rows.append([str(experiment), str(claim), *cells])
+        for verdict in columns:
+            cells.append(", ".join(devices[group.verdict == verdict]))
+        rows.append(cells)
     return markdown(rows)
 
 
 def errors() -> str:
     """Return the simulator's errors against the paper's points, in Markdown."""
     table = recorded.error_table(recorded.points_of())
-    rows = [[str(name) for name in table]]
+    rows = [list(map(str, table))]
     for record in table.to_dict("records"):
         cells = []
         for name, value in record.items():

@@ -45,8 +45,8 @@ class Results:
         tables: Mapping[str, Sequence[Reader]] | None = None,
     ) -> None:
         self.runs = runs
-        columns = list(map(str, runs))
-        self.settings = [name for name in columns if name in settings]
+        columns = pd.Index(map(str, runs))
+        self.settings = list(columns[columns.isin(list(settings))])
         self._tables = tables or {}
 
     def __repr__(self) -> str:
@@ -92,19 +92,10 @@ class Results:
     @cached_property
     def names(self) -> list[str]:
         """Names of the runs by what varies, such as "sarathi, tiny, cpu, chunk 256"."""
-        settings = [name for name in self.varying if name != "policy"]
         names = []
         num_named: Counter[str] = Counter()
         for _, run in sweep_analysis.with_short_devices(self.runs).iterrows():
-            values = [run["policy"]]
-            for setting in settings:
-                value = sweep_analysis.text(run[setting])
-                if value == "-":
-                    continue
-                if setting not in sweep_analysis.IDENTITY:
-                    value = f"{setting.rpartition('.')[2]} {value}"
-                values.append(value)
-            name = ", ".join(values)
+            name = _name_of(run, self.varying)
             num_named[name] += 1
             if num_named[name] > 1:
                 name += f" ({num_named[name]})"
@@ -120,13 +111,18 @@ class Results:
         That run is one of the sweep, else a baseline; ratios without one are NaN. Raises UserError
         if there is none at all, or several for one run.
         """
-        wanted = {"policy": to} if isinstance(to, str) else dict(to)
-        work = sweep_analysis.same_work(self.runs)
-        keys = [key for key in work if key not in wanted]
+        wanted: Mapping[str, object] = {"policy": to}
+        if not isinstance(to, str):
+            wanted = to
+        keys = []
+        for key in sweep_analysis.same_work(self.runs):
+            if key not in wanted:
+                keys.append(key)
         base = self._matching(wanted)
         self._refuse_several(base, keys, to)
         runs = sweep_analysis.without_baselines(self.runs)
-        shown = [metric for metric in metrics if metric in self.runs]
+        # A metric that no run has, such as waits of a closed batch, is left out.
+        shown = list(pd.Index(metrics).intersection(self.runs.columns, sort=False))
         ratios = sweep_analysis.ratios(runs, base, shown, keys)
         # Of several settings all values, as in "throughput_vs_sarathi_256".
         name = "_".join(map(str, wanted.values()))
@@ -178,8 +174,11 @@ class Results:
         readers = self._tables.get("iterations")
         if not readers:
             raise UserError("these runs have no tables of iterations; load them by their folders")
-        numbers = [self.names.index(name) for name in names] or self._best()
-        tables = {self.names[number]: readers[number]() for number in numbers}
+        drawn = names or [self.names[number] for number in self._best()]
+        tables = {}
+        for name in drawn:
+            read_iterations = readers[self.names.index(name)]
+            tables[name] = read_iterations()
         return curves(tables, x)
 
     def _best(self) -> list[int]:
@@ -219,15 +218,27 @@ class Results:
         if not tables:
             return pd.DataFrame()
         rows = pd.concat(tables, ignore_index=True)
-        names = [name for name in self.settings if name not in rows]
-        settings = self.runs[names]
+        # A column of the tables, such as the number of an iteration, counts before a setting.
+        settings = self.runs[self.settings].drop(columns=list(rows), errors="ignore")
         texts = settings.select_dtypes(exclude="number").columns
         # As categories, texts that millions of rows repeat take a byte each.
         settings = settings.astype(dict.fromkeys(texts, "category"))
-        lengths = [len(table) for table in tables]
-        run_of_row = np.repeat(np.arange(len(tables)), lengths)
+        run_of_row = np.repeat(np.arange(len(tables)), list(map(len, tables)))
         settings_of_rows = settings.take(run_of_row).reset_index(drop=True)
         return pd.concat([settings_of_rows, rows], axis="columns")
+
+
+def _name_of(run: pd.Series, varying: Sequence[str]) -> str:
+    """Return a run's policy and the other settings in which it may differ from others."""
+    values = [run["policy"]]
+    for setting in varying:
+        value = sweep_analysis.text(run[setting])
+        if setting == "policy" or value == "-":  # "-": it does not read the setting
+            continue
+        if setting not in sweep_analysis.IDENTITY:
+            value = f"{setting.rpartition('.')[2]} {value}"
+        values.append(value)
+    return ", ".join(values)
 
 
 def load(*places: str | Path) -> Results:
@@ -238,35 +249,39 @@ def load(*places: str | Path) -> Results:
     Projects and records have no tables of requests and iterations. Raises UserError for a
     place without runs.
     """
-    loaded = [_load(place) for place in places or (OUTPUTS,)]
-    if len(loaded) == 1:
-        return loaded[0]
-    runs = pd.concat([results.runs for results in loaded], ignore_index=True)
+    results = list(map(_load, places or [OUTPUTS]))
+    if len(results) == 1:
+        return results[0]
+    runs: list[pd.DataFrame] = []
     settings: list[str] = []
     tables: dict[str, list[Reader]] = {"requests": [], "iterations": []}
-    for results in loaded:
-        settings += results.settings
+    for result in results:
+        runs.append(result.runs)
+        settings += result.settings
         # Of projects and records, so that the readers stay beside their runs.
-        no_tables = [pd.DataFrame] * len(results.runs)
+        no_tables = [pd.DataFrame] * len(result.runs)
         for kind, readers in tables.items():
-            readers += results._tables.get(kind, no_tables)
-    return Results(runs, settings, tables)
+            readers += result._tables.get(kind, no_tables)
+    return Results(pd.concat(runs, ignore_index=True), settings, tables)
 
 
-def _load(place: str | Path) -> Results:
-    path = Path(place)
+def _load(source: str | Path) -> Results:
+    """Load one of the sources that `load` takes."""
+    path = Path(source)
+    name = str(source)
     if path.is_file() and path.suffix in CLIENT_SUFFIXES:
         return _load_benchmarks(path)
     if files.find_runs(path):
         return _load_folder(path)
-    if re.fullmatch(r"[\w-]+/[\w.-]+", str(place)) and not path.exists():
-        return _load_project(str(place))
-    if path.exists() or str(place) not in files.recorded():
+    # A folder ENTITY/PROJECT without runs is a mistake, not W&B's project of that name.
+    if re.fullmatch(r"[\w-]+/[\w.-]+", name) and not path.exists():
+        return _load_project(name)
+    if path.exists() or name not in files.recorded():
         raise UserError(
-            f"{place} holds no finished run; name a folder such as outputs, a recorded experiment "
+            f"{name} holds no finished run; name a folder such as outputs, a recorded experiment "
             "such as orca, or a project on W&B as entity/project"
         )
-    table = files.load(str(place))
+    table = files.load(name)
     settings = filter(sweep_analysis.is_setting, map(str, table))
     return Results(table, list(settings))
 
@@ -274,9 +289,12 @@ def _load(place: str | Path) -> Results:
 def _load_benchmarks(path: Path) -> Results:
     """Load what a benchmark client measured."""
     benchmarks = import_module(CLIENT_FILES).read_benchmarks(path)
-    runs = pd.DataFrame([{**load.labels, **load.summary} for load in benchmarks])
-    requests = [partial(getattr, load, "requests") for load in benchmarks]
-    return Results(runs, benchmarks[0].labels, {"requests": requests})
+    runs = []
+    requests: list[Reader] = []
+    for benchmark in benchmarks:
+        runs.append({**benchmark.labels, **benchmark.summary})
+        requests.append(partial(pd.DataFrame, benchmark.requests))
+    return Results(pd.DataFrame(runs), benchmarks[0].labels, {"requests": requests})
 
 
 def _load_folder(path: Path) -> Results:
@@ -284,10 +302,10 @@ def _load_folder(path: Path) -> Results:
     runs = files.load_runs(path)
     if runs.empty:
         raise UserError(f"{path} holds no run that can be read; name another")
-    tables = {
-        "requests": [partial(files.load_requests, folder) for folder in runs["path"]],
-        "iterations": [partial(files.load_iterations, folder) for folder in runs["path"]],
-    }
+    tables: dict[str, list[Reader]] = {"requests": [], "iterations": []}
+    for run in runs["path"]:  # a folder
+        tables["requests"].append(partial(files.load_requests, run))
+        tables["iterations"].append(partial(files.load_iterations, run))
     return Results(runs, runs.attrs["settings"], tables)
 
 

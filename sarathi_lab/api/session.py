@@ -7,7 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import MISSING, fields, is_dataclass
 from io import StringIO
 from pathlib import Path
@@ -21,8 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sarathi_lab.api.results import Results, load
 from sarathi_lab.config.command_line import quoted
 from sarathi_lab.config.errors import UserError, require_text
-from sarathi_lab.config.instantiate import build
-from sarathi_lab.config.paths import CONF
+from sarathi_lab.config.instantiate import build, option_files
 from sarathi_lab.config.sweeper import LabSweeper, compose
 from sarathi_lab.policy import Policy
 from sarathi_lab.run import run
@@ -70,7 +69,9 @@ def _prepared(
     settings: Mapping[str, object], flags: list[str], verbose: bool
 ) -> Iterator[LabSweeper]:
     """Compose and check the jobs of `settings`; show what is printed meanwhile if `verbose`."""
-    output = nullcontext() if verbose else redirect_stdout(StringIO())
+    output: AbstractContextManager[object] = redirect_stdout(StringIO())
+    if verbose:
+        output = nullcontext()
     with TemporaryDirectory() as folder, output:
         args = _arguments({**UNTRACKED, **settings}, flags, Path(folder))
         # Without `hydra.main`, which would read this process's command line.
@@ -94,8 +95,11 @@ def _arguments(settings: Mapping[str, object], flags: Sequence[str], folder: Pat
     options = PolicyOptions(folder)
     args = []
     for name, value in settings.items():
-        typed = _values if flags and not _is_list_of_metrics(name, value) else text_of
-        args.append(f"{name}={typed(value, options)}")
+        if flags and not _is_list_of_metrics(name, value):
+            text = _values(value, options)
+        else:
+            text = text_of(value, options)
+        args.append(f"{name}={text}")
     if options.names:
         args += ["--config-dir", str(folder)]
     return [*flags, *args]
@@ -133,12 +137,15 @@ def text_of(value: object, options: PolicyOptions) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        fields = [f"{name}:{text_of(field, options)}" for name, field in value.items()]
-        return f"{{{','.join(fields)}}}"
+        entries = []
+        for name, setting in value.items():
+            entries.append(f"{name}:{text_of(setting, options)}")
+        return f"{{{','.join(entries)}}}"
     if isinstance(value, str | Path):
         text = str(value)
-        is_plain = re.fullmatch(r"[A-Za-z_/][\w./%-]*", text) and text.lower() not in KEYWORDS
-        return text if is_plain else quoted(text)
+        if re.fullmatch(r"[A-Za-z_/][\w./%-]*", text) and text.lower() not in KEYWORDS:
+            return text
+        return quoted(text)
     if isinstance(value, Iterable):
         items = [text_of(item, options) for item in value]
         return f"[{','.join(items)}]"
@@ -161,11 +168,17 @@ def _dotted_name(function: Callable[..., object]) -> str:
 def _is_named(code: Callable[..., object]) -> bool:
     """Return whether a function or class is what its module has under its name."""
     module = sys.modules.get(code.__module__)
-    return getattr(module, code.__qualname__, None) is code
+    if module is None:
+        return False
+    return vars(module).get(code.__qualname__) is code
 
 
 class PolicyOptions:
-    """Folder of options like those of `conf/policy/`, a file for each policy object or class."""
+    """Folder of options like those of `conf/policy/`, a file for each policy object or class.
+
+    Hydra chooses a policy by the name of an option, a sweep between several ones, also in the
+    processes of a launcher. A file is the only form of an option that all of these read.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.names: list[str] = []
@@ -194,17 +207,20 @@ class PolicyOptions:
                 f"policy={policy} can't be written as settings ({reason}); use numbers and text, "
                 "or an option's file"
             ) from None
-        used = {path.stem for path in CONF.glob("policy/*.yaml")}
-        used.update(self.names)
-        stem = re.sub(r"\W", "_", cls.name)
+        name = self._unused_name(re.sub(r"\W", "_", cls.name))
+        self._folder.mkdir(exist_ok=True)
+        (self._folder / f"{name}.yaml").write_text(text)
+        self.names.append(name)
+        return name
+
+    def _unused_name(self, stem: str) -> str:
+        """Return the stem, with a number where another option has it."""
+        used = {*option_files("policy", ()), *self.names}
         name = stem
         number = 1
         while name in used:
             number += 1
             name = f"{stem}_{number}"
-        self._folder.mkdir(exist_ok=True)
-        (self._folder / f"{name}.yaml").write_text(text)
-        self.names.append(name)
         return name
 
 
@@ -212,15 +228,16 @@ def _parameters(policy: Policy | type[Policy]) -> dict[str, object]:
     """Return the fields of an object; of a class those with defaults, and its token budget."""
     if not is_dataclass(policy):
         return {}
-    stated = [field for field in fields(policy) if field.init]
-    if not isinstance(policy, type):
-        return {field.name: getattr(policy, field.name) for field in stated}
     parameters: dict[str, object] = {}
-    for field in stated:
-        if field.default is not MISSING:
+    for field in fields(policy):
+        if not field.init:
+            continue
+        if not isinstance(policy, type):
+            parameters[field.name] = getattr(policy, field.name)
+        elif field.default is not MISSING:
             parameters[field.name] = field.default
         elif field.default_factory is not MISSING:
             parameters[field.name] = field.default_factory()
-    if policy.budget_field is not None:
+    if isinstance(policy, type) and policy.budget_field is not None:
         parameters[policy.budget_field] = "${chunk}"
     return parameters
