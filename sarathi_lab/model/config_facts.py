@@ -73,6 +73,13 @@ class Facts:
             )
         return [str(of_layer) for of_layer in value]
 
+    def texts(self, name: str) -> list[str]:
+        """Return a list of names, of any length."""
+        value = self._config.get(name)
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise UserError(f"{name}={value!r} is not a list of names; {AGAIN}")
+        return [str(entry) for entry in value]
+
     def numbers(self, name: str) -> list[int] | None:
         """Return a list of whole numbers; None if it is not there."""
         value = self._config.get(name)

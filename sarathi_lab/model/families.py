@@ -101,6 +101,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_moe": Family(has_window_switch=True, has_shared_gate=True),
     "afmoe": Family(has_output_gate=True, every_full=4),
     **dict.fromkeys(("mimo_v2_flash", "mimo_v2"), Family(normal=own.of_mimo)),
+    **dict.fromkeys(("step3p5", "step3p7"), Family(normal=own.of_step)),
     "longcat_flash": Family(normal=own.of_longcat),
     "laguna": Family(normal=own.of_laguna),
     "deepseek_v32": Family(defaults=_index_of(64)),

@@ -18,6 +18,7 @@ from sarathi_lab.model.spec import ModelSpec
 
 Leaves = tuple[str, ...]
 FIX = "take the unquantised model"
+HEAD = "lm_head"
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 # Ways to name all products of a kind in one layer.
 ATTENTION: tuple[Leaves, ...] = (
@@ -133,6 +134,11 @@ class Name:
             raise UserError(
                 f"{self.setting} is no regular expression ({error}); fetch config.json again"
             ) from None
+
+    @property
+    def is_of_head(self) -> bool:
+        """Whether the name matches the output head."""
+        return any(self._expression.match(f"{prefix}{HEAD}") for prefix in ("", *PREFIXES))
 
     def matched(self, kind: Kind, layer: int) -> set[str]:
         """Return the paths of a kind's modules in a layer that the name matches."""

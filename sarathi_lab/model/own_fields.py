@@ -18,6 +18,8 @@ from sarathi_lab.model.config_facts import (
     Facts,
 )
 
+DENSE_OF_STEP = 3  # first layers without experts, where Step-3.5's file does not say
+
 
 def of_blocks(facts: Facts) -> Config:
     """Return what the `block_configs` of Llama Nemotron stand for, by the names of other models:
@@ -134,6 +136,36 @@ def of_laguna(facts: Facts) -> Config:
             )
         if numbers:
             fields[name] = numbers.pop()
+    return fields
+
+
+def of_step(facts: Facts) -> Config:
+    """Step-3.5 has other heads in layers with a window, and lists the kinds of the layers that
+    draft behind those of its own.
+    """
+    num_layers = facts.size("num_hidden_layers")
+    fields: dict[str, object] = {
+        "num_key_value_heads": facts.size("num_attention_groups", "num_key_value_heads"),
+        "num_experts_per_tok": facts.size("moe_top_k", "num_experts_per_tok"),
+        "shared_expert_intermediate_size": facts.size("share_expert_dim"),
+    }
+    if facts.has("layer_types"):
+        fields["layer_types"] = facts.texts("layer_types")[:num_layers]
+    others = facts.object("attention_other_setting")
+    for name, of_others in (
+        ("swa_num_attention_heads", "num_attention_heads"),
+        ("swa_num_key_value_heads", "num_attention_groups"),
+        ("swa_head_dim", "head_dim"),
+    ):
+        if others.has(of_others):
+            fields[name] = others.size(of_others)
+    if not facts.has("mlp_layer_types") and not facts.has("first_k_dense_replace"):
+        places = [*range(DENSE_OF_STEP, num_layers)]
+        if facts.has("moe_layers_enum"):
+            places = [int(place) for place in facts.text("moe_layers_enum").split(",")]
+        fields["mlp_layer_types"] = [
+            "sparse" if place in places else "dense" for place in range(num_layers)
+        ]
     return fields
 
 

@@ -68,11 +68,18 @@ SHARED_EXPERTS = (
 NOT_COUNTED: Mapping[str, tuple[str, Sequence[object]]] = {
     "index_kpool": ("an index of pooled keys", (1,)),
     "compress_ratios": ("a compressed cache (DeepSeek-V4)", ()),
+    "sparse_attention_config": ("attention to blocks that an index selects (MiniMax-M3)", ()),
+    "index_block_size": ("attention to blocks that an index selects (MiniMax-M3)", ()),
+    "share_q_dim": ("queries of heads from a space of their own (Step-3)", ()),
     "hc_mult": ("several residual streams (DeepSeek-V4)", (1,)),
     "routed_expert_hidden_size": ("experts in a space of their own", ()),
     "attn_res_block_size": ("attention to earlier layers", ()),
     "moe_latent_size": ("experts in a space of their own", ()),
 }
+# What can be done with a model that no formula is for.
+OTHERWISE = (
+    "use executor=vllm, which runs it, or state a shape of about its size in conf/model/NAME.yaml"
+)
 ENCODERS = ("vision_config", "audio_config")
 
 
@@ -105,20 +112,14 @@ def published_spec(config: Config, name: str) -> ModelSpec:
     if isinstance(text, Mapping):
         config = {**config, **text}
     model_type = str(config.get("model_type", "")).removesuffix("_text")
+    _check_parts(config)
     if model_type not in FAMILIES:
         raise UserError(
-            f"model_type={config.get('model_type')!r} has no formulas; take a model of "
-            f"{', '.join(sorted(FAMILIES))}, state its shape in conf/model/NAME.yaml, or use "
-            "executor=vllm, which runs others"
+            f"model_type={config.get('model_type')!r} has no formulas; {OTHERWISE}; formulas are "
+            f"there for {', '.join(sorted(FAMILIES))}"
         )
     if config.get("block_configs") is not None:
         config = {**config, **of_blocks(Facts(config))}
-    for name_of_part, (part, absent) in NOT_COUNTED.items():
-        value = config.get(name_of_part)
-        if value and value not in absent:
-            raise UserError(
-                f"{name_of_part}={str(value)[:40]}: {part} has no formula; take another model"
-            )
     _check_embedding(Facts(config))
     family = FAMILIES[model_type]
     config = {**family.defaults, **config}
@@ -133,6 +134,14 @@ def published_spec(config: Config, name: str) -> ModelSpec:
         quantisation=read_quantisation(config, spec),
         uncounted=(*encoders, *unused_fields(config)),
     )
+
+
+def _check_parts(config: Config) -> None:
+    """Raise UserError for parts that no formula has."""
+    for name, (part, absent) in NOT_COUNTED.items():
+        value = config.get(name)
+        if value and value not in absent:
+            raise UserError(f"{name}={str(value)[:40]}: {part} has no formula; {OTHERWISE}")
 
 
 def _check_embedding(facts: Facts) -> None:

@@ -69,17 +69,21 @@ class Quantisation:
         has_fp8_products: Whether activations have 8 bits, too, so that products run at the rate of
             these on a device that has them. Otherwise weights are only stored so, and products
             computed in the model's type.
+        has_fp4_products: The same of activations and products in 4 bits.
         of: All products of the layers but the router, those of the experts, or `parts`.
         parts: Of each kind of products, if they differ.
-        table_bytes: Bytes of a weight of embedding and output head; None: as the rest.
+        table_bytes: Bytes of a weight of embedding and output head; None: of the model's type.
+        head_bytes: The same of an output head that is no embedding; None: as the embedding.
     """
 
     name: str
     weight_bytes: float
     has_fp8_products: bool = False
+    has_fp4_products: bool = False
     of: Quantised = "layers"
     parts: tuple[StoredPart, ...] = ()
     table_bytes: float | None = None
+    head_bytes: float | None = None
 
     def part(self, kind: KindName | None) -> StoredPart:
         """Return how products of a kind are stored (None: of a kind that is not quantised)."""
@@ -103,10 +107,13 @@ class Quantisation:
 
 
 FP8 = Quantisation("fp8", 1.0, has_fp8_products=True)
-# By names that a run states, of usual checkpoints: 4 bits in groups of 128 (AWQ, GPTQ), and
-# gpt-oss's experts.
+# By names that a run states, of usual checkpoints: 8 bits with a scale a column, and activations in
+# as many (w8a8) or in the model's type; 4 bits in groups of 128 (AWQ, GPTQ); gpt-oss's experts.
 STORED: Mapping[str, Quantisation] = {
     "fp8": FP8,
+    "int8": Quantisation("int8", 1.0),
+    "w8a8": Quantisation("w8a8", 1.0, has_fp8_products=True),
+    "nvfp4": Quantisation("nvfp4", NVFP4_BITS / BITS_OF_BYTE, has_fp4_products=True),
     "int4": Quantisation("int4", (4 + (SCALE_BITS + 4) / 128) / BITS_OF_BYTE),
     "mxfp4": Quantisation("mxfp4", MXFP4_BITS / BITS_OF_BYTE, of="experts"),
 }

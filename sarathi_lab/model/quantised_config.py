@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.model.ignored_modules import named_shares
+from sarathi_lab.model.ignored_modules import Name, named_shares
 from sarathi_lab.model.quantisation import (
     BITS_OF_BYTE,
     FP8,
@@ -48,12 +48,9 @@ EVERYTHING = "re:.*"
 MODEL_BYTES = 2  # of a weight that is not quantised, in 16 bits
 HEAD = "lm_head"
 OUTSIDE_LAYERS = (HEAD, "embed_tokens")  # modules of tables
-QUANTISED_HEAD = (
-    "quantises the output head, whose bytes are counted as the embedding's; take a model that "
-    "leaves it as it was"
-)
 CACHE_FIELDS = ("kv_cache_scheme", "kv_cache_quant_algo")
 MOST_BITS = 16
+NVFP4 = 4  # bits
 NOT_QUANTISED = "-:"  # begins a regular expression of GPTQ's `dynamic`
 PER_COLUMN = -1  # a group's size, for one scale of a whole column
 
@@ -131,9 +128,9 @@ def _integers(method: str, settings: Settings) -> Quantisation:
                 f"{FIELD}.dynamic={name!r} gives modules bits of their own, which have no formula; "
                 "take the unquantised model"
             )
-    if settings.get("lm_head"):
-        raise UserError(f"{FIELD}.lm_head=true {QUANTISED_HEAD}")
-    return Quantisation(method, _bytes_in_group(settings))
+    weight_bytes = _bytes_in_group(settings)
+    head_bytes = weight_bytes if settings.get("lm_head") else None
+    return Quantisation(method, weight_bytes, head_bytes=head_bytes)
 
 
 def _bytes_in_group(settings: Settings) -> float:
@@ -181,10 +178,13 @@ def _group(name: str, group: Settings) -> Quantisation:
         if weights.get("symmetric") is False:
             group_bits += bits  # a zero
         of_group = _share_of_group(group_bits, weights)
+    # Of integers and MXFP4 products in 4 bits have other kernels, or none.
+    is_nvfp4 = bits == NVFP4 and weights.get("type") == "float" and strategy == "tensor_group"
     return Quantisation(
         "compressed-tensors",
         (bits + of_group) / BITS_OF_BYTE,
         has_fp8_products=bits == BITS_OF_BYTE and activations is not None,
+        has_fp4_products=is_nvfp4 and activations is not None,
     )
 
 
@@ -210,7 +210,7 @@ def _groups(groups: Settings, settings: Settings, spec: ModelSpec) -> Quantisati
             "follow from; take another quantisation of the model"
         )
     named = [_ignored(settings)]
-    rest: Quantisation | None = None
+    rest: Quantisation | None = None  # of all other products, the output head's among them
     read = list[Quantisation]()
     for name, value in groups.items():
         group = _object(f"{FIELD}.config_groups.{name}", value)
@@ -227,17 +227,29 @@ def _groups(groups: Settings, settings: Settings, spec: ModelSpec) -> Quantisati
     if rest is None:
         named.append(Named("config_groups", [EVERYTHING], None))
     base = rest or read[0]
-    # Products of one rate: of 8 bits only where all groups have them.
-    has_fp8_products = all(stored.has_fp8_products for stored in read)
-    return _with_named(replace(base, has_fp8_products=has_fp8_products), named, spec)
+    # Products of one rate: that of the most bits.
+    has_fp4_products = all(stored.has_fp4_products for stored in read)
+    has_fp8_products = not has_fp4_products and all(
+        stored.has_fp8_products or stored.has_fp4_products for stored in read
+    )
+    base = replace(
+        base,
+        has_fp8_products=has_fp8_products,
+        has_fp4_products=has_fp4_products,
+        head_bytes=None if rest is None else rest.weight_bytes,
+    )
+    return _with_named(base, named, spec)
 
 
 def _modelopt(settings: Settings) -> Quantisation:
     algorithm = str(settings.get("quant_algo"))
     if algorithm == "FP8":
-        return Quantisation("modelopt fp8", 1.0, has_fp8_products=True)
+        return Quantisation("modelopt fp8", 1.0, has_fp8_products=True, head_bytes=1.0)
     if algorithm == "NVFP4":
-        return Quantisation("modelopt nvfp4", NVFP4_BITS / BITS_OF_BYTE)
+        weight_bytes = NVFP4_BITS / BITS_OF_BYTE
+        return Quantisation(
+            "modelopt nvfp4", weight_bytes, has_fp4_products=True, head_bytes=weight_bytes
+        )
     raise UserError(
         f"{FIELD}.quant_algo={algorithm} has no formula of its bytes; take FP8 or NVFP4"
     )
@@ -282,10 +294,7 @@ def _with_named(
 ) -> Quantisation:
     """Give the modules of `groups` bytes of their own; where several name one, the first counts."""
     groups = [group for group in groups if group.names]
-    for group in groups:
-        for name in group.names:
-            if group.weight_bytes is not None and HEAD in name:
-                raise UserError(f"{FIELD}.{group.field}={name} {QUANTISED_HEAD}")
+    quantisation = replace(quantisation, head_bytes=_head_bytes(quantisation, groups))
     shares = [named_shares(group.field, group.names, spec) for group in groups]
     parts = []
     for kind in named_shares(FIELD, [], spec):
@@ -314,6 +323,14 @@ def _with_named(
     if are_alike and all(part.share == (part.kind == "experts") for part in parts):
         return replace(quantisation, of="experts")
     return replace(quantisation, of="parts", parts=tuple(parts))
+
+
+def _head_bytes(quantisation: Quantisation, groups: Sequence[Named]) -> float | None:
+    """Return the bytes of an output head that some group names, else of all others."""
+    for group in groups:
+        if any(Name(group.field, name).is_of_head for name in group.names):
+            return group.weight_bytes
+    return quantisation.head_bytes
 
 
 def _mlx(settings: Settings, spec: ModelSpec) -> Quantisation:

@@ -27,14 +27,19 @@ class Peaks:
     source: str
     # None: as 16 bits; not a number where products of 8 bits have another peak, which is unknown.
     fp8_flops_per_second: float | None = None
+    fp4_flops_per_second: float | None = None  # the same of products of 4 bits
 
     def rate(self, spec: ModelSpec) -> float:
-        """Return the FLOP/s of the products of `spec`: in 8 bits where its checkpoint has these."""
+        """Return the FLOP/s of the products of `spec`: in 8 or 4 bits where its checkpoint has
+        these.
+        """
         stored = spec.quantisation
-        fp8 = self.fp8_flops_per_second
-        if stored is None or not stored.has_fp8_products or fp8 is None:
-            return self.flops_per_second
-        return fp8
+        rate = None
+        if stored is not None and stored.has_fp8_products:
+            rate = self.fp8_flops_per_second
+        elif stored is not None and stored.has_fp4_products:
+            rate = self.fp4_flops_per_second
+        return self.flops_per_second if rate is None else rate
 
     def describe(self) -> str:
         """Format such as "measured: 1.2 TFLOP/s, 20 GB/s"."""
@@ -108,7 +113,7 @@ def operation_rooflines(
     activation = ffn_rows * ffn_width
     rooflines["elementwise"] = seconds(0, token_bytes * (norms + rotary + activation))
     if work.num_emits:
-        head_bytes = spec.table_bytes(dtype_bytes)
+        head_bytes = spec.head_bytes(dtype_bytes)
         rooflines["lm_head"] = product(spec.lm_head, work.num_emits, weight=head_bytes)
     return rooflines
 

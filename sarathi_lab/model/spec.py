@@ -28,7 +28,7 @@ Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 RopeKind = Literal["linear", "llama3"]
 KvDtype = Literal["auto", "int8", "fp8"]
-StoredDtype = Literal["auto", "fp8", "int4", "mxfp4"]
+StoredDtype = Literal["auto", "fp8", "int8", "w8a8", "int4", "mxfp4", "nvfp4"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_SCALE_BYTES = 4  # of the float32 beside every head of 8-bit keys or values
 MAX_LAYERS = 10**4  # a hundred times the deepest models
@@ -456,17 +456,24 @@ class ModelSpec:
         return self.stored.part("experts").mean_bytes(dtype_bytes)
 
     def table_bytes(self, dtype_bytes: int) -> float:
-        """Bytes of one parameter of the embedding and the output head."""
+        """Bytes of one parameter of the embedding."""
         if self.stored is None or self.stored.table_bytes is None:
             return dtype_bytes
         return self.stored.table_bytes
 
+    def head_bytes(self, dtype_bytes: int) -> float:
+        """Bytes of one parameter of the output head."""
+        if self.tie_embeddings or self.stored is None or self.stored.head_bytes is None:
+            return self.table_bytes(dtype_bytes)
+        return self.stored.head_bytes
+
     def weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of all matrices; a tied output head is stored once."""
-        num_tables = 1 if self.tie_embeddings else 2
-        table_params = num_tables * self.lm_head.num_params + self.layers.table_params
-        tables = math.ceil(table_params * self.table_bytes(dtype_bytes))
-        return self.layer_weight_bytes(dtype_bytes) + tables
+        table_params = self.lm_head.num_params + self.layers.table_params
+        tables = table_params * self.table_bytes(dtype_bytes)
+        if not self.tie_embeddings:
+            tables += self.lm_head.num_params * self.head_bytes(dtype_bytes)
+        return self.layer_weight_bytes(dtype_bytes) + math.ceil(tables)
 
     def layer_weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of the layers' matrices."""
@@ -552,7 +559,7 @@ class ModelSpec:
 
     def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Weight bytes of one iteration: the layers', and the output head's if a row emits."""
-        head = (work.num_emits > 0) * self.lm_head.num_params * self.table_bytes(dtype_bytes)
+        head = (work.num_emits > 0) * self.lm_head.num_params * self.head_bytes(dtype_bytes)
         if not self.num_experts:
             return self.num_linear_params * self.linear_bytes(dtype_bytes) + head
         others = (self.num_linear_params - self.num_expert_params) * self.linear_bytes(dtype_bytes)

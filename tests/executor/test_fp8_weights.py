@@ -9,6 +9,7 @@ import pytest
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.kernel_times import at_measured_rates, lasting_product_rate
 from tests.support.simulated import SPEC, TOY, batch_of
 
 # As fast at products of 8 bits as at others, and launched for nothing.
@@ -53,6 +54,36 @@ def test_a_product_bound_by_compute_goes_by_its_own_peak():
     )
     for name in PRODUCTS:
         assert faster[name] == pytest.approx(own[name] / 2)
+
+
+def test_products_in_4_bits_go_by_their_own_peak_where_the_card_states_one():
+    fast = replace(GPU, bytes_per_second=1e18)
+    eightfold = replace(fast, fp4_flops_per_second=8 * GPU.flops_per_second)
+
+    def times(gpu, weights):
+        backend = SimulatedBackend(gpu, weights=weights)
+        return backend.predictor(SPEC).operation_times(batch_of(chunk=64))
+
+    for name in PRODUCTS:
+        plain = times(fast, "auto")[name]
+        assert times(fast, "nvfp4")[name] == pytest.approx(plain)  # only stored so
+        assert times(eightfold, "nvfp4")[name] == pytest.approx(plain / 8)
+        assert times(eightfold, "int8")[name] == pytest.approx(plain)
+        assert times(fast, "w8a8")[name] == times(fast, "fp8")[name]
+    (caution,) = (
+        line
+        for line in SimulatedBackend(eightfold, weights="nvfp4").cautions(SPEC)
+        if "4-bit products" in line
+    )
+    assert "none was measured" in caution
+    scaled = at_measured_rates(replace(eightfold, product_rate=lasting_product_rate(fast) / 2))
+    assert scaled.fp4_flops_per_second == pytest.approx(4 * GPU.flops_per_second)
+
+
+def test_weights_in_4_bits_take_nine_sixteenths_of_a_byte():
+    nvfp4 = replace(SPEC, weight_dtype="nvfp4")
+    saved = SPEC.weight_bytes(2) - nvfp4.weight_bytes(2)
+    assert saved == pytest.approx(SPEC.num_linear_params * (2 - 9 / 16), abs=1)
 
 
 def test_hardware_without_such_a_peak_is_refused():

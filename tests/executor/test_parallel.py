@@ -235,8 +235,8 @@ def test_degrees_above_the_kv_heads_copy_them():
     written = operations.times("layer", 3)["kv_write"]
     assert written == pytest.approx(alone.times("layer", 3)["kv_write"])
     # Two devices have twice the memory and hold the cache twice.
-    weights, token_bytes = one_head.weight_bytes(2), one_head.kv_bytes_per_token(2)
-    gpu = dataclasses.replace(LINKED, memory_bytes=weights / 2 + 10 * token_bytes)
+    weights, token_bytes = pair.device_weight_bytes(one_head, 2), one_head.kv_bytes_per_token(2)
+    gpu = dataclasses.replace(LINKED, memory_bytes=weights + 10 * token_bytes)
     check_room(one_head, gpu, 2, pair, 10)
     with pytest.raises(UserError, match="memory of 2 x toy"):
         check_room(one_head, gpu, 2, pair, 11)

@@ -85,13 +85,14 @@ def test_bytes_of_caches_and_states():
     assert QWEN.state_bytes(2) == 36 * 2 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128))
     assert QWEN.state_tokens(2) == 1608  # 39.5 MB at 24,576 bytes a token
     assert NEMOTRON.state_bytes(2) == 54 * (4 * 256 * 64 * 256 + 2 * 3 * (16384 + 2 * 8 * 256))
-    # Latents are on each device, keys and values spread over the devices.
+    # Latents, and the products that make them, are on each device.
     for devices in (1, 2):
-        rest = devices * B200X16.memory_bytes - DEEPSEEK.weight_bytes(2)
-        tokens = int(rest / (devices * 70272))
-        check_room(DEEPSEEK, B200X16, 2, Parallel(tensor=devices), tokens)
+        parallel = Parallel(tensor=devices)
+        rest = B200X16.memory_bytes - parallel.device_weight_bytes(DEEPSEEK, 2)
+        tokens = int(rest / 70272)
+        check_room(DEEPSEEK, B200X16, 2, parallel, tokens)
         with pytest.raises(UserError, match="for weights and"):
-            check_room(DEEPSEEK, B200X16, 2, Parallel(tensor=devices), tokens + 1)
+            check_room(DEEPSEEK, B200X16, 2, parallel, tokens + 1)
 
 
 B200X16 = replace(H200, memory_bytes=16 * 180e9)

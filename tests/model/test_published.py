@@ -510,6 +510,7 @@ def test_bytes_of_quantised_weights(
 
 
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 INT4 = {"num_bits": 4, "strategy": "channel"}
 GROUP = {"weights": INT4, "targets": ["Linear"]}
 COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"group_0": GROUP}}
@@ -639,23 +640,47 @@ def test_modules_of_autoround_may_have_bits_of_their_own(
     assert parts == [pytest.approx(attention), pytest.approx(ffns)]
 
 
-def test_a_quantised_output_head_is_refused() -> None:
-    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
-    groups = {"config_groups": {"group_0": {**GROUP, "targets": ["re:.*mlp.*", "re:.*lm_head"]}}}
-    for settings in (
-        {**gptq, "lm_head": True},
-        {**gptq, "extra_config": {"lm_head": {"bits": 8}}},
-        {**COMPRESSED, **groups},
-    ):
-        with pytest.raises(UserError, match=r"lm_head.* quantises the output head"):
-            published("Llama-3.1-8B", quantization_config=settings)
-    kept = {**gptq, "lm_head": False, "extra_config": {"lm_head": {"bits": 16}}}
-    assert published("Llama-3.1-8B", quantization_config=kept).table_bytes(2) == 2
+@pytest.mark.parametrize(
+    ("settings", "head_bytes"),
+    [
+        ({**GPTQ, "lm_head": True}, 0.5 + 20 / 8 / 128),
+        ({**GPTQ, "lm_head": False, "extra_config": {"lm_head": {"bits": 16}}}, 2),
+        ({**COMPRESSED, "config_groups": {"group_0": {**GROUP, "targets": ["Linear"]}}}, 0.5),
+        (
+            {
+                **COMPRESSED,
+                "config_groups": {"group_0": {**GROUP, "targets": ["Linear"]}},
+                "ignore": ["re:.*lm_head"],
+            },
+            2,
+        ),
+        (
+            {
+                **COMPRESSED,
+                "config_groups": {"group_0": {**GROUP, "targets": ["re:.*mlp.*", "re:.*lm_head"]}},
+            },
+            0.5,
+        ),
+        ({**COMPRESSED, "config_groups": {"group_0": {**GROUP, "targets": ["re:.*mlp.*"]}}}, 2),
+        (NVFP4, 9 / 16),
+        ({**NVFP4, "exclude_modules": ["lm_head"]}, 2),
+    ],
+    ids=str,
+)
+def test_an_output_head_has_the_bytes_that_its_checkpoint_gives_it(
+    settings: dict[str, Any], head_bytes: float
+) -> None:
+    spec = published("Llama-3.1-8B", quantization_config=settings)
+    assert spec.head_bytes(2) == pytest.approx(head_bytes)
+    assert spec.table_bytes(2) == 2
+    tied = replace(spec, tie_embeddings=True)
+    assert tied.head_bytes(2) == 2
 
 
 def test_parts_that_are_quantised_count_with_their_bytes() -> None:
     plain = published("Llama-3.1-8B")
-    ffns = published("Llama-3.1-8B", quantization_config={**NVFP4, "ignore": ["re:.*self_attn.*"]})
+    ignored = {"ignore": ["re:.*self_attn.*", "lm_head"]}
+    ffns = published("Llama-3.1-8B", quantization_config={**NVFP4, **ignored})
     in_ffns = 32 * 3 * 4096 * 14336
     assert plain.weight_bytes(2) - ffns.weight_bytes(2) == pytest.approx(in_ffns * (2 - 9 / 16))
     decode = make_batch(num_decodes=1, context=100)
@@ -805,7 +830,7 @@ def test_weights_that_a_run_states_are_those_of_a_quantised_file() -> None:
     assert stated == SimulatedBackend(H100).predictor(stored).operation_times(chunk)
     with pytest.raises(UserError, match=r"executor\.weights=mxfp4 is of experts"):
         SimulatedBackend(H100, weights="mxfp4").check(published("Qwen3-8B"), 0)
-    with pytest.raises(UserError, match=r"executor\.weights=int4 or fp8"):
+    with pytest.raises(UserError, match=r"executor\.weights=int4, nvfp4 or fp8"):
         SimulatedBackend(H100).check(published("Llama-3.3-70B"), 0)
 
 
@@ -813,6 +838,8 @@ def test_weights_that_a_run_states_are_those_of_a_quantised_file() -> None:
     ("fields", "named"),
     [
         ({"model_type": "mamba"}, "model_type='mamba'"),
+        ({"model_type": "step3_text", "share_q_dim": 2048}, "share_q_dim=2048"),
+        ({"sparse_attention_config": {"sparse_block_size": 128}}, "sparse_attention_config="),
         ({"compress_ratios": [0, 4, 128]}, "compress_ratios=[0, 4, 128]"),
         ({"index_topk": 2048}, "index_n_heads is missing"),
         ({"layer_types": ["conv", "full_attention", "conv"]}, "layer_types: conv has no formula"),

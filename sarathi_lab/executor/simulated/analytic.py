@@ -68,11 +68,11 @@ class AnalyticOperations:
         self._converting = set(self.fused)
         if not self._has_norms:
             self._converting.add("norm")
-        self._fp8_hardware: Hardware | None = None  # with the peak of 8-bit products
+        self._low_hardware: Hardware | None = None  # with the peak of products in 8 or 4 bits
         if spec.weight_dtype == "fp8":
             _ = hardware.fp8_peak  # raises if unknown
         if spec.stored is not None and spec.stored.of != "experts":
-            self._fp8_hardware = hardware.for_products(spec.stored)
+            self._low_hardware = hardware.for_products(spec.stored)
 
     def times(self, per: Per, number: int) -> Mapping[str, float]:
         """Compute the seconds of operations `per` layer or iteration over `number` tokens, or per
@@ -205,18 +205,20 @@ class AnalyticOperations:
             plain = (1 - share) * unquantised
         if share == 0:
             return plain
-        if self._fp8_hardware is None:
+        if self._low_hardware is None:
             weight_bytes = self._part_of(name).weight_bytes
             product = matmul_time(*size, self.hardware, self.dtype_bytes, weight_bytes)
         else:
-            product = matmul_time(*size, self._fp8_hardware, 1)
+            # Activations of 4 bits count as a byte: an upper bound of what is moved.
+            weight_bytes = self._part_of(name).weight_bytes
+            product = matmul_time(*size, self._low_hardware, 1, weight_bytes)
             product += self._conversion_time(num_tokens, rows)
         return plain + share * product
 
     def fused_time(self, num_tokens: int, linear: Linear) -> float:
         """Compute the seconds of a product's conversion that the kernel before it includes."""
         kernel_before = BEFORE.get(linear.name)
-        if self._fp8_hardware is None or kernel_before not in self._converting:
+        if self._low_hardware is None or kernel_before not in self._converting:
             return 0.0
         rows, _ = self.shard_shape(linear)
         conversion = self._conversion_time(num_tokens, rows)

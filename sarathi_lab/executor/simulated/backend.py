@@ -77,8 +77,9 @@ class SimulatedBackend:
         pipeline_parallel: Stages that share the layers.
         host: Replaces the hardware's `iteration_overhead`, if it states seconds.
         weights: In "fp8" weights and activations of the layers' products have 8 bits (W8A8). In
-            "int4" (AWQ, GPTQ) and "mxfp4" (experts) weights are stored, and products computed in
-            the type of the rest.
+            "w8a8" they are integers of 8 bits, in "nvfp4" numbers of 4. In "int4" (AWQ, GPTQ),
+            "int8" and "mxfp4" (experts) weights are stored, and products computed in the type of
+            the rest.
         draw: From 1 to `NUM_DRAWS`, in which the constants of the cost model err within its errors
             (`DrawnTimes`); 0: none does.
     """
@@ -215,7 +216,10 @@ class SimulatedBackend:
         fp8 = hardware.fp8_flops_per_second
         if fp8 is not None:
             fp8 *= num_devices
-        return Peaks(num_devices * flops, num_devices * hardware.bytes_per_second, source, fp8)
+        fp4 = hardware.fp4_flops_per_second
+        if fp4 is not None:
+            fp4 *= num_devices
+        return Peaks(num_devices * flops, num_devices * hardware.bytes_per_second, source, fp8, fp4)
 
     def size(self) -> tuple[int, int]:
         """Return the hardware file's memory and multiprocessors, of all devices together."""
@@ -280,6 +284,11 @@ class SimulatedBackend:
             runs_at = "the rate of the model's type, with no time for their conversion"
             if self.hardware.for_products(stored) is not None:
                 runs_at = "the device's rate of 8-bit products"
+                if stored.has_fp4_products:
+                    runs_at = (
+                        "the device's peak of 4-bit products, at the efficiency of 8 bits: none "
+                        "was measured"
+                    )
             cautions.append(
                 f"model {spec.name}: the {stored.description} ({stored.name}), and their products "
                 f"run at {runs_at}"
@@ -416,6 +425,6 @@ class SimulatedBackend:
         if self.weights != "auto" and STORED[self.weights].of == "experts" and not spec.num_experts:
             raise UserError(
                 f"{WEIGHTS}={self.weights} is of experts, which model {spec.name} has not; use "
-                f"{WEIGHTS}=int4, fp8 or auto"
+                f"{WEIGHTS}=int4, nvfp4, int8, fp8 or auto"
             )
         return replace(spec, weight_dtype=self.weights)

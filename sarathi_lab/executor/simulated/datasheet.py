@@ -19,6 +19,7 @@ BASE = "h100"  # whose kernels are assumed where none is named
 LEAST = {
     "peak": 1e12,  # FLOP/s
     "fp8_peak": 1e12,
+    "fp4_peak": 1e12,
     "bandwidth": 1e10,  # bytes/s
     "memory": 1e9,  # bytes
     "link": 1e8,  # bytes/s
@@ -36,6 +37,7 @@ def datasheet(
     link: float | None = None,
     network: float | None = None,
     fp8_peak: float | None = None,
+    fp4_peak: float | None = None,
     num_sms: int | None = None,
     l2: float | None = None,
     error: float = ASSUMED_ERROR,
@@ -55,6 +57,7 @@ def datasheet(
         link: Bytes/s to another device of its node, in one direction.
         network: Bytes/s to another node.
         fp8_peak: FLOP/s of dense products in 8 bits.
+        fp4_peak: FLOP/s of dense products in 4 bits.
         num_sms: Multiprocessors; None: as many as reach the peak with those of `base`.
         l2: Bytes of its L2 cache; None: those of `base`.
         error: The mean relative error of its kernels' times that is assumed.
@@ -70,6 +73,7 @@ def datasheet(
         "link_bytes_per_second": _rate("link", link),
         "network_bytes_per_second": _rate("network", network),
         "fp8_flops_per_second": _rate("fp8_peak", fp8_peak),
+        "fp4_flops_per_second": _rate("fp4_peak", fp4_peak),
     }
     if base is None:
         _require({"peak": peak, "bandwidth": bandwidth, "memory": memory})

@@ -38,6 +38,7 @@ OF_DATASHEET = {
     "link_bytes_per_second": "link",
     "network_bytes_per_second": "network",
     "fp8_flops_per_second": "fp8_peak",
+    "fp4_flops_per_second": "fp4_peak",
 }
 
 
@@ -95,6 +96,7 @@ class Hardware:
     network_bytes_per_second: float | None = _link()
     fp8_flops_per_second: float | None = _peak(None)
     fp8_efficiency: float = _efficiency(1.0)
+    fp4_flops_per_second: float | None = _peak(None)  # at the efficiency of 8 bits: none measured
     link_efficiency: float = _efficiency(1.0)  # of links within and between nodes
     link_latency: float = _seconds(0.0)  # of a transfer
     # Of an all-reduce, per device beyond two: extra seconds, and the rate's divisor less 1.
@@ -247,14 +249,17 @@ class Hardware:
         return self.required("fp8_flops_per_second", f"{WEIGHTS}=fp8", f"{WEIGHTS}=auto")
 
     def for_products(self, stored: Quantisation | None) -> Hardware | None:
-        """Return the device with the peak of 8-bit products, if weights that are `stored` so run at
-        it here; None where they are only read in fewer bytes.
+        """Return the device with the peak of products in 8 or 4 bits, if weights that are `stored`
+        so run at it here; None where they are only read in fewer bytes.
         """
-        if stored is None or not stored.has_fp8_products or self.fp8_flops_per_second is None:
+        peak = None
+        if stored is not None and stored.has_fp8_products:
+            peak = self.fp8_flops_per_second
+        elif stored is not None and stored.has_fp4_products:
+            peak = self.fp4_flops_per_second
+        if peak is None:
             return None
-        peak = self.fp8_flops_per_second
-        efficiency = self.fp8_efficiency
-        return replace(self, flops_per_second=peak, matmul_efficiency=efficiency)
+        return replace(self, flops_per_second=peak, matmul_efficiency=self.fp8_efficiency)
 
     def required(self, figure: str, setting: str, alternative: str) -> float:
         """Return a constant that `setting` needs. Raises UserError if it is unknown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 from sarathi_lab.config.errors import UserError
@@ -62,7 +63,7 @@ def served_tokens(
         raise UserError(
             f"model {spec.name} leaves no room for KV on each of {parallel.num_devices} x "
             f"{hardware.name}: {setup.describe(device)}; {more}{_fewer_bits(spec)}take more "
-            "devices (executor.tensor_parallel=8), a smaller model or another hardware"
+            f"devices ({_more_devices(parallel)}), a smaller model or another hardware"
         )
     return num_tokens
 
@@ -87,10 +88,11 @@ def check_room(
     kv_tokens: int = 0,
     window_pool: float | None = None,
 ) -> None:
-    """Raise UserError unless `kv_tokens` of stated cache fit beside the weights, all spread evenly,
-    with nothing kept for a server's iterations. It names the smallest sufficient number of devices.
+    """Raise UserError unless `kv_tokens` of stated cache fit beside the weights, both spread evenly
+    over the stages, with nothing kept for a server's iterations. It names the smallest sufficient
+    number of devices.
     """
-    weights = spec.weight_bytes(dtype_bytes)
+    weights = _weights_of_stages(spec, parallel, dtype_bytes)
     token_bytes = parallel.cache_bytes_per_token(spec, dtype_bytes, window_pool)
     cache = kv_tokens * parallel.tensor * token_bytes
     memory = parallel.num_devices * hardware.memory_bytes
@@ -111,11 +113,26 @@ def check_room(
     )
 
 
+def _weights_of_stages(spec: ModelSpec, parallel: Parallel, dtype_bytes: int) -> float:
+    """Return the bytes of weights on all devices, with what each device of a stage has of its own:
+    copied KV heads, and products that none can share.
+    """
+    stage = replace(parallel, pipeline=1)
+    return stage.tensor * stage.device_weight_bytes(spec, dtype_bytes)
+
+
+def _more_devices(parallel: Parallel) -> str:
+    """Name a setting of twice the devices, or of a node's."""
+    if parallel.tensor < MAX_TENSOR:
+        return f"executor.tensor_parallel={MAX_TENSOR}"
+    return f"executor.pipeline_parallel={2 * parallel.pipeline}"
+
+
 def _fewer_bits(spec: ModelSpec) -> str:
     """Name the weights that take less room, for a model whose weights are not quantised."""
     if spec.stored is not None:
         return ""
-    names = "int4, mxfp4 or fp8" if spec.num_experts else "int4 or fp8"
+    names = "int4, nvfp4, mxfp4 or fp8" if spec.num_experts else "int4, nvfp4 or fp8"
     return f"state the weights of a quantised checkpoint by executor.weights={names}, "
 
 
@@ -129,7 +146,6 @@ def _sufficient(
     """Name the fewest devices that hold the model; each stage adds a micro-batch with its cache of
     `stage_tokens`.
     """
-    weights = spec.weight_bytes(dtype_bytes)
     # Without a link, or a network, devices can't share a layer, or the layers.
     max_tensor = MAX_TENSOR if hardware.link_bytes_per_second else 1
     max_pipeline = spec.num_layers if hardware.network_bytes_per_second else 1
@@ -140,6 +156,7 @@ def _sufficient(
             continue
         token_bytes = tensor * layout.cache_bytes_per_token(spec, dtype_bytes, window_pool)
         caches = pipeline * stage_tokens * token_bytes
+        weights = _weights_of_stages(spec, layout, dtype_bytes)
         if weights + caches <= layout.num_devices * hardware.memory_bytes:
             fitting.append(layout)
     if not fitting:

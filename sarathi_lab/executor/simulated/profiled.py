@@ -286,7 +286,11 @@ def tables_for(formula: AnalyticOperations, level: str = "profiled") -> Operatio
     has_table = (
         stored is None
         or stored.of == "experts"
-        or (stored.of == "layers" and hardware.for_products(stored) is not None)
+        or (
+            stored.of == "layers"
+            and stored.has_fp8_products
+            and hardware.for_products(stored) is not None
+        )
     )
     if stored is not None and not has_table:
         raise UserError(

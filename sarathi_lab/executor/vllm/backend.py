@@ -224,8 +224,10 @@ class VllmBackend(MeasuredBackend):
         """Measure the peaks of this device, times the number of GPUs."""
         with devices.explain_lack_of_memory("the measurement of its peaks"):
             peaks = devices.measure_peaks(self.torch_device, self.torch_dtype)
-        # Products of 8 bits are not measured: their rooflines are left blank.
-        return replace(self.of_all_devices(peaks), fp8_flops_per_second=math.nan)
+        # Products of 8 and 4 bits are not measured: their rooflines are left blank.
+        return replace(
+            self.of_all_devices(peaks), fp8_flops_per_second=math.nan, fp4_flops_per_second=math.nan
+        )
 
     def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
         """Have an engine made with room for `sizes`. Raises UserError for what vLLM refuses."""

@@ -61,12 +61,14 @@ GRAPH_MODES: dict[Any, str] = {0: "none", 1: "piecewise", 2: "full"}
 GRAPH_MODES |= {(2, 0): "full_decode_only", (2, 1): "full_and_piecewise"}
 # Weights that a method has, by a part of its name; of GPTQ the usual 4 bits.
 WEIGHTS_OF_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
+WEIGHTS_OF_METHODS |= {"modelopt_fp4": "nvfp4", "w8a8": "w8a8", "int8": "int8"}
 WEIGHTS_OF_METHODS |= {"auto_round": "int4", "auto-round": "int4"}
 # Methods that leave the type of the weights to a checkpoint's files; its name may tell it.
 METHODS_OF_CHECKPOINTS = ("inc", "compressed-tensors", "modelopt", "quark")
 # Words of a model's name that tell the type of its weights; of a type that is none of these, and
 # counts first, as GPTQ may have 8 bits.
-WEIGHTS_OF_NAMES = {"fp8": "fp8", "mxfp4": "mxfp4"}
+WEIGHTS_OF_NAMES = {"fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
+WEIGHTS_OF_NAMES |= {"w8a8": "w8a8"} | dict.fromkeys(("int8", "w8a16", "8bit"), "int8")
 WEIGHTS_OF_NAMES |= dict.fromkeys(("int4", "w4a16", "4bit", "awq", "gptq"), "int4")
 OTHER_WEIGHTS = re.compile(r"w\d+a\w*\d+|u?int\d+|(mx|nv)?fp\d|nf4|\d+bit|i?q\d\w*|gguf|bnb")
 CACHED_MODEL = re.compile(r"models--[^/]+--([^/]+)")  # a folder of the hub's cache

@@ -564,8 +564,8 @@ def test_the_name_of_a_model_tells_the_type_of_its_weights(client):
     assert fp8.config["executor"]["weights"] == "fp8"
     told = "executor.weights=fp8, as the model's name Llama-3.1-8B-FP8-dynamic tells"
     assert told in " ".join(fp8.describe())
-    int8 = replayed_with(f"vllm serve {MODEL}-GPTQ-Int8")
-    assert "not simulated: weights of int8" in " ".join(int8.describe())
+    q4 = replayed_with(f"vllm serve {MODEL}-Q4_K_M")
+    assert "not simulated: weights of q4" in " ".join(q4.describe())
     stated = replayed_with(f"vllm serve {MODEL}-quantized.w4a16 --quantization fp8")
     assert stated.config["executor"]["weights"] == "fp8"
 
