@@ -4,12 +4,13 @@ vLLM's data with expert parallelism.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -22,7 +23,7 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import CostModel
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.experts import Experts
-from sarathi_lab.extensions.cluster.cluster import Schedulers
+from sarathi_lab.extensions.cluster.cluster import Link, Schedulers
 from sarathi_lab.extensions.cluster.routers import ROUTERS, Router
 from sarathi_lab.extensions.cluster.topologies import Replicas
 from sarathi_lab.model.roofline import Peaks
@@ -35,28 +36,30 @@ GRAPH_STEP = 8  # tokens between the sizes of recorded CUDA graphs: vLLM's, up t
 class LockstepBatch(Batch):
     """The batches of one iteration of all replicas, with the chunks and the sums of all."""
 
-    parts: tuple[Batch, ...] = ()  # one each, maybe empty
+    of_replicas: tuple[Batch, ...] = ()  # one each, maybe empty
     waited: float = 0.0  # seconds for which replicas waited for the slowest, of all together
 
     @classmethod
-    def of(cls, parts: tuple[Batch, ...]) -> LockstepBatch:
+    def of(cls, of_replicas: tuple[Batch, ...]) -> LockstepBatch:
+        """Return the batch of one iteration, with the sums over its replicas."""
         chunks: list[Chunk] = []
-        for part in parts:
-            chunks += part.chunks
-        batch = cls(chunks, parts=parts)
-        # The sums that `Batch.add` keeps, of all replicas.
+        for batch in of_replicas:
+            chunks += batch.chunks
+        joined = cls(chunks, of_replicas=of_replicas)
+        # The sums that `Batch.add` keeps: all of its fields that are numbers of tokens or chunks.
         for column in fields(Batch):
             if column.type == "int":
-                total = sum(getattr(part, column.name) for part in parts)
-                setattr(batch, column.name, total)
-        windows = [part.window for part in parts if part.window]
-        batch.window = windows[0] if windows else None
-        return batch
+                numbers = map(attrgetter(column.name), of_replicas)
+                setattr(joined, column.name, sum(numbers))
+        for batch in of_replicas:
+            if batch.window:  # the same for all, as they serve one model
+                joined.window = batch.window
+        return joined
 
 
 class LockstepReplicas(Schedulers):
     """Replicas of an engine with separate caches that run one batch each at a time, as a layer's
-    experts wait for the tokens of all. The batches of one iteration are the `parts` of one. A
+    experts wait for the tokens of all. The batches of one iteration are one `LockstepBatch`. A
     request stays at the replica that `router` chooses when it arrives.
 
     Replicas count iterations together, from 0 when all are idle (vLLM's waves), so that a
@@ -77,33 +80,40 @@ class LockstepReplicas(Schedulers):
             self._step = 0
         for replica in self.schedulers:
             replica.shared_step = self._step
-        parts = tuple(replica.schedule(now) or Batch() for replica in self.schedulers)
-        if not any(parts):
+        batches = tuple(replica.schedule(now) or Batch() for replica in self.schedulers)
+        if not any(batches):
             return None
         self._step += 1
-        return LockstepBatch.of(parts)
+        return LockstepBatch.of(batches)
 
-    def advance(self, batch: Any) -> None:
-        for replica, part in zip(self.schedulers, batch.parts, strict=True):
-            replica.advance(part)
-        batch.queues = queues_of(batch)
+    def advance(self, batch: Batch) -> None:
+        joined = _joined(batch)
+        for replica, own in zip(self.schedulers, joined.of_replicas, strict=True):
+            replica.advance(own)
+        joined.queues = queues_of(joined)
 
     def update(self, result: StepResult) -> list[SequenceState]:
-        batch: Any = result.batch
-        self.waited += batch.waited
+        joined = _joined(result.batch)
+        self.waited += joined.waited
         finished = []
-        num_taken = 0  # of the tokens of all parts
-        for replica, part in zip(self.schedulers, batch.parts, strict=True):
-            token_ids = result.token_ids[num_taken : num_taken + part.num_emits]
-            num_taken += part.num_emits
-            finished += replica.update(replace(result, batch=part, token_ids=token_ids))
-        batch.queues = queues_of(batch)
+        start = 0  # of the replica's tokens among those of all, which follow one another
+        for replica, own in zip(self.schedulers, joined.of_replicas, strict=True):
+            end = start + own.num_emits
+            own_result = replace(result, batch=own, token_ids=result.token_ids[start:end])
+            finished += replica.update(own_result)
+            start = end
+        joined.queues = queues_of(joined)
         return finished
+
+
+def _joined(batch: Batch) -> LockstepBatch:
+    assert isinstance(batch, LockstepBatch), "replicas in lockstep make no other batch"
+    return batch
 
 
 def queues_of(batch: LockstepBatch) -> Queues:
     """Sum the queues of all replicas after `batch`."""
-    queues = [part.queues for part in batch.parts if part.queues is not None]
+    queues = [own.queues for own in batch.of_replicas if own.queues is not None]
     return Queues(*map(sum, zip(*queues, strict=True)))
 
 
@@ -123,26 +133,27 @@ class Lockstep(Replicas):
         model of which replicas share nothing.
         """
         simulated = self.simulated(backend)
-        if spec.num_experts % self.num or not spec.num_experts:
-            remedy = (
-                "use a number that divides them" if spec.num_experts else "use cluster=replicas"
-            )
+        if not spec.num_experts or spec.num_experts % self.num:
+            remedy = "use cluster=replicas"
+            if spec.num_experts:
+                remedy = "use a number that divides them"
             raise UserError(
                 f"cluster=lockstep cluster.num={self.num} shares the experts of a mixture; model "
                 f"{spec.name} has {spec.num_experts}; {remedy}"
             )
         return LockstepBackend(**vars(simulated), sharing=self)
 
-    def executor(self, make: Callable[[], Executor], link: Any) -> Executor:
+    def executor(self, make: Callable[[], Executor], link: Link | None) -> Executor:
         return make()
 
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Any) -> LockstepReplicas:
+    def cluster(self, schedulers: Sequence[Scheduler], executor: Executor) -> LockstepReplicas:
         return LockstepReplicas(schedulers, ROUTERS[self.router]())
 
     def results(
-        self, scheduler: Any, summary: Mapping[str, float], num_devices: int
+        self, scheduler: Schedulers, summary: Mapping[str, float], num_devices: int
     ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
         """Return the quantities of the replicas; they are idle while they wait for the slowest."""
+        assert isinstance(scheduler, LockstepReplicas), "`cluster` has made it"
         tables, quantities = super().results(scheduler, summary, num_devices)
         waited = scheduler.waited / (self.num * summary["duration"])
         busy = summary["busy_time"] / summary["duration"]
@@ -151,10 +162,11 @@ class Lockstep(Replicas):
 
     def computed(self, tokens: Sequence[int]) -> Sequence[int]:
         """Pad the `tokens` of each replica as the experts compute them."""
-        largest = -(-max(tokens) // GRAPH_STEP) * GRAPH_STEP
-        if largest > self.graph_tokens:
+        num_steps = math.ceil(max(tokens) / GRAPH_STEP)
+        padded = num_steps * GRAPH_STEP
+        if padded > self.graph_tokens:
             return tokens
-        return [largest] * len(tokens)
+        return [padded] * len(tokens)
 
 
 class SharedExperts(Experts):
@@ -175,7 +187,9 @@ class SharedExperts(Experts):
         spec = self.spec
         hardware = self.hardware
         devices = self.sharing.num
-        total = sum(self.sharing.computed(tokens) if len(tokens) > 1 else tokens)
+        if len(tokens) > 1:  # alone a replica replays no graph of the others' size
+            tokens = self.sharing.computed(tokens)
+        total = sum(tokens)
         entries = total * (2 * spec.hidden_size + spec.num_experts)
         sent = (devices - 1) / devices * entries * self.dtype_bytes
         exchange = 2 * hardware.link_latency + sent / self._link_rate
@@ -204,7 +218,9 @@ class LockstepBackend(SimulatedBackend):
         peaks = super().peaks()
         num = self.sharing.num
         return Peaks(
-            num * peaks.flops_per_second, num * peaks.bytes_per_second, f"{peaks.source} x {num}"
+            num * peaks.flops_per_second,
+            num * peaks.bytes_per_second,
+            f"{peaks.source} x {num}",
         )
 
     def cost_of(self, spec: ModelSpec) -> CostModel:
@@ -225,7 +241,7 @@ class LockstepBackend(SimulatedBackend):
         return replace(held, num_experts=number, experts_per_token=chosen)
 
 
-def iteration_time(cost: CostModel, batch: Any) -> float:
+def iteration_time(cost: CostModel, batch: Batch) -> float:
     """Compute the seconds of a `LockstepBatch`: replicas wait for the slowest, and for the experts
     that they share, over the tokens of all. Other batches are those of one, beside idle ones.
     """
@@ -235,8 +251,11 @@ def iteration_time(cost: CostModel, batch: Any) -> float:
     if not isinstance(batch, LockstepBatch):
         return cost.iteration_time(batch)
     times = []  # without the experts
-    for part in batch.parts:
-        times.append(cost.iteration_time(part) - layers * experts.seconds(part.num_tokens))
+    num_tokens = []
+    for own in batch.of_replicas:
+        own_experts = layers * experts.seconds(own.num_tokens)
+        times.append(cost.iteration_time(own) - own_experts)
+        num_tokens.append(own.num_tokens)
     slowest = max(times)
     batch.waited = sum(slowest - time for time in times)
-    return slowest + layers * experts.of_all([part.num_tokens for part in batch.parts])
+    return slowest + layers * experts.of_all(num_tokens)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
@@ -79,11 +78,12 @@ class Several(Topology):
         return Instances([make() for _ in range(self.num_instances)], link)
 
     def scheduler(self, policy: Policy, make: MakeScheduler, executor: Executor) -> Schedulers:
-        return self.cluster([make(each) for each in self.policies(policy)], executor)
+        schedulers = list(map(make, self.policies(policy)))
+        return self.cluster(schedulers, executor)
 
     @abstractmethod
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Any) -> Schedulers:
-        """Make the scheduler of `schedulers` for the executor that `executor` has made."""
+    def cluster(self, schedulers: Sequence[Scheduler], executor: Executor) -> Schedulers:
+        """Make the scheduler of `schedulers` for what the method `executor` has made."""
 
     def results(
         self, scheduler: Schedulers, summary: Mapping[str, float], num_devices: int
@@ -119,8 +119,8 @@ class Replicas(Several):
     def describe(self) -> str:
         return f"{self.num} replicas, {self.router}"
 
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Any) -> Schedulers:
-        return Cluster(schedulers, instances, ROUTERS[self.router]())
+    def cluster(self, schedulers: Sequence[Scheduler], executor: Executor) -> Schedulers:
+        return Cluster(schedulers, _instances(executor), ROUTERS[self.router]())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +168,9 @@ class Disaggregated(Several):
         self.link_between(backend, spec)  # an unknown rate is refused at once
 
     def policies(self, policy: Policy) -> Sequence[Policy]:
-        cuts = policy.budget_field is not None  # as a baseline may not
-        policies = []
-        for budget in [self.prefill_chunk] * self.prefill + [self.decode_chunk] * self.decode:
-            policies.append(policy.with_budget(budget) if budget and cuts else policy)
-        return policies
+        prefills = _with_budget(policy, self.prefill_chunk)
+        decodes = _with_budget(policy, self.decode_chunk)
+        return [prefills] * self.prefill + [decodes] * self.decode
 
     def link_between(self, backend: Backend, spec: ModelSpec) -> Link:
         """The link of an instance on `backend`, each of whose devices sends its part of the KV
@@ -188,5 +186,17 @@ class Disaggregated(Several):
         sizes = (token_bytes, spec.state_bytes(device.dtype_bytes))
         return Link(rate, hardware.link_latency, *sizes)
 
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Any) -> Cluster:
-        return Handover(schedulers, instances, ROUTERS[self.router](), self.prefill)
+    def cluster(self, schedulers: Sequence[Scheduler], executor: Executor) -> Cluster:
+        return Handover(schedulers, _instances(executor), ROUTERS[self.router](), self.prefill)
+
+
+def _with_budget(policy: Policy, budget: int | None) -> Policy:
+    """Return the policy with a stated budget; one without budgets, such as a baseline, as it is."""
+    if budget is None or policy.budget_field is None:
+        return policy
+    return policy.with_budget(budget)
+
+
+def _instances(executor: Executor) -> Instances:
+    assert isinstance(executor, Instances), "`Several.executor` makes no other"
+    return executor

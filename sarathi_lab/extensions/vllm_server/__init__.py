@@ -13,7 +13,6 @@ checks the configuration, then starts the server, as this does without the check
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
 from sarathi_lab.extensions.vllm_server.decider import Decider
 from sarathi_lab.extensions.vllm_server.settings import policy_of
@@ -21,7 +20,7 @@ from sarathi_lab.extensions.vllm_server.settings import policy_of
 __all__ = ["Decider", "policy_of"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in ("Scheduler", "AsyncScheduler"):  # which need vLLM
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.schedulers"), name)

@@ -30,7 +30,10 @@ class Decider(LabScheduler):
 
     def enter(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> bool:
         is_barred = not self.admits or (self.is_async and sequence in self.evicted)
-        if is_barred or self._room(batch) < (1 if self.cuts else num_tokens):
+        fewest_tokens = num_tokens
+        if self.cuts:
+            fewest_tokens = 1
+        if is_barred or self._room(batch) < fewest_tokens:
             return False
         return super().enter(batch, sequence, num_tokens)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.executor.vllm.workers import NEWEST, release_of
 from sarathi_lab.extensions.vllm_server.settings import policy_of
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 OLDEST = (0, 31)  # the first version whose schedulers were run; NEWEST is the last
 OF_POLICIES = {  # what policies have settings for, and vLLM's values without it
@@ -40,7 +43,7 @@ def _shown(release: tuple[int, int]) -> str:
     return ".".join(map(str, release))
 
 
-def check_config(config: Any, is_async: bool) -> None:
+def check_config(config: VllmConfig, is_async: bool) -> None:
     """Raise UserError for what a policy of the lab has no part in.
 
     Args:
@@ -58,7 +61,7 @@ def check_config(config: Any, is_async: bool) -> None:
     require_room(policy, most_tokens, scheduling.max_num_seqs, max_model_len)
 
 
-def _features(config: Any, is_async: bool) -> dict[str, bool]:
+def _features(config: VllmConfig, is_async: bool) -> dict[str, bool]:
     """Return what vLLM can do and a policy of the lab can't, and whether this server does it."""
     scheduling = config.scheduler_config
     model = config.model_config
@@ -86,7 +89,9 @@ def _features(config: Any, is_async: bool) -> dict[str, bool]:
 def require_room(policy: Policy, most_tokens: int, batch_size: int, max_model_len: int) -> None:
     """Raise UserError if a batch of `policy` may have more than `most_tokens` tokens."""
     cuts_prompts = policy.budget_field is not None
-    num_beside = batch_size if policy.decodes_on_top or not cuts_prompts else 0
+    num_beside = 0  # decodes beside prompts, which the budget does not bound
+    if policy.decodes_on_top or not cuts_prompts:
+        num_beside = batch_size
     needed = (policy.budget or max_model_len) + num_beside
     if needed > most_tokens:
         raise UserError(

@@ -14,7 +14,11 @@ from typing import Any
 import vllm
 from vllm.v1.core.sched import async_scheduler, scheduler
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.request_queue import create_request_queue
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import RequestQueue, create_request_queue
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request as ServerRequest
 from vllm.v1.request import RequestStatus
 
 from sarathi_lab.config.errors import UserError
@@ -33,8 +37,9 @@ class _ByPolicy(Base):
     """Part of both schedulers."""
 
     is_async = False
+    waiting: RequestQueue
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         caution = version_caution(vllm.__version__)
         if caution is not None:
@@ -54,16 +59,16 @@ class _ByPolicy(Base):
         self._decider.check_fits(Request(0, 0.0, self.max_model_len - 1, 1))  # as all will
         self._numbers = count()
         self._sequences: dict[str, SequenceState] = {}  # by the name of the request
-        self._requests: dict[SequenceState, Any] = {}
+        self._requests: dict[SequenceState, ServerRequest] = {}
         self._limits: dict[str, int] = {}  # tokens of this iteration
         self._batches: deque[tuple[Batch, float]] = deque()  # in flight, with their start
-        self._unqueued: list[Any] = []  # new requests, maybe with a grammar to compile
+        self._unqueued: list[ServerRequest] = []  # new requests, maybe with a grammar to compile
 
-    def add_request(self: Any, request: Any) -> None:
+    def add_request(self, request: ServerRequest) -> None:
         super().add_request(request)
         self._unqueued.append(request)
 
-    def _enqueue(self: Any) -> None:
+    def _enqueue(self) -> None:
         """Queue requests that are ready."""
         unqueued = self._unqueued
         self._unqueued = []
@@ -72,7 +77,7 @@ class _ByPolicy(Base):
                 self._unqueued.append(request)
                 continue
             longest_output = self.max_model_len - request.num_prompt_tokens
-            wish = Request(
+            as_lab_has_it = Request(
                 next(self._numbers),
                 time.monotonic(),
                 request.num_prompt_tokens,
@@ -80,11 +85,13 @@ class _ByPolicy(Base):
                 None,
                 request.priority,
             )
-            sequence = self._decider.add(wish)
+            sequence = self._decider.add(as_lab_has_it)
             self._sequences[request.request_id] = sequence
             self._requests[sequence] = request
 
-    def _free_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    def _free_request(
+        self, request: ServerRequest, *args: object, **kwargs: object
+    ) -> dict[str, object] | None:
         sequence = self._sequences.pop(request.request_id, None)
         if sequence:
             del self._requests[sequence]
@@ -93,23 +100,33 @@ class _ByPolicy(Base):
             self._unqueued.remove(request)
         return super()._free_request(request, *args, **kwargs)
 
-    def _reserve_prefill_lookahead(self: Any, request: Any, _: int, num_new_tokens: int) -> int:
+    def _reserve_prefill_lookahead(
+        self, request: ServerRequest, _: int, num_new_tokens: int
+    ) -> int:
         return min(num_new_tokens, self._limits.get(request.request_id, 0))
 
-    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def schedule(self, *args: object, **kwargs: object) -> SchedulerOutput:
         self._enqueue()
         decider = self._decider
         pause = self.pause_state
         decider.admits = pause == PauseState.UNPAUSED
-        batch = None if pause == PauseState.PAUSED_ALL else decider.schedule(time.monotonic())
-        chunks = [] if batch is None else batch.chunks
-        pairs = [(self._requests[chunk.sequence], chunk.num_tokens) for chunk in chunks]
-        self._limits = {request.request_id: num_tokens for request, num_tokens in pairs}
-        for request in map(self._requests.__getitem__, decider.evicted):
+        batch = None
+        if pause != PauseState.PAUSED_ALL:
+            batch = decider.schedule(time.monotonic())
+        # First of all, as the policy may have put an evicted sequence into the same batch.
+        for sequence in decider.evicted:
+            request = self._requests[sequence]
             self.running.remove(request)
             self._preempt_request(request, time.monotonic())
         decider.evicted.clear()
-        admitted = [request for request, _ in pairs if request.status != RequestStatus.RUNNING]
+        self._limits = {}
+        admitted = []
+        for chunk in batch.chunks if batch is not None else ():
+            request = self._requests[chunk.sequence]
+            self._limits[request.request_id] = chunk.num_tokens
+            if request.status != RequestStatus.RUNNING:
+                admitted.append(request)
+        # vLLM admits all that it finds in its queue: it finds what the policy has chosen.
         hidden = self.waiting
         self.waiting = create_request_queue(self.policy)
         if admitted:
@@ -127,7 +144,9 @@ class _ByPolicy(Base):
             self._batches.append((batch, time.monotonic()))
         return output
 
-    def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
         if scheduler_output.num_scheduled_tokens:
             batch, start = self._batches.popleft()
             self._decider.update(StepResult(batch, start, time.monotonic(), []))
@@ -144,7 +163,7 @@ class AsyncScheduler(_ByPolicy, async_scheduler.AsyncScheduler):
     is_async = True
 
 
-def refuse_layers(scheduler: Any) -> None:
+def refuse_layers(scheduler: scheduler.Scheduler) -> None:
     """Raise UserError for layers of several kinds, which a list of blocks does not serve."""
     if len(scheduler.kv_cache_config.kv_cache_groups) != 1 or scheduler.has_mamba_layers:
         raise UserError(

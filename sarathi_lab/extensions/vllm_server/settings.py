@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -13,7 +12,7 @@ from sarathi_lab.engine.policy import Policy
 from sarathi_lab.tasks.server_defaults import PAPER_CHUNK
 
 
-def policy_of(settings: Mapping[str, Any], batch_size: int, max_model_len: int) -> Policy:
+def policy_of(settings: Mapping[str, object], batch_size: int, max_model_len: int) -> Policy:
     """Build the policy of the command line's settings, such as {"policy": "sarathi", "chunk": 512,
     "policy.max_prefills": 2}. Raises UserError for unknown ones, and for what no server has.
     """

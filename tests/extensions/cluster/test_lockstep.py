@@ -22,9 +22,11 @@ from sarathi_lab.executor.simulated.hardware import Host
 from sarathi_lab.extensions.cluster.lockstep import (
     Lockstep,
     LockstepBatch,
+    LockstepReplicas,
     SharedExperts,
     iteration_time,
 )
+from sarathi_lab.extensions.cluster.routers import least_loaded
 from sarathi_lab.policy import VllmV1
 
 EXPERTS = replace(SPEC, num_experts=8, experts_per_token=2)
@@ -122,7 +124,8 @@ def test_replicas_that_were_all_idle_count_anew():
 
 
 def test_waiting_for_the_slowest_replica_is_idle_time():
-    scheduler = SimpleNamespace(waited=2.0, transfers=[])
+    scheduler = LockstepReplicas([SimpleNamespace(policy=None)], least_loaded)
+    scheduler.waited = 2.0
     _, found = Lockstep(num=2).results(scheduler, {"busy_time": 3.0, "duration": 4.0}, 2)
     assert found["instance_idle_fraction"] == pytest.approx((2 * 1.0 + 2.0) / (2 * 4.0))
 
