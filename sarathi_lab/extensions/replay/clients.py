@@ -248,8 +248,8 @@ def cautions(requests: pd.DataFrame, client: Client) -> list[str]:
         )
     if observed > client.users:
         warnings.append(
-            f"up to {observed} requests were unanswered at once, so that {client.users} users did "
-            "not send them; state workload.users"
+            f"up to {observed} requests were unanswered at once, more than users={client.users}, "
+            "which the file states; state workload.users"
         )
     if client.rate < math.inf and not client.due:
         warnings.append(

@@ -63,6 +63,26 @@ def test_evalscopes_log_has_its_summaries(tmp_path):
     assert benchmarks[0].client.users == 2
 
 
+def test_evalscopes_printed_tables_are_its_summaries(tmp_path):
+    def table(users):
+        rows = {
+            "Key": "Value",
+            "Number of concurrency": users,
+            "Succeed requests": 3,
+            "Average latency (s)": 1.5,
+            "Average input tokens per request": 20.0,
+            "Average output tokens per request": 4.0,
+        }
+        line = f"+{'-' * 36}+{'-' * 8}+\n"
+        return line + line.join(f"| {name:34} | {value:6} |\n" for name, value in rows.items())
+
+    path = tmp_path / "evalscope.txt"
+    path.write_text(f"Benchmarking summary:\n{table(2)}\nand again:\n{table(8)}")
+    benchmarks = read_benchmarks(path)
+    assert [benchmark.client.users for benchmark in benchmarks] == [2, 8]
+    assert [benchmark.means for benchmark in benchmarks] == [{"latency": 1.5}] * 2
+
+
 def test_what_prometheus_had_of_a_server_is_no_clients_summary(tmp_path):
     path = tmp_path / "stage_0_prometheus_metrics.json"
     means = {"count": 9, "prompt_len": {"mean": 30}, "request_latency": {"mean": 1.0}}

@@ -45,6 +45,8 @@ HEADINGS: dict[str, Sequence[str]] = {
 }
 # Objects of JSON in a log that may be summaries.
 PRINTED = re.compile(r"\{[^{}]*\}")
+# Of a table as newer versions print it: a heading and a value a line.
+TABLE_ROW = re.compile(r"^\W*\|\s*([^|\n]+?)\s*\|\s*([^|\n]+?)\s*\|\s*$", re.MULTILINE)
 
 
 def is_database(path: Path) -> bool:
@@ -111,7 +113,7 @@ def is_of_evalscope_log(content: Content) -> bool:
 
 
 def logged_summaries(content: Content) -> Sequence[Object]:
-    """Return the summaries in a log, one a load."""
+    """Return the summaries in a log, objects or tables, one a load."""
     if not any(heading in content.text for heading in HEADINGS["latency"]):
         return ()
     summaries = list[Object]()
@@ -120,7 +122,18 @@ def logged_summaries(content: Content) -> Sequence[Object]:
             summary = json.loads(printed)
             if any(heading in summary for heading in HEADINGS["latency"]):
                 summaries.append(summary)
-    return summaries
+    return summaries or _printed_tables(content.text)
+
+
+def _printed_tables(text: str) -> list[Object]:
+    """Return the summaries that tables of a heading and a value a line have."""
+    tables = list[dict[str, str]]()
+    for heading, value in TABLE_ROW.findall(text):
+        if not tables or heading in tables[-1]:
+            tables.append({})
+        tables[-1][heading] = value
+    latencies = HEADINGS["latency"]
+    return [table for table in tables if any(heading in table for heading in latencies)]
 
 
 def read_evalscope_summary(content: Content, summary: Object) -> Load:
