@@ -4,6 +4,8 @@ budget and at its best; and the runs of a sweep beside recorded ones.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pandas as pd
 
 from sarathi_lab.extensions.leaderboard.comparison import standings
@@ -27,16 +29,21 @@ BUDGETS = (DEFAULT, BEST)
 
 def objectives(runs: pd.DataFrame) -> list[str]:
     """Return the objectives that runs are judged by."""
-    names = [str(name) for name in runs]
-    return [name.removeprefix(GOODPUT) for name in names if name.startswith(GOODPUT)]
+    names = []
+    for column in map(str, runs):
+        if column.startswith(GOODPUT):
+            names.append(column.removeprefix(GOODPUT))
+    return names
 
 
 def kept(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of runs that a leaderboard reads, with the digits that it records."""
-    judged = [f"{GOODPUT}{objective}" for objective in objectives(runs)]
-    quantities = [name for name in [*judged, *QUANTITIES] if name in runs]
-    table = runs[[*LABELS, *quantities]].copy()
-    for name in quantities:
+    goodputs = [f"{GOODPUT}{objective}" for objective in objectives(runs)]
+    table = runs[[*LABELS, *goodputs]].copy()
+    for name in QUANTITIES:  # of which some workloads lack some
+        if name in runs:
+            table[name] = runs[name]
+    for name in table.columns.drop(LABELS):
         table[name] = table[name].map(in_recorded_digits)
     return table
 
@@ -85,15 +92,15 @@ def board(runs: pd.DataFrame) -> pd.DataFrame:
     `budget`, the columns of `standings`, and the medians of `QUANTITIES` over the seeds.
     """
     tables = list[pd.DataFrame]()
-    for objective in objectives(runs):
-        judged = runs.dropna(subset=[f"{GOODPUT}{objective}"])
-        for at in BUDGETS:
-            rows = compared(judged, objective, at)
-            for contest, group in rows.groupby(CONTEST, sort=False):
-                table = _ranking(group, f"{GOODPUT}{objective}")
-                for name, value in zip(CONTEST, contest, strict=True):
-                    table[name] = str(value)
-                tables.append(table.assign(objective=objective, at=at))
+    for objective, at in product(objectives(runs), BUDGETS):
+        quantity = f"{GOODPUT}{objective}"
+        # Other contests are judged by other objectives.
+        judged = runs.dropna(subset=[quantity])
+        rows = compared(judged, objective, at)
+        for contest, group in rows.groupby(CONTEST, sort=False):
+            labels = dict(zip(CONTEST, map(str, contest), strict=True))
+            ranking = _ranking(group, quantity)
+            tables.append(ranking.assign(**labels, objective=objective, at=at))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -107,9 +114,10 @@ def _ranking(runs: pd.DataFrame, quantity: str) -> pd.DataFrame:
     )
     by_policy = runs.groupby("policy", sort=False)
     labels = by_policy[["budget", "rate", "is_new"]].first()
-    shown = [name for name in QUANTITIES if name in runs]
-    medians = by_policy[shown].median()
-    return standings(goodputs).join(labels).join(medians).reset_index()
+    shown = runs.columns.intersection(QUANTITIES, sort=False)
+    medians = by_policy[list(shown)].median()
+    ranked = standings(goodputs)
+    return ranked.join(labels).join(medians).reset_index()
 
 
 def long_table(ranked: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

@@ -26,19 +26,22 @@ def draw(board: pd.DataFrame) -> Figure:
     from sarathi_lab.results.plots import style  # matplotlib takes a second
     from sarathi_lab.results.plots.plot import PanelLayout, plot
 
-    contests = [rows for _, rows in board.groupby([*CONTEST, "objective"], sort=False)]
-    num_columns = min(2, len(contests))
-    num_rows = math.ceil(len(contests) / num_columns)
-    panel_height = 0.8 + 0.16 * board.policy.nunique()  # inches
-    size = (style.WIDTH, 1.2 + num_rows * panel_height)
     looks = _looks()
+    contests = {}  # by the number of the panel
     marks = []
-    for number, rows in enumerate(contests):
+    by_contest = board.groupby([*CONTEST, "objective"], sort=False)
+    for number, (_, rows) in enumerate(by_contest):
+        contests[number] = rows
         of_panel = _marks(rows, looks)
         marks.append(of_panel.assign(panel=number))
-    grid = PanelLayout(list(range(len(contests))), num_columns, size)
+    num_columns = min(2, len(contests))
+    num_rows = math.ceil(len(contests) / num_columns)
+    # Inches: a line of text for each policy, and room for title and axis.
+    panel_height = 0.8 + 0.16 * board.policy.nunique()
+    size = (style.WIDTH, 1.2 + num_rows * panel_height)
+    grid = PanelLayout(list(contests), num_columns, size)
     figure, axes = plot(pd.concat(marks), x="value", y="at", grid=grid)
-    for number, rows in enumerate(contests):
+    for number, rows in contests.items():
         _label(axes[number], rows)
     keys = [look.key() for look in looks.values()]
     style.legend_below(figure, keys)
@@ -51,13 +54,25 @@ def _looks() -> dict[tuple[str, bool], Look]:
     from sarathi_lab.results.plots.plot import Look
 
     looks = {}
-    for is_first_group in (True, False):
-        group = "group 1" if is_first_group else "other groups"
-        size = LARGE if is_first_group else SMALL
-        default = Look(f"default budget, {group}", "C0", "", "o", size, is_hollow=True)
-        best = Look(f"best budget of the grid, {group}", "C1", "", "D", size)
-        looks[DEFAULT, is_first_group] = default
-        looks[BEST, is_first_group] = best
+    for is_first_group, group, size in (
+        (True, "group 1", LARGE),
+        (False, "other groups", SMALL),
+    ):
+        looks[DEFAULT, is_first_group] = Look(
+            f"default budget, {group}",
+            colour="C0",
+            dash="",
+            marker="o",
+            size=size,
+            is_hollow=True,
+        )
+        looks[BEST, is_first_group] = Look(
+            f"best budget of the grid, {group}",
+            colour="C1",
+            dash="",
+            marker="D",
+            size=size,
+        )
     return looks
 
 
@@ -74,9 +89,17 @@ def _marks(rows: pd.DataFrame, looks: dict[tuple[str, bool], Look]) -> pd.DataFr
     marks = []
     for budget in (DEFAULT, BEST):
         table = rows[rows["at"] == budget]
-        look_of_row = [looks[budget, bool(first)] for first in is_first(table)]
-        at = table.policy.map(heights)
-        marks.append(pd.DataFrame({"value": table.goodput, "at": at, "look": look_of_row}))
+        look_of_row = []
+        for is_first_group in is_first(table):
+            look_of_row.append(looks[budget, bool(is_first_group)])
+        of_budget = pd.DataFrame(
+            {
+                "value": table.goodput,
+                "at": table.policy.map(heights),
+                "look": look_of_row,
+            }
+        )
+        marks.append(of_budget)
     return pd.concat(marks)
 
 
@@ -84,7 +107,8 @@ def _label(ax: Axes, rows: pd.DataFrame) -> None:
     """Name the panel and its policies, and join the markers of each by a line."""
     policies = list(_heights(rows))
     heights = range(len(policies))
-    goodputs = rows.pivot(index="policy", columns="at", values="goodput").reindex(policies)
+    goodputs = rows.pivot(index="policy", columns="at", values="goodput")
+    goodputs = goodputs.reindex(policies)
     ax.hlines(heights, goodputs[DEFAULT], goodputs[BEST], color="0.7", lw=1)
     ax.set_yticks(heights, policies)
     ax.tick_params(axis="y", labelsize=7)

@@ -90,7 +90,7 @@ class Contest:
             )
         return plan
 
-    def run(self, seed: int, budget: int | None, role: str) -> dict[str, Any]:
+    def run(self, seed: int, budget: int | None, role: str) -> dict[str, object]:
         """Run the policy, and return the row of the run. Raises UserError."""
         plan = self.plan(seed, budget)
         executor, iterations, requests = serve(plan)
@@ -239,10 +239,10 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     """
     unread = OF_UNGROUPED_HEADS if _has_grouped_heads(config) else ()
 
-    def stated(node: Any) -> Any:
+    def stated(node: object) -> object:
         if not isinstance(node, Mapping):
             return node
-        values = {}
+        values: dict[str, object] = {}
         for key, value in node.items():
             if key == "_target_":
                 values[key] = str(value).rpartition(".")[2]
@@ -250,7 +250,8 @@ def fingerprint(config: Mapping[str, Any]) -> str:
                 values[key] = stated(value)
         return values
 
-    same_work = json.dumps({name: stated(config[name]) for name in SAME_WORK}, sort_keys=True)
+    work = {name: stated(config[name]) for name in SAME_WORK}
+    same_work = json.dumps(work, sort_keys=True)
     return hashlib.sha256(same_work.encode()).hexdigest()[:8]
 
 

@@ -42,13 +42,13 @@ OF_JOB = "runs.csv"  # in the folder of a job
 OF_CONTESTS = ("experiment", "workload", "model", "hardware", "seed", "repetition")
 
 
-def _numbers(default: Sequence[int], minimum: int, fix: str) -> Any:
-    """A field with different whole numbers from `minimum`, or none."""
+def _numbers(default: Sequence[int], minimum: int, example: str) -> Any:
+    """Return a field of a dataclass with different whole numbers from `minimum`, or none."""
     return listed(
         default,
-        complaint=f"is no list; use {fix}",
-        each=partial(require_int, minimum=minimum, fix=f"use {fix}"),
-        twice=f"repeats one; use {fix}",
+        complaint=f"is no list; use {example}",
+        each=partial(require_int, minimum=minimum, fix=f"use {example}"),
+        twice=f"repeats one; use {example}",
         may_be_empty=True,
     )
 
@@ -121,7 +121,7 @@ class Leaderboard(Task):
 
     def _run_trials(self, contest: Contest, trials: Sequence[Trial]) -> list[dict[str, object]]:
         """Run `trials`, several at a time, and return the rows of those that are possible."""
-        rows = list[dict[str, Any]]()
+        rows = list[dict[str, object]]()
         number = min(self.processes or cpu_count(), len(trials))
         calls = (delayed(row_of)(contest, trial) for trial in trials)
         with progress_of(contest.policy, len(trials), "runs") as advance:
@@ -146,8 +146,11 @@ class Leaderboard(Task):
 
     def report_sweep(self, job: Job, record: SweepRecord, *, is_tracked: bool) -> None:
         """Show what has finished among what is recorded, and write tables, pictures and page."""
-        files = [record.job_dir(number) / OF_JOB for number in record.begun()]
-        tables = [pd.read_csv(file) for file in files if file.is_file()]
+        tables = []
+        for number in record.begun():
+            file = record.job_dir(number) / OF_JOB
+            if file.is_file():  # not of a job that stopped
+                tables.append(pd.read_csv(file))
         if not tables:
             print_words(f"no finished runs in {record.folder}")
             return
@@ -193,11 +196,15 @@ def label_of(cfg: DictConfig, context: RunContext) -> str:
         name = str(cfg.policy._target_).rpartition(".")[2]
     else:
         name = context.policy
-        option: Any = OmegaConf.to_container(read_option("policy", option_files("policy")[name]))
-        chosen: Any = OmegaConf.to_container(cfg.policy)
-        settings |= {
-            f"policy.{key}": chosen[key] for key in chosen if chosen[key] != option.get(key)
-        }
+        option = read_option("policy", option_files("policy")[name])
+        # Interpolations stay as they are written, so that ${chunk} is equal to ${chunk}.
+        of_option = OmegaConf.to_container(option)
+        chosen = OmegaConf.to_container(cfg.policy)
+        assert isinstance(of_option, dict)
+        assert isinstance(chosen, dict)
+        for key, value in chosen.items():
+            if value != of_option.get(key):
+                settings[f"policy.{key!s}"] = value
     for setting, value in context.varied.items():
         group = setting.partition(".")[0].partition("/")[0]
         if group not in OF_CONTESTS and setting not in ("policy", "policy._target_"):

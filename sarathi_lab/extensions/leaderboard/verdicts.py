@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.console import amount
@@ -21,7 +21,7 @@ from sarathi_lab.extensions.leaderboard.runs import (
 from sarathi_lab.results.result import DisplayTable
 from sarathi_lab.results.table import factor
 
-Row = Mapping[Any, Any]  # of a board
+Row = Mapping[Hashable, Any]  # of a board
 HEADINGS = {
     "ttft_p99": "TTFT P99 [ms]",
     "tbt_p99": "TBT P99 [ms]",
@@ -95,7 +95,9 @@ def group(row: Row) -> str:
     if pd.isna(row["group"]):
         return "-"
     number = f"{row['group']:.0f}"
-    return f"{number}+" if row["is_open"] else number
+    if row["is_open"]:
+        return f"{number}+"  # or a later one
+    return number
 
 
 def is_first(ranked: pd.DataFrame) -> pd.Series:
@@ -111,8 +113,10 @@ def first_groups(ranked: pd.DataFrame) -> DisplayTable:
     for ranking in rankings(ranked):
         best = ranking.iloc[0]
         num_first = is_first(ranking).sum()
+        members = f"{num_first} of {len(ranking)}"
         num_open = ((ranking.group == 1) & ranking.is_open.astype(bool)).sum()
-        and_open = f", {num_open} open" if num_open else ""
+        if num_open:
+            members += f", {num_open} open"
         rows.append(
             {
                 "workload": best.workload,
@@ -120,7 +124,7 @@ def first_groups(ranked: pd.DataFrame) -> DisplayTable:
                 "objective": best.objective,
                 "budgets": best["at"],
                 "best": f"{best.policy} ({amount(best.goodput)})",
-                "group 1": f"{num_first} of {len(ranking)}{and_open}",
+                "group 1": members,
                 "groups": f"{ranking.group.max():.0f}",
                 "resolution": percent(resolution(ranking)),
                 "seeds": str(best.seeds),
@@ -139,7 +143,7 @@ def memberships(ranked: pd.DataFrame, objective: str) -> DisplayTable:
     num_contests = len(judged[CONTEST].drop_duplicates())
     rows = []
     for policy, table in judged.groupby("policy", sort=False):
-        row: dict[str, Any] = {"policy": str(policy)}
+        row: dict[str, object] = {"policy": str(policy)}
         for at in (DEFAULT, BEST):
             at_budget = table[table["at"] == at]
             groups = [group(in_contest) for in_contest in at_budget.to_dict("records")]
@@ -147,7 +151,7 @@ def memberships(ranked: pd.DataFrame, objective: str) -> DisplayTable:
             row[f"median below the best, {at}"] = percent(at_budget.below_best.median())
             row[f"groups, {at}"] = " ".join(groups)
         rows.append(row)
-    rows.sort(key=lambda row: (row["in group 1, default"], row["in group 1, best"]), reverse=True)
+    rows.sort(key=itemgetter("in group 1, default", "in group 1, best"), reverse=True)
     return DisplayTable(
         rows,
         left=["policy", "groups, default", "groups, best"],
@@ -164,7 +168,9 @@ def of_contest(ranked: pd.DataFrame) -> DisplayTable:
     for row in at_default.to_dict("records"):
         policy = row["policy"]
         best_row = {"policy": policy, **at_best.loc[policy]}
-        line = {"policy": f"{policy} (yours)" if row["is_new"] else policy}
+        line = {"policy": policy}
+        if row["is_new"]:
+            line["policy"] = f"{policy} (yours)"
         line |= _cells(row, DEFAULT) | _cells(best_row, BEST)
         for name in shown:
             line[HEADINGS[name]] = _number(row[name] * factor(name))
@@ -205,18 +211,22 @@ def rankings(ranked: pd.DataFrame) -> Iterator[pd.DataFrame]:
 def resolution(ranking: pd.DataFrame) -> float:
     """Return how far below the best a policy is distinguished from it, the median over policies."""
     others = ranking[ranking.policy != ranking.best]
-    return float(others.resolution.median()) if len(others) else np.nan
+    return float(others.resolution.median())  # NaN where there are no others
 
 
-def gpu(row: Any) -> str:
+def gpu(row: Row | pd.Series) -> str:
     """Return the name of a simulated device."""
     return str(row["device"]).removeprefix("simulated ")
 
 
 def percent(share: float) -> str:
     """Format a share; "-" for none."""
-    return "-" if pd.isna(share) else f"{100 * share:.0f} %"
+    if pd.isna(share):
+        return "-"
+    return f"{100 * share:.0f} %"
 
 
 def _number(value: float) -> str:
-    return "-" if pd.isna(value) else amount(value)
+    if pd.isna(value):
+        return "-"
+    return amount(value)
