@@ -136,7 +136,7 @@ class Replay:
         lines = [f"{server} with {settings}", f"{load}; {cache}"]
         others = further_facts(run, engine.policy)
         if others:
-            lines.append(f"as its server was told: {', '.join(others)}")
+            lines.append(f"otherwise than by default: {', '.join(others)}")
         if isinstance(self.backend, LockstepBackend):
             hardware = self.backend.hardware
             replicas = self.backend.sharing.num

@@ -33,6 +33,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
     merged,
     read_arguments,
     selected,
+    with_rules_of_version,
 )
 from sarathi_lab.workload.recording import RowCheck, recorded
 from sarathi_lab.workload.text_files import json_rows, read_text
@@ -207,8 +208,9 @@ def _of_meta(path: Path, meta: Mapping[str, object]) -> Statement:
                 made[OTHER_NAMES.get(name, name)] = value
     others = {name: value for name, value in meta.items() if name not in OF_META}
     source = str(path)
-    return merged(
+    statement = merged(
         read_arguments("vllm", selected("vllm", made), source, is_dump=True),
         read_arguments("vllm", selected("vllm", others, is_typed=True), source, is_typed=True),
         read_arguments("vllm", engine, source, is_typed=True, is_complete=True),
     )
+    return with_rules_of_version(statement)

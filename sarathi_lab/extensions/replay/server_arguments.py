@@ -41,6 +41,8 @@ NO_EFFECT = "-"
 UNCUT = -1  # a chunk of SGLang's that cuts no prompt
 NULL_BLOCKS = 1  # of vLLM's blocks, never allocated from its second engine (V1) on
 CHUNKED_V0, WHOLE_PROMPTS_V0 = "vllm_v0_chunked", "prefill_first"  # policies of the first one
+FIRST_OF_V1 = (0, 8)  # version whose default is the second engine
+VERSION = re.compile(r"v?(\d+)\.(\d+)")
 LONG_CONTEXT_V0 = 32_768  # positions above which it chunks by default,
 UNCHUNKED_V0 = ("speculative", "num_speculative", "enable_lora")  # but not with these
 # How alike two names are where one is taken for a misspelling of the other.
@@ -272,6 +274,16 @@ def with_rules_of_v0(statement: Statement) -> Statement:
     if "chunk" in settings:
         settings["policy.max_num_batched_tokens"] = settings["chunk"]
     return replace(statement, settings=settings, policy=WHOLE_PROMPTS_V0)
+
+
+def with_rules_of_version(statement: Statement) -> Statement:
+    """Let a server have the rules of the engine that its version of vLLM has by default."""
+    numbers = VERSION.match(str(statement.settings.get("version", "")))
+    if numbers is None or statement.policy:
+        return statement
+    if (int(numbers[1]), int(numbers[2])) >= FIRST_OF_V1:
+        return statement
+    return with_rules_of_v0(statement)
 
 
 def selected(system: str, content: Mapping[str, Any], *, is_typed: bool = False) -> dict[str, Any]:

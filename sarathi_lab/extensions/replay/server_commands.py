@@ -31,6 +31,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
     find,
     read_arguments,
     with_rules_of_v0,
+    with_rules_of_version,
 )
 from sarathi_lab.extensions.replay.shell import (
     ASSIGNMENT,
@@ -114,7 +115,6 @@ VARIABLES_FILES = ("--env-file", "env_file", "envFrom")
 SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 HELM_KEY = "vllmConfig"
 V0_SWITCH = "VLLM_USE_V1"
-FIRST_OF_V1 = (0, 8)  # version whose default is vLLM's second engine
 
 
 def read_command(command: str, source: str = TYPED) -> Statement:
@@ -230,18 +230,12 @@ def _read_words(command: Words, source: str) -> Statement:
         if any(word.startswith(name) for word in words[:start]):
             not_read.append(f"{name} (its variables are not here)")
     statement = replace(statement, not_simulated=[*statement.not_simulated, *not_read])
-    is_of_v0 = system == "vllm" and _is_of_v0(environment.get(V0_SWITCH), image)
-    return with_rules_of_v0(statement) if is_of_v0 else statement
-
-
-def _is_of_v0(switch: str | None, image: re.Match[str] | None) -> bool:
-    """Return whether vLLM runs its first engine: as its variable says, else up to version 0.7."""
-    if switch is not None:
-        return switch == "0"
-    if image is None:
-        return False
-    major, minor = image[1].split(".")[:2]
-    return (int(major), int(minor)) < FIRST_OF_V1
+    if system != "vllm":
+        return statement
+    switch = environment.get(V0_SWITCH)
+    if switch is None:
+        return with_rules_of_version(statement)
+    return with_rules_of_v0(statement) if switch == "0" else statement
 
 
 def _without_unset(

@@ -592,7 +592,7 @@ def test_what_a_server_was_told_otherwise_than_by_default_is_shown(client):
     ):
         assert setting in said
     plain = replayed(client, "hardware=h100", f"task.server='vllm serve {MODEL}'").as_run
-    assert "as its server was told" not in " ".join(plain.describe())
+    assert "otherwise than by default" not in " ".join(plain.describe())
 
 
 def test_sources_that_differ_get_a_line_for_each_fact(client, tmp_path):
@@ -688,6 +688,20 @@ def test_a_model_without_a_file_is_named_by_its_hub_id(client):
         "task=validate", f"task.run={client}", "hardware=h100", "task.server='vllm serve a/B-9b'"
     )
     assert "add model.path=a/B-9b, whose config.json is fetched, or model=NAME" in refused
+
+
+@pytest.mark.parametrize(("version", "policy"), [("0.6.3", "prefill_first"), ("0.8.5", "vllm_v1")])
+def test_a_version_has_the_rules_of_its_engine(version, policy, client):
+    """As a client's file, or meta.json beside it, states it."""
+    result = json.loads(client.read_text())
+    metadata = {"version": version, "model": MODEL, "max_model_len": 4096}
+    client.write_text(json.dumps({**result, **metadata}))
+    assert replayed(client, "hardware=h100").as_run.run.policy == policy
+    client.write_text(json.dumps(result))
+    engine = {"model": MODEL, "max_model_len": 4096}
+    meta = {"vllm_version": version, "engine_kwargs": engine}
+    client.with_name("meta.json").write_text(json.dumps(meta))
+    assert replayed(client, "hardware=h100").as_run.run.policy == policy
 
 
 def test_a_version_is_of_the_server_that_runs():

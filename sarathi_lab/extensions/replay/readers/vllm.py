@@ -27,6 +27,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
     as_object,
     read_arguments,
     selected,
+    with_rules_of_version,
 )
 from sarathi_lab.extensions.replay.server_facts import sglang_description
 from sarathi_lab.workload.recording import FINISHED
@@ -162,4 +163,4 @@ def _server_of(content: Content, result: Object) -> Statement:
         return sglang_description(info, str(content.path))
     metadata = selected("vllm", result, is_typed=True)
     arguments = {"model": result.get("model_id"), **metadata}
-    return read_arguments("vllm", arguments, str(content.path))
+    return with_rules_of_version(read_arguments("vllm", arguments, str(content.path)))
