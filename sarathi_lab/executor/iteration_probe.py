@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import again, make_batch, run_once
-from sarathi_lab.engine.executor import GraphUse
+from sarathi_lab.engine.executor import Executor, GraphUse
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.single_iteration import SingleIteration, single_iteration
-from sarathi_lab.executor.timeline import CudaTimeline
+from sarathi_lab.executor.measured_backend import DeviceExecutor
+from sarathi_lab.executor.timeline import WallClock
 
 REFERENCE = 64  # tokens
 # Replayed, replayed in pieces, launched one by one, of a CPU.
@@ -19,14 +20,14 @@ TIMINGS: dict[GraphUse, Timing] = {"full": "graph", "piecewise": "piecewise", "n
 
 
 class IterationProbe:
-    """Timer of iterations of an `executor` with a `timeline` and blocks; `timing` is how the newest
-    was taken. Batches must be of sequences that hold cache blocks.
+    """Timer of iterations of an `executor`; `timing` is how the newest was taken. Batches must be
+    of sequences that hold cache blocks.
     """
 
     has_operations = False  # whether `operation_times` has more than the whole
     reports_operations = False  # whether these are of the same iteration
 
-    def __init__(self, executor: Any) -> None:
+    def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.timing: Timing = "host"
 
@@ -48,15 +49,25 @@ class IterationProbe:
 
     def _timed(self, batch: Batch) -> SingleIteration:
         iteration = single_iteration(self.executor, batch)
-        if isinstance(getattr(self.executor, "timeline", None), CudaTimeline):
+        # Simulated ones have no timeline, and a CPU has no graphs.
+        if isinstance(self.executor, WallClock) and self.executor.timeline.has_stream:
             self.timing = TIMINGS[iteration.result.graph_use]
         return iteration
+
+
+class DeviceProbe(IterationProbe):
+    """Timer of iterations of a real device, with a measure of its present speed."""
+
+    def __init__(self, executor: DeviceExecutor) -> None:
+        super().__init__(executor)
+        self.num_blocks = executor.num_blocks
+        self.block_size = executor.block_size
 
     def reference(self, num_tokens: int) -> float:
         """Return the seconds of a prompt of up to `REFERENCE` tokens, as a measure of the device's
         present speed.
         """
-        blocks = BlockManager(self.executor.num_blocks, self.executor.block_size)
+        blocks = BlockManager(self.num_blocks, self.block_size)
         tokens = min(num_tokens, REFERENCE, blocks.num_free * blocks.block_size)
         batch = make_batch(prefill_tokens=tokens, blocks=blocks)
         return single_iteration(self.executor, batch).seconds

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
+from sarathi_lab.engine.executor import Executor
 from sarathi_lab.executor.placement import allowed_cores
-from sarathi_lab.executor.timeline import HostTimeline
+from sarathi_lab.executor.timeline import HostTimeline, WallClock
 
 TASKS = Path("/proc/self/task")  # of Linux
 STAT = Path("/proc/stat")
@@ -57,7 +57,8 @@ class StealCorrectedClock:
         elapsed = now - self._last
         undisturbed = 1.0  # share of the time in which no thread waited
         for before, after in zip(self._waits, waits, strict=True):
-            undisturbed *= 1 - min(1.0, (after - before) / elapsed)
+            waiting_share = (after - before) / elapsed
+            undisturbed *= 1 - min(1.0, waiting_share)
         lost = elapsed * (1 - undisturbed)
         at_most = elapsed - (computed - self._computed)
         self.lost += max(0.0, min(lost, at_most))
@@ -77,12 +78,11 @@ class StealCorrectedClock:
 
 
 @contextmanager
-def exclude_stolen_time(executor: Any) -> Iterator[None]:
+def exclude_stolen_time(executor: Executor) -> Iterator[None]:
     """Give the lab's executor on a CPU a `StealCorrectedClock`; leave the clock of a GPU, and of
     others, whose threads do not share each phase of an iteration.
     """
-    model = getattr(executor, "model", None)
-    if model is None or model.device.type != "cpu":
+    if not isinstance(executor, WallClock) or not executor.shares_phases:
         yield
         return
     before = executor.timeline

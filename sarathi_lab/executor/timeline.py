@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from sarathi_lab.engine.request import Batch
-
-Mark = Any  # a point in a timeline
+Mark = Any  # a point in a timeline, for itself alone: a clock's reading, or an event of a stream
 Marks = list[tuple[str, Mark, Mark]]  # operations, their begins and ends
-
-
-class InFlight(NamedTuple):
-    """Submitted batch: its marks, the time its launch took until, its tokens on their way to the
-    host, further fields of its `StepResult`, and its operations if they are profiled.
-    """
-
-    batch: Batch
-    start: Mark
-    end: Mark
-    launched: float
-    token_ids: Tensor
-    fields: Mapping[str, Any]
-    operations: Marks
 
 
 class HostTimeline:
     """Timeline of a device that computes while the host waits; `clock` returns seconds."""
+
+    has_stream = False  # of work that goes on while the host launches more
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -73,6 +58,8 @@ class HostTimeline:
 
 class CudaTimeline(HostTimeline):
     """Timeline of a GPU's current stream: durations exclude launches and waits of the host."""
+
+    has_stream = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -124,6 +111,13 @@ class WallClock:
 
     timeline: HostTimeline
     _sleep: Callable[[float], None]
+
+    @property
+    def shares_phases(self) -> bool:
+        """Whether threads of this process share each phase of an iteration: then one that waits for
+        a core delays all others.
+        """
+        return False
 
     @property
     def now(self) -> float:

@@ -16,11 +16,10 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import placed
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.single_iteration import SingleIteration, single_iteration
-from sarathi_lab.executor.iteration_probe import REFERENCE, IterationProbe, Timing
+from sarathi_lab.executor.iteration_probe import REFERENCE, DeviceProbe, Timing
 from sarathi_lab.executor.measured_backend import DeviceExecutor
 from sarathi_lab.executor.simulated.cost_model import WHOLE
 from sarathi_lab.executor.steal_corrected_clock import stolen
-from sarathi_lab.executor.timeline import HostTimeline
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.vllm.executor import VllmExecutor
@@ -63,13 +62,13 @@ def composition(batch: Batch) -> BatchShape:
     return tuple([EqualChunks(*kind, number) for kind, number in counts.items()])
 
 
-def _probe_of(executor: DeviceExecutor) -> OperationProbe | HookedProbe | IterationProbe:
+def _probe_of(executor: DeviceExecutor) -> OperationProbe | DeviceProbe:
     if isinstance(executor, TorchExecutor):
         # It fills the cache with random values: zeros run faster.
         return OperationProbe(executor)
     if isinstance(executor, VllmExecutor) and executor.workers.times_operations:
         return HookedProbe(executor)
-    return IterationProbe(executor)
+    return DeviceProbe(executor)
 
 
 def describe(batch: Batch) -> str:
@@ -134,7 +133,7 @@ class MeasuredCostModel:
             assert isinstance(executor, TorchExecutor), "others do not tell their model"
             spec = executor.model.spec
         self.spec = spec
-        self.is_shared = type(executor.timeline) is HostTimeline  # with other processes
+        self.is_shared = not executor.timeline.has_stream  # cores, with other processes
         self.measurements: dict[BatchShape, Measurement] = {}
         self._earlier: dict[BatchShape, Measurement] = {}  # of parts before
         self.probe: Any = _probe_of(executor)

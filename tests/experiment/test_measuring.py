@@ -198,6 +198,8 @@ def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
 class OnGpu(HostTimeline):
     """The clock of a device that nobody else uses."""
 
+    has_stream = True
+
 
 @pytest.mark.parametrize(
     ("name", "totals"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import ClassVar, get_args
 
 from sarathi_lab.config.checked import check_fields, one_of, whole
 from sarathi_lab.config.errors import UserError
@@ -16,6 +16,7 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.served_system import ServerSetup, ServingDevice
 from sarathi_lab.executor.simulated.attention_calls import caution_of
 from sarathi_lab.executor.simulated.cost_model import MEASURED_KERNELS, CostModel, make_cost_model
+from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.drawn_times import (
     NUM_DRAWS,
     DrawnTimes,
@@ -45,17 +46,26 @@ MOST_COST_MODELS = 16  # that a process keeps
 
 
 @lru_cache(maxsize=MOST_COST_MODELS)
-def _cost_model(stamp: object, *arguments: Any) -> CostModel:
+def _cost_model(
+    stamp: object,
+    level: str,
+    spec: ModelSpec,
+    hardware: Hardware,
+    dtype_bytes: int,
+    parallel: Parallel,
+    graphs: CudaGraphs | None,
+    fused: tuple[str, ...],
+) -> CostModel:
     """Make a cost model, or return the one that was made of equal arguments and of the same files
     of tables (`stamp`): to read tables takes as long as a run of a hundred requests.
     """
-    return make_cost_model(*arguments)
+    return make_cost_model(level, spec, hardware, dtype_bytes, parallel, graphs, fused)
 
 
-def _is_hashable(arguments: tuple[object, ...]) -> bool:
+def _is_hashable(settings: object) -> bool:
     """Return whether they have no list, such as a configuration's of captured sizes."""
     try:
-        hash(arguments)
+        hash(settings)
     except TypeError:
         return False
     return True
@@ -402,16 +412,22 @@ class SimulatedBackend:
         spec = SimulatedBackend._held(self, spec)
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
-        device = (hardware, self.dtype_bytes, self.parallel)
-        of_host = (self.host.graphs, tuple(self.host.fused or ()))
         # Hardware is equal to another of other errors, which the cost model states.
         errors = tuple(hardware.uncertainty.items())
         files = () if self.cost_model == "analytic" else tables_stamp(hardware.tables)
-        stamp = (errors, files)
-        arguments = (self.cost_model, spec, *device, *of_host)
-        if not _is_hashable(arguments):
-            return make_cost_model(*arguments)
-        return _cost_model(stamp, *arguments)
+        graphs = self.host.graphs
+        make: Callable[..., CostModel] = make_cost_model
+        if _is_hashable((spec, hardware, graphs)):
+            make = partial(_cost_model, (errors, files))
+        return make(
+            self.cost_model,
+            spec,
+            hardware,
+            self.dtype_bytes,
+            self.parallel,
+            graphs,
+            tuple(self.host.fused or ()),
+        )
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
         """Return the part of `spec` that one replica holds, with this backend's weights. Raises

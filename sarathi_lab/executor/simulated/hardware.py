@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.checked import check_fields, checked, flag, listed, number, text, whole
 from sarathi_lab.config.errors import UserError, require_number, require_one_of
@@ -40,6 +40,9 @@ OF_DATASHEET = {
     "fp8_flops_per_second": "fp8_peak",
     "fp4_flops_per_second": "fp4_peak",
 }
+
+
+Figures = Mapping[str, Any]  # values of any of `Hardware`'s fields, by name
 
 
 def _require_efficiency(name: str, value: object) -> None:
@@ -140,10 +143,10 @@ class Hardware:
     cache_rate: float | None = number(None, above=0, fix="use bytes/s, such as 2.5e12")
     kernel: str | None = text(None, fix=FIX)  # of attention, if it is not that of the `tables`
     # Attention kernels that `Host.attention_kernel` selects: figures in place of those above.
-    kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+    kernels: Mapping[str, Figures] = field(default_factory=dict, compare=False)
     # Of latent attention: figures in place of those above. Of linear attention, by the gated delta
     # rule: `launch`, `step`, `conv_efficiency` and `decode_launch` (`mixed_layers`).
-    latent: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    latent: Figures = field(default_factory=dict, compare=False)
     linear: Mapping[str, float] = field(default_factory=dict, compare=False)
     is_datasheet: bool = flag(False, fix=FIX)  # none of its kernels was measured (`datasheet`)
 
@@ -177,26 +180,44 @@ class Hardware:
             )
 
     @classmethod
-    def at_peaks(cls, name: str, peaks: Peaks, dtype_bytes: int, **stated: Any) -> Hardware:
+    def at_peaks(
+        cls,
+        name: str,
+        peaks: Peaks,
+        dtype_bytes: int,
+        *,
+        num_sms: int,
+        memory_bytes: float = 1,
+        tables: str | None = None,
+    ) -> Self:
         """Make a device whose kernels reach its peaks without a fixed cost.
 
         Args:
             name: As in `conf/hardware/`.
             peaks: Of the device.
             dtype_bytes: Bytes of an element.
-            stated: Figures that are known, by their fields; memory has no size without one.
+            num_sms: Multiprocessors, or cores.
+            memory_bytes: Of its memory, which nothing fits in by default.
+            tables: The folder of its measured times.
         """
-        shares = ("matmul", "attention", "causal", "memory", "kv")
-        costs = ("kernel_launch", "attention_launch", "iteration_overhead")
-        figures: dict[str, Any] = {
-            "flops_per_second": peaks.flops_per_second,
-            "bytes_per_second": peaks.bytes_per_second,
-            **dict.fromkeys(("memory_bytes", "num_sms"), 1),
-            **{f"{share}_efficiency": 1.0 for share in shares},
-            **dict.fromkeys(costs, 0.0),
-            "uncertainty": dict.fromkeys(UNCERTAIN),
-        }
-        return cls(name=name, dtype_bytes=dtype_bytes, **figures | stated)
+        return cls(
+            name=name,
+            flops_per_second=peaks.flops_per_second,
+            bytes_per_second=peaks.bytes_per_second,
+            memory_bytes=memory_bytes,
+            num_sms=num_sms,
+            matmul_efficiency=1.0,
+            attention_efficiency=1.0,
+            causal_efficiency=1.0,
+            memory_efficiency=1.0,
+            kv_efficiency=1.0,
+            kernel_launch=0.0,
+            attention_launch=0.0,
+            iteration_overhead=0.0,
+            uncertainty=dict.fromkeys(UNCERTAIN),
+            tables=tables,
+            dtype_bytes=dtype_bytes,
+        )
 
     def with_kernel(self, name: str | None) -> Hardware:
         """Return the device with the figures of an attention kernel; None: its file's. Raises
@@ -262,9 +283,14 @@ class Hardware:
         return replace(self, flops_per_second=peak, matmul_efficiency=self.fp8_efficiency)
 
     def required(self, figure: str, setting: str, alternative: str) -> float:
-        """Return a constant that `setting` needs. Raises UserError if it is unknown."""
-        value = getattr(self, figure)
-        if value is None:
+        """Return a rate (of `OF_DATASHEET`) that `setting` needs. Raises UserError if unknown."""
+        rates = {
+            "link_bytes_per_second": self.link_bytes_per_second,
+            "network_bytes_per_second": self.network_bytes_per_second,
+            "fp8_flops_per_second": self.fp8_flops_per_second,
+        }
+        rate = rates[figure]
+        if rate is None:
             advice = "add it to the hardware file"
             if self.is_datasheet:
                 advice = f"state hardware.{OF_DATASHEET[figure]}"
@@ -272,7 +298,7 @@ class Hardware:
                 f"hardware {self.name} has no {figure}, which {setting} needs; {advice}, or set "
                 f"{alternative}"
             )
-        return float(value)
+        return rate
 
 
 @dataclass(frozen=True)
@@ -333,23 +359,32 @@ class Host:
 NO_HOST = Host("none")
 
 
-class FromFiles:
-    """Stand-in of hardware=auto and host=auto: the hardware file that task=calibrate leaves beside
-    its `tables`, or that of a run, by which task=validate replaces it. Raises UserError elsewhere.
+def hardware_of_tables(name: str, tables: str | None = None) -> Hardware:
+    """Read the hardware file that task=calibrate left beside its `tables`, for hardware=auto; that
+    of a run comes from task=validate. Raises UserError without one.
     """
+    if tables is None:
+        raise _no_files("")
+    for path in sorted(Path(tables).glob("*.yaml")):
+        settings = OmegaConf.load(path)
+        assert isinstance(settings, DictConfig), "task=calibrate has written mappings"
+        target = settings.get("_target_", "")
+        if target.endswith(f".{Hardware.__name__}"):
+            return build(OmegaConf.merge(settings, {"tables": tables}), Hardware)
+    raise _no_files(f" (hardware.tables={tables} has no hardware file)")
 
-    def __new__(cls, name: str, tables: str | None = None) -> Any:
-        paths = [] if tables is None else sorted(Path(tables).glob("*.yaml"))
-        for path in paths:
-            settings: Any = OmegaConf.load(path)
-            if settings.get("_target_", "").endswith(f".{Hardware.__name__}"):
-                return build(OmegaConf.merge(settings, {"tables": tables}), Hardware)
-        looked_in = "" if tables is None else f" (hardware.tables={tables} has no hardware file)"
-        raise UserError(
-            "hardware=auto and host=auto stand for what task=calibrate leaves beside its tables"
-            f"{looked_in}, or task=validate reads from a run; name one, such as hardware=h100 or "
-            "host=none"
-        )
+
+def host_of_run(name: str) -> Host:
+    """Stand for the host that task=validate reads from a run. Raises UserError without a run."""
+    raise _no_files("")
+
+
+def _no_files(looked_in: str) -> UserError:
+    return UserError(
+        "hardware=auto and host=auto stand for what task=calibrate leaves beside its tables"
+        f"{looked_in}, or task=validate reads from a run; name one, such as hardware=h100 or "
+        "host=none"
+    )
 
 
 @dataclass(frozen=True)

@@ -157,9 +157,13 @@ class TorchBackend(MeasuredBackend):
             raise UserError(
                 f"executor.isa={self.isa} is for a CPU's C++, which does not compute here; use auto"
             )
-        for name in ("overlap", "cuda_graphs", "hybrid"):
-            value = getattr(self, name)
-            if not self.uses_kernels and value != getattr(type(self), name):
+        of_kernels = {
+            "overlap": (self.overlap, TorchBackend.overlap),
+            "cuda_graphs": (self.cuda_graphs, TorchBackend.cuda_graphs),
+            "hybrid": (self.hybrid, TorchBackend.hybrid),
+        }
+        for name, (value, default) in of_kernels.items():
+            if not self.uses_kernels and value != default:
                 raise UserError(
                     f"executor.{name}={value} is for Triton's kernels, which do not run here "
                     f"(device {self.torch_device.type}, executor.kernels={self.kernels}); leave it "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -11,6 +10,7 @@ from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NEEDED, NotBuilt
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.executor import Backend
 from sarathi_lab.executor.placement import place
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
@@ -36,7 +36,7 @@ def require_computed(spec: ModelSpec) -> None:
         )
 
 
-def require_one_stage(backend: Any, what: str) -> None:
+def require_one_stage(backend: Backend, what: str) -> None:
     """Raise UserError for a pipeline, where `what` times single iterations."""
     if backend.num_stages > 1:
         raise UserError(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle, product
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.device import explain_device_errors, nan_error
 from sarathi_lab.executor.timeline import (
     HostTimeline,
-    InFlight,
+    Mark,
+    Marks,
     OperationProfiler,
     WallClock,
     timeline_of,
@@ -38,6 +39,20 @@ from sarathi_lab.model.transformer import KVCache, Transformer
 
 MAX_EMITS = 1 << 16  # tokens sampled in one iteration
 MAX_RECORDED = 256  # shapes: those of an experiment's few settings, which take turns
+
+
+class LaunchedBatch(NamedTuple):
+    """A batch in flight, its tokens on their way to the host."""
+
+    batch: Batch
+    start: Mark
+    end: Mark
+    launched: float  # time at which the host had launched all of it
+    token_ids: Tensor
+    graph_use: GraphUse
+    num_padding_tokens: int
+    host_time: float  # seconds that the host spent on packing and launching it
+    operations: Marks  # if they are profiled
 
 
 class TorchExecutor(WallClock):
@@ -80,11 +95,19 @@ class TorchExecutor(WallClock):
         self._shapes: PaddedShapes | None = None
         # Buffer and inputs of recorded work by shape.
         self.recordings: dict[Shape, tuple[Tensor, PackedInputs]] = {}
-        self._in_flight: deque[InFlight] = deque()
+        self._in_flight: deque[LaunchedBatch] = deque()
         self._newest: Sequence[SequenceState] = ()  # whose tokens are the rows of `_sampled`
         self._sampled = torch.zeros(MAX_EMITS, dtype=torch.int32, device=model.device)
-        on_host: dict[str, Any] = {"dtype": torch.int32, "pin_memory": model.device.type == "cuda"}
-        self._on_host = cycle([torch.empty(MAX_EMITS, **on_host) for _ in range(NUM_BUFFERS)])
+        # One for each batch in flight, in turn; a GPU writes to pinned ones while the host goes on.
+        is_pinned = model.device.type == "cuda"
+        on_host = []
+        for _ in range(NUM_BUFFERS):
+            on_host.append(torch.empty(MAX_EMITS, dtype=torch.int32, pin_memory=is_pinned))
+        self._on_host = cycle(on_host)
+
+    @property
+    def shares_phases(self) -> bool:
+        return self.model.device.type == "cpu"
 
     @property
     def num_in_flight(self) -> int:
@@ -121,34 +144,54 @@ class TorchExecutor(WallClock):
         if NAN_TOKEN in token_ids:
             raise nan_error(self.model, done.batch, token_ids)
         return StepResult(
-            done.batch, start, end, token_ids, launching_time=launching_time, **done.fields
+            done.batch,
+            start,
+            end,
+            token_ids,
+            host_time=done.host_time,
+            num_padding_tokens=done.num_padding_tokens,
+            graph_use=done.graph_use,
+            launching_time=launching_time,
         )
 
     def write_profile(self, directory: Path) -> None:
         if self._profiler is not None:
             self._profiler.write(directory)
 
-    def _launch(self, batch: Batch, begun: float) -> InFlight:
+    def _launch(self, batch: Batch, begun: float) -> LaunchedBatch:
         """Launch `batch`; where the host computes, packing is part of its time."""
         start = self.timeline.mark()
         shape = self._shape_of(batch)
         emitting = self._packer.fill(batch, shape, self._newest)
-        packed = time.perf_counter()
+        host_end = time.perf_counter()
         if self._uses_kernels:
             start = self.timeline.mark()
-        fields: dict[str, Any] = {"graph_use": self._compute(shape)}
-        fields["num_padding_tokens"] = shape.num_tokens - batch.num_tokens
+        graph_use = self._compute(shape)
         self._newest = emitting
         token_ids = self._fetch(self._sampled[: batch.num_emits])
         end = self.timeline.mark()
-        host_end = time.perf_counter() if self._uses_kernels else packed
-        fields["host_time"] = host_end - begun
-        operations = self._profiler.launched() if self._profiler is not None else []
-        return InFlight(batch, start, end, self.timeline.launched, token_ids, fields, operations)
+        if self._uses_kernels:  # which are launched, and computed meanwhile
+            host_end = time.perf_counter()
+        operations: Marks = []
+        if self._profiler is not None:
+            operations = self._profiler.launched()
+        return LaunchedBatch(
+            batch,
+            start,
+            end,
+            launched=self.timeline.launched,
+            token_ids=token_ids,
+            graph_use=graph_use,
+            num_padding_tokens=shape.num_tokens - batch.num_tokens,
+            host_time=host_end - begun,
+            operations=operations,
+        )
 
     def _shape_of(self, batch: Batch) -> Shape:
         """Return the padded shape of `batch` after kernels' warm-up, else the exact one."""
-        return self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
+        if self._shapes is None:
+            return self._limits.exact(batch)
+        return self._shapes.choose(batch)
 
     def _compute(self, shape: Shape) -> GraphUse:
         """Compute the filled inputs; return whether a graph was replayed."""

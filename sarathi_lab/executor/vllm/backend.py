@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -24,7 +24,12 @@ from sarathi_lab.executor.memory import USABLE, free_memory_bytes
 from sarathi_lab.executor.placement import allowed_cores
 from sarathi_lab.executor.timeline import HostTimeline, timeline_of
 from sarathi_lab.executor.vllm import workers as vllm
-from sarathi_lab.executor.vllm.engine_arguments import check_options, check_overrides, with_options
+from sarathi_lab.executor.vllm.engine_arguments import (
+    check_options,
+    check_overrides,
+    mapping_of,
+    with_options,
+)
 from sarathi_lab.executor.vllm.executor import VllmExecutor, explained
 from sarathi_lab.executor.vllm.model_reading import (
     quantised_setting,
@@ -80,7 +85,7 @@ class VllmBackend(MeasuredBackend):
     eager: bool = flag(False)
     async_scheduling: bool | str = one_of(AUTO, valid=(AUTO, True, False))
     runner: str = one_of(AUTO, valid=vllm.RUNNERS)
-    options: Mapping[str, Any] | None = None
+    options: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "executor.")
@@ -125,7 +130,7 @@ class VllmBackend(MeasuredBackend):
         return BLOCK_MULTIPLES.get(self.torch_device.type, 1)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What ran the last batches (`Workers.facts`)."""
         return _engine.facts
 
@@ -169,7 +174,7 @@ class VllmBackend(MeasuredBackend):
         arguments = self._arguments_of_model(checkpoint)
         return read_spec(checkpoint, arguments, self.runner, on_gpu=self.uses_gpus)
 
-    def _arguments_of_model(self, folder: Path) -> dict[str, Any]:
+    def _arguments_of_model(self, folder: Path) -> dict[str, object]:
         """Return the engine arguments by which vLLM reads a model's configuration."""
         arguments = {
             "model": str(folder),
@@ -355,19 +360,23 @@ class VllmBackend(MeasuredBackend):
         folder = self._folder(spec, checkpoint)
         return f"{self} {(folder, spec.kv_dtype, sizes.block_size, sizes.fills_memory)}"
 
-    def arguments(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> dict[str, Any]:
+    def arguments(
+        self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes
+    ) -> dict[str, object]:
         """Return vLLM's engine arguments."""
+        options = self.options or {}
         max_num_seqs = sizes.batch_size * self.num_stages
         max_model_len, max_batch_tokens = _limits(sizes)
+        max_num_batched_tokens = max(max_batch_tokens, max_num_seqs)
         is_async = None if self.async_scheduling == AUTO else self.async_scheduling
         if self.num_stages > 1:
             is_async = False
-        arguments: dict[str, Any] = {
+        arguments: dict[str, object] = {
             "model": str(self._folder(spec, checkpoint)),
             "dtype": self.dtype_name,
             "kv_cache_dtype": spec.kv_dtype,
             "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max(max_batch_tokens, max_num_seqs),
+            "max_num_batched_tokens": max_num_batched_tokens,
             "max_model_len": max_model_len,
             "block_size": sizes.block_size,
             "num_gpu_blocks_override": sizes.num_blocks + vllm.FIRST_BLOCK,
@@ -382,23 +391,24 @@ class VllmBackend(MeasuredBackend):
         if checkpoint is None and max_model_len > spec.max_position:  # of random weights
             arguments["hf_overrides"] = {"max_position_embeddings": max_model_len}
         if not self.uses_gpus:  # else a share of the whole memory, which others use, too
-            block = sizes.block_size * spec.kv_bytes_per_token(self.dtype_bytes)
-            arguments["kv_cache_memory_bytes"] = (sizes.num_blocks + 2) * block
+            block_bytes = sizes.block_size * spec.kv_bytes_per_token(self.dtype_bytes)
+            arguments["kv_cache_memory_bytes"] = (sizes.num_blocks + 2) * block_bytes
         elif sizes.fills_memory:
             del arguments["num_gpu_blocks_override"]
-        arguments = with_options(arguments, self.options or {})
+        arguments = with_options(arguments, options)
         if self._times_stages_in_graphs:
             graphs = {"cudagraph_mode": PIECEWISE}
-            arguments["compilation_config"] = graphs | self._stated_compilation
-        if self.uses_gpus and not self.eager and not vllm.states_graph_sizes(self.options or {}):
-            largest = min(LARGEST_GRAPH, arguments["max_num_batched_tokens"])
+            arguments["compilation_config"] = {**graphs, **self._stated_compilation}
+        has_graphs = self.uses_gpus and not self.eager
+        if has_graphs and not vllm.states_graph_sizes(options):
+            largest = min(LARGEST_GRAPH, max_num_batched_tokens)
             arguments["max_cudagraph_capture_size"] = largest
         return arguments
 
     @property
-    def _stated_compilation(self) -> dict[str, Any]:
+    def _stated_compilation(self) -> Mapping[str, object]:
         """The user's settings of compilation and graphs."""
-        return dict((self.options or {}).get("compilation_config") or {})
+        return mapping_of("compilation_config", self.options or {})
 
     @property
     def _cores(self) -> str | None:
@@ -438,7 +448,7 @@ class SharedEngine:
     """
 
     def __init__(self) -> None:
-        self.facts: dict[str, Any] = {}
+        self.facts: dict[str, object] = {}
         self._workers: vllm.Workers | None = None
         self._made_for: tuple[str, Sizes] | None = None
         self._largest: dict[str, Sizes] = {}  # expected, by key

@@ -7,7 +7,6 @@ would do with an argument is not done, so that such an argument is refused.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from sarathi_lab.config.errors import UserError, suggestion
 from sarathi_lab.executor.vllm import workers
@@ -125,7 +124,7 @@ def check_overrides(options: Mapping[str, object], model_keys: Collection[str]) 
     """Raise UserError for changes of a model's config.json (`hf_overrides`) that the lab reads
     elsewhere: those of `model_keys`.
     """
-    for name in _mapping("hf_overrides", options.get("hf_overrides")):
+    for name in mapping_of("hf_overrides", options):
         if name in model_keys:
             raise UserError(
                 f"executor.options.hf_overrides.{name} would give vLLM another model than the lab; "
@@ -133,19 +132,25 @@ def check_overrides(options: Mapping[str, object], model_keys: Collection[str]) 
             )
 
 
-def with_options(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def with_options(
+    arguments: Mapping[str, object], options: Mapping[str, object]
+) -> dict[str, object]:
     """Return `arguments` of the lab with a user's options. Raises UserError where they contradict
     each other.
     """
     merged = {**arguments, **options}
     for name in MERGED:
         if name in arguments and name in options:
-            merged[name] = _merged(name, arguments[name], options[name])
+            needed = mapping_of(name, arguments)
+            stated = mapping_of(name, options)
+            merged[name] = _merged(name, needed, stated)
     return merged
 
 
-def _merged(name: str, needed: Mapping[str, Any], stated: Any) -> dict[str, Any]:
-    for key, value in _mapping(name, stated).items():
+def _merged(
+    name: str, needed: Mapping[str, object], stated: Mapping[str, object]
+) -> dict[str, object]:
+    for key, value in stated.items():
         if needed.get(key, value) != value:
             raise UserError(
                 f"executor.options.{name}.{key}={value}, but this run needs {needed[key]}; drop it"
@@ -153,7 +158,9 @@ def _merged(name: str, needed: Mapping[str, Any], stated: Any) -> dict[str, Any]
     return {**stated, **needed}
 
 
-def _mapping(name: str, stated: object) -> Mapping[str, object]:
+def mapping_of(name: str, options: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the option `name`, empty if it is not stated. Raises UserError for no mapping."""
+    stated = options.get(name)
     if stated is None:
         return {}
     if not isinstance(stated, Mapping):

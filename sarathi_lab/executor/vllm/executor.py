@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.engine.executor import NO_TOKEN, StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.device import explain_lack_of_memory
-from sarathi_lab.executor.timeline import CudaTimeline, HostTimeline, Mark, WallClock
+from sarathi_lab.executor.timeline import HostTimeline, Mark, WallClock
 from sarathi_lab.executor.vllm.worker_errors import first_error, last_line
 from sarathi_lab.executor.vllm.workers import NewSequence, Pending, Step, Workers
 
@@ -32,7 +32,7 @@ class Held(NamedTuple):
     end: int
 
 
-class InFlight(NamedTuple):
+class SubmittedBatch(NamedTuple):
     """A submitted batch, its marks (the end's after the wait, unless a stream has it), and the
     names of the sequences that emit a token.
     """
@@ -71,7 +71,7 @@ class VllmExecutor(WallClock):
         self.feeds_tokens = workers.is_async
         self.capacity = 2 if workers.is_async else workers.num_stages
         self.timeline = timeline or HostTimeline()
-        self._in_flight: deque[InFlight] = deque()
+        self._in_flight: deque[SubmittedBatch] = deque()
         self._held: dict[SequenceState, Held] = {}
         self._ended: set[str] = set()  # that the workers hold no more after the next step
         self._before: dict[str, int] = {}  # tokens by name in the step before
@@ -102,18 +102,24 @@ class VllmExecutor(WallClock):
         start = self.timeline.mark()
         end = None
         step, names = self._step(batch)
-        has_stream = isinstance(self.timeline, CudaTimeline)
-        if has_stream:
+        if self.timeline.has_stream:
             start = self.timeline.mark()
         packed = time.perf_counter()
         with self._explained(f"an iteration of {batch.num_tokens} tokens"):
             pending = self.workers.run(step)
-        if has_stream:
+        if self.timeline.has_stream:
             end = self.timeline.mark()
             packed = time.perf_counter()
-        launched = self.timeline.launched
-        in_flight = InFlight(batch, pending, names, start, end, launched, packed - begun)
-        self._in_flight.append(in_flight)
+        submitted = SubmittedBatch(
+            batch,
+            pending,
+            names,
+            start,
+            end,
+            launched=self.timeline.launched,
+            host_time=packed - begun,
+        )
+        self._in_flight.append(submitted)
 
     def collect(self) -> StepResult:
         """Wait for the oldest batch in flight. Raises RunError if vLLM stops."""
@@ -269,7 +275,7 @@ def _of_workers() -> Iterator[None]:
 
 def _token_ids(sequence: SequenceState) -> list[int]:
     """Return the prompt and what was generated."""
-    prompt: Any = sequence.request.prompt_token_ids
-    prompt = prompt.tolist() if isinstance(prompt, np.ndarray) else list(map(int, prompt))
-    generated: Sequence[int] = sequence.output_token_ids
-    return [*prompt, *generated]
+    prompt = sequence.request.prompt_token_ids
+    assert prompt is not None, "workload of an executor that computes tokens"
+    prompt_ids = np.asarray(prompt).tolist()  # vLLM sends Python's integers to its workers
+    return prompt_ids + list(sequence.output_token_ids)

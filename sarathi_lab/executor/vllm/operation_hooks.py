@@ -7,12 +7,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 
-Mark = Any  # a reading of the host's clock, or an event on a GPU's stream
+from sarathi_lab.executor.timeline import Mark
 
 # By the lab's names. Attention writes the cache, too; products sum over tensor-parallel devices.
 QKV = "qkv_proj"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.single_iteration import SingleIteration
-from sarathi_lab.executor.iteration_probe import IterationProbe
+from sarathi_lab.executor.iteration_probe import DeviceProbe
+from sarathi_lab.executor.vllm.executor import VllmExecutor
 from sarathi_lab.executor.vllm.operation_hooks import (
     ATTENTION,
     ELEMENTWISE,
@@ -23,7 +23,7 @@ OPERATIONS = (QKV, ATTENTION, OUT, FFN, ELEMENTWISE, LOGITS)
 OTHERS = "others"
 
 
-class HookedProbe(IterationProbe):
+class HookedProbe(DeviceProbe):
     """Timer of operations within iterations, by hooks on the modules of a model that runs eagerly
     (`OperationTimer`). `operation_share` is the share of the newest iteration that they sum to;
     the rest is launches, what is between modules, and the host's work where that is not hidden.
@@ -31,8 +31,9 @@ class HookedProbe(IterationProbe):
 
     has_operations = reports_operations = True
 
-    def __init__(self, executor: Any) -> None:
+    def __init__(self, executor: VllmExecutor) -> None:
         super().__init__(executor)
+        self._workers = executor.workers
         self.operation_share = math.nan
         self._batch: Batch | None = None  # of `_iterations`
         self._iterations: Iterator[SingleIteration] = iter(())
@@ -42,11 +43,12 @@ class HookedProbe(IterationProbe):
         if batch is not self._batch:
             self._iterations = self.iterations(batch)
             self._batch = batch
-        with self.executor.workers.timed_operations() as reports:
+        with self._workers.timed_operations() as reports:
             iteration = next(self._iterations)
         newest = reports[-1]  # others ran before it, to warm up or to keep the device at work
-        times = {name: newest.get(name, 0.0) for name in OPERATIONS}
         timed = sum(newest.values())
         self.operation_share = timed / iteration.seconds
-        rest = max(0.0, iteration.seconds - timed)
-        return {**times, OTHERS: rest + newest.get(EMBEDDING, 0.0)}
+        times = {name: newest.get(name, 0.0) for name in OPERATIONS}
+        untimed = max(0.0, iteration.seconds - timed)
+        times[OTHERS] = untimed + newest.get(EMBEDDING, 0.0)
+        return times

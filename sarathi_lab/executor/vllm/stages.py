@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from sarathi_lab.engine.executor import Bubble, Span, StepResult, bubbles_between
 from sarathi_lab.engine.request import Batch
@@ -20,10 +19,6 @@ class StagedExecutor(VllmExecutor):
     Times are those of the stages: a micro-batch starts with the first and ends with the last.
     Their idle gaps are classified as in simulation (`bubbles_between`).
     """
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._reset()
 
     def _reset(self) -> None:
         self._last: Batch | None = None  # that was collected

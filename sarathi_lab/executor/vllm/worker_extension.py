@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import Queue
 from threading import Thread
-from typing import Any
+from typing import Protocol
 
 import torch
 
+from sarathi_lab.executor.timeline import Mark
 from sarathi_lab.executor.vllm.dummy_weights import draw_weights
-from sarathi_lab.executor.vllm.operation_hooks import Mark, OperationTimer
+from sarathi_lab.executor.vllm.operation_hooks import OperationTimer
 from sarathi_lab.executor.vllm.stage_pipes import REPORT, pipe_of
 
 
@@ -79,7 +80,7 @@ class StageReporter:
         """Mark that this stage has its input and begins; a hook before a module's forward pass."""
         self._start = self._clock.mark()
 
-    def end(self, *hooked: Any) -> None:
+    def end(self, *hooked: object) -> None:
         """Mark and report that it has ended; a hook behind a module's forward pass."""
         end = self._clock.mark()
         if self._is_gpu:
@@ -88,12 +89,27 @@ class StageReporter:
             self._write(self._start, end)
 
     def _write(self, start: Mark, end: Mark) -> None:
-        os.write(self._file, REPORT.pack(self._clock.seconds(start), self._clock.seconds(end)))
+        begun = self._clock.seconds(start)
+        ended = self._clock.seconds(end)
+        os.write(self._file, REPORT.pack(begun, ended))
 
     def _write_marks(self) -> None:
         while True:
             self._write(*self._marks.get())
             self._marks.task_done()
+
+
+class ParallelConfig(Protocol):
+    """What is read of vLLM's configuration of devices."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+
+
+class ModelRunner(Protocol):
+    """What is read of vLLM's model runners, V1 and V2."""
+
+    sampler: object
 
 
 class WorkerExtension:
@@ -102,11 +118,11 @@ class WorkerExtension:
     # Of vLLM's worker.
     rank: int
     device: torch.device
-    parallel_config: Any
-    model_runner: Any
+    parallel_config: ParallelConfig
+    model_runner: ModelRunner
     get_model: Callable[[], torch.nn.Module]
 
-    stage_reporter: StageReporter
+    stage_reporter: StageReporter | None = None  # once stages report
     operation_timer: OperationTimer
 
     def report_stage_times(self, folder: str) -> None:
@@ -118,15 +134,17 @@ class WorkerExtension:
         stage, rank_in_stage = divmod(self.rank, self.parallel_config.tensor_parallel_size)
         if rank_in_stage > 0:
             return
-        if hasattr(self, "stage_reporter"):
+        if self.stage_reporter is not None:
             self.stage_reporter.restart()
             return
-        self.stage_reporter = StageReporter(pipe_of(folder, stage), self.device.type == "cuda")
+        reporter = StageReporter(pipe_of(folder, stage), self.device.type == "cuda")
+        self.stage_reporter = reporter
         model = self.get_model()
-        is_last = stage == self.parallel_config.pipeline_parallel_size - 1
-        last_module = self._last_module(model) if is_last else model
-        model.register_forward_pre_hook(self.stage_reporter.begin)
-        last_module.register_forward_hook(self.stage_reporter.end)
+        last_module = model
+        if stage == self.parallel_config.pipeline_parallel_size - 1:
+            last_module = self._last_module(model)
+        model.register_forward_pre_hook(reporter.begin)
+        last_module.register_forward_hook(reporter.end)
 
     def start_operation_times(self) -> None:
         """Time the operations of each later iteration, by hooks that take time themselves."""

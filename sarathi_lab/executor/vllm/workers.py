@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -16,6 +16,18 @@ from sarathi_lab.config.processes import require_child_processes, start_methods_
 from sarathi_lab.engine.executor import GraphUse
 from sarathi_lab.executor.vllm import worker_errors
 from sarathi_lab.executor.vllm.stage_pipes import StagePipes
+
+if TYPE_CHECKING:  # types for readers and editors; functions import what they use
+    from concurrent.futures import Future
+
+    from transformers import PretrainedConfig
+    from vllm.config import VllmConfig
+    from vllm.config.quantization import QuantSpec
+    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+    from vllm.v1.executor.abstract import Executor
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.worker.worker_base import WorkerBase
 
 OLDEST = (0, 28)  # the first version that these interfaces were run with
 NEWEST = (0, 33)  # the last one
@@ -100,10 +112,10 @@ class Step:
 class Pending:
     """An iteration on its way: vLLM's futures of the forward pass and of the samples."""
 
-    forward: Any
-    samples: Any
+    forward: Future[ModelRunnerOutput | None]  # None where samples follow
+    samples: Future[ModelRunnerOutput | None]
 
-    def output(self) -> Any:
+    def output(self) -> ModelRunnerOutput:
         """Wait for the iteration. Raises what a worker raised."""
         early = self.forward.result()
         late = self.samples.result()
@@ -118,7 +130,7 @@ class Pending:
 
     def graph_use(self) -> tuple[GraphUse, int]:
         """Wait, and return how much was replayed as graphs, and the tokens of padding."""
-        stats = getattr(self.output(), "cudagraph_stats", None)
+        stats = self.output().cudagraph_stats
         if stats is None:
             return "none", 0
         mode = stats.runtime_mode.rpartition(".")[-1]  # "CUDAGraphMode.FULL" or "FULL"
@@ -183,7 +195,7 @@ def engine_arguments() -> list[str]:
     return [argument.name for argument in fields(EngineArgs)]
 
 
-def states_graph_sizes(options: Mapping[str, Any]) -> bool:
+def states_graph_sizes(options: Mapping[str, object]) -> bool:
     """Whether engine arguments name the sizes of batches that are captured as CUDA graphs."""
     stated = list(options)
     compilation = options.get("compilation_config")
@@ -204,7 +216,9 @@ def _set(variable: str, value: str | None) -> None:
         os.environ[variable] = wanted
 
 
-def make_config(arguments: Mapping[str, Any], runner: str, cores: str | None = None) -> Any:
+def make_config(
+    arguments: Mapping[str, object], runner: str, cores: str | None = None
+) -> VllmConfig:
     """Return vLLM's configuration of engine arguments (those of newer versions left out), for a
     runner, and for the cores of each worker if the user has not named them. Raises what vLLM does.
     """
@@ -220,7 +234,7 @@ def make_config(arguments: Mapping[str, Any], runner: str, cores: str | None = N
     return EngineArgs(**taken_over).create_engine_config(UsageContext.ENGINE_CONTEXT)
 
 
-def model_shape(arguments: Mapping[str, Any], runner: str) -> ModelShape:
+def model_shape(arguments: Mapping[str, object], runner: str) -> ModelShape:
     """Read the shape of the model that engine arguments name, for one device, nothing loaded.
     Raises what vLLM does.
     """
@@ -228,36 +242,40 @@ def model_shape(arguments: Mapping[str, Any], runner: str) -> ModelShape:
     model = config.model_config
     text = config.model_config.hf_text_config
     hidden_size = model.get_hidden_size()
+    # Configurations of some architectures lack it, and have a width of their own.
+    ffn_size = getattr(text, "intermediate_size", None)
     beyond = {
         "layers with states": model.has_inner_state,
         "no attention": model.is_attention_free,
         "an encoder": model.is_encoder_decoder,
         "a pooler in place of tokens": model.runner_type != "generate",
     }
+    features = [feature for feature, has_it in beyond.items() if has_it]
     return ModelShape(
         num_layers=model.get_num_layers(config.parallel_config),
         hidden_size=hidden_size,
         num_heads=model.get_num_attention_heads(config.parallel_config),
         num_kv_heads=model.get_total_num_kv_heads(),
         head_size=model.get_head_size(),
-        ffn_size=getattr(text, "intermediate_size", None) or 4 * hidden_size,
+        ffn_size=ffn_size or 4 * hidden_size,
         vocab_size=model.get_vocab_size(),
         max_position=model.max_model_len,
         is_latent=model.use_mla,
         has_plain_rotation=_rotation_of(text) == "default",
         is_quantised=model.quantization is not None,
         block_size=config.cache_config.block_size,
-        beyond=next((feature for feature, has_it in beyond.items() if has_it), None),
+        beyond=features[0] if features else None,
     )
 
 
-def _rotation_of(text_config: Any) -> str:
+def _rotation_of(text_config: PretrainedConfig) -> str:
     """Return the type of a model's rotary embedding, by transformers' name."""
+    # Models without rotations lack them.
     settings = getattr(text_config, "rope_parameters", None) or {}
     return str(settings.get("rope_type", "default"))
 
 
-def weight_bytes(arguments: Mapping[str, Any], runner: str) -> WeightBytes | None:
+def weight_bytes(arguments: Mapping[str, object], runner: str) -> WeightBytes | None:
     """Return the bytes of a weight where engine arguments let vLLM quantise a model.
 
     Returns:
@@ -267,6 +285,7 @@ def weight_bytes(arguments: Mapping[str, Any], runner: str) -> WeightBytes | Non
         Exception: What vLLM raises.
     """
     config = make_config(arguments, runner)
+    # Only vLLM's own quantisation has them, not that of a checkpoint.
     formats = getattr(config.quant_config, "args", None)
     if formats is None or formats.targets or formats.ignore:
         return None
@@ -284,7 +303,7 @@ def lacks_fp8_quantiser() -> bool:
     return not torch.ops._C.static_scaled_fp8_quant.default._schema.arguments
 
 
-def _bytes_of(weights: Any) -> float | None:
+def _bytes_of(weights: QuantSpec | None) -> float | None:
     """Return the bytes of a parameter with its share of the scales, by vLLM's `QuantSpec`."""
     if weights is None or weights.weight is None:
         return None
@@ -305,7 +324,10 @@ class Workers:
     """
 
     def __init__(
-        self, config: Any, seed: int = 0, announce: Callable[[str], None] = lambda phase: None
+        self,
+        config: VllmConfig,
+        seed: int = 0,
+        announce: Callable[[str], None] = lambda phase: None,
     ) -> None:
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
         from vllm.sampling_params import SamplingParams
@@ -313,8 +335,11 @@ class Workers:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.abstract import Executor
 
-        self._types = NewRequestData, CachedRequestData, SchedulerOutput
-        self._greedy = SamplingParams(temperature=0.0, max_tokens=config.model_config.max_model_len)
+        self._new_type = NewRequestData
+        self._cached_type = CachedRequestData
+        self._output_type = SchedulerOutput
+        max_tokens = config.model_config.max_model_len
+        self._greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
         self.config = config
         parallel = config.parallel_config
         self.in_process = parallel.distributed_executor_backend == "uni"
@@ -324,7 +349,7 @@ class Workers:
         with start_methods_of_python(), ExitStack() as ends:  # of what has begun, if it fails
             ends.callback(cleanup_dist_env_and_memory)
 
-            def make_executor(config: Any) -> Any:
+            def make_executor(config: VllmConfig) -> Executor:
                 announce("starting the engine and loading its weights")
                 executor_class = _announcing(Executor.get_class(config), config, announce)
                 self._executor = executor_class(config)
@@ -379,16 +404,17 @@ class Workers:
         finally:
             self._executor.collective_rpc("stop_operation_times")
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What runs batches: version, kernels, graphs and buffers."""
         config = self.config
         graphs = self.config.compilation_config
+        mode = graphs.cudagraph_mode
         return {
             "version": version(),
             "load_format": str(config.load_config.load_format),
             "runner": "v2" if config.use_v2_model_runner else "v1",
             **self._executor.collective_rpc(facts_of)[0],
-            "graph_mode": getattr(graphs.cudagraph_mode, "name", None),
+            "graph_mode": None if mode is None else mode.name,
             "graph_sizes": sorted(graphs.cudagraph_capture_sizes or []),
             "async_scheduling": self.is_async,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
@@ -399,6 +425,7 @@ class Workers:
     @property
     def is_lost(self) -> bool:
         """Whether a worker's process has died; vLLM ends the others."""
+        # An executor in this process has no such state.
         return bool(getattr(self._executor, "is_failed", False))
 
     def close(self) -> None:
@@ -409,14 +436,16 @@ class Workers:
         if self._pipes is not None:
             self._pipes.close()
 
-    def _output(self, step: Step) -> Any:
-        new_type, cached_type, output_type = self._types
-        output = output_type.make_empty()  # which has the fields of every version
-        output.scheduled_new_reqs = [self._new(new_type, sequence) for sequence in step.new]
+    def _output(self, step: Step) -> SchedulerOutput:
+        output = self._output_type.make_empty()  # which has the fields of every version
+        output.scheduled_new_reqs = [self._new(sequence) for sequence in step.new]
         blocks: list[tuple[list[int]] | None] = []
         for block_ids in step.new_blocks:
-            blocks.append(None if block_ids is None else (_shifted(block_ids),))
-        output.scheduled_cached_reqs = cached_type(
+            if block_ids is None:
+                blocks.append(None)
+            else:
+                blocks.append((_shifted(block_ids),))
+        output.scheduled_cached_reqs = self._cached_type(
             req_ids=step.names,
             resumed_req_ids=set(),
             new_token_ids=step.newest_tokens,
@@ -431,11 +460,11 @@ class Workers:
         output.num_common_prefix_blocks = [0]
         return output
 
-    def _new(self, new_type: Any, sequence: NewSequence) -> Any:
+    def _new(self, sequence: NewSequence) -> NewRequestData:
         of_v2 = {}  # what the second model runner wants besides
         if self.config.use_v2_model_runner:
             of_v2["prefill_token_ids"] = sequence.token_ids
-        return new_type(
+        return self._new_type(
             req_id=sequence.name,
             prompt_token_ids=sequence.token_ids,
             mm_features=[],
@@ -449,30 +478,30 @@ class Workers:
 
 
 def _announcing(
-    executor_class: type[Any], config: Any, announce: Callable[[str], None]
-) -> type[Any]:
+    executor_class: type[Executor], config: VllmConfig, announce: Callable[[str], None]
+) -> type[Executor]:
     """Return vLLM's class of executors, which announces the phases that an engine goes through."""
     graph_sizes = config.compilation_config.cudagraph_capture_sizes
     is_eager = config.model_config.enforce_eager
 
     class AnnouncingExecutor(executor_class):
-        def determine_available_memory(self) -> Any:
+        def determine_available_memory(self) -> list[int]:
             compiling = "" if is_eager else "compiling the model (minutes at first) and "
             announce(f"{compiling}measuring the memory that it takes")
             return super().determine_available_memory()
 
-        def initialize_from_config(self, *arguments: Any) -> Any:
+        def initialize_from_config(self, *arguments: object) -> None:
             captured = "warming up"
             if graph_sizes:
                 number = f"{len(graph_sizes)} sizes of batches up to {max(graph_sizes)} tokens"
                 captured = f"capturing CUDA graphs of {number}"
             announce(f"making the cache and {captured}")
-            return super().initialize_from_config(*arguments)
+            super().initialize_from_config(*arguments)
 
     return AnnouncingExecutor
 
 
-def require_one_list_of_blocks(cache: Any, config: Any) -> None:
+def require_one_list_of_blocks(cache: KVCacheConfig, config: VllmConfig) -> None:
     """Raise UserError unless all layers of a model keep their cache by the same blocks."""
     groups = cache.kv_cache_groups
     if len(groups) != 1:
@@ -482,14 +511,17 @@ def require_one_list_of_blocks(cache: Any, config: Any) -> None:
         )
 
 
-def facts_of(worker: Any) -> dict[str, Any]:
+def facts_of(worker: WorkerBase) -> dict[str, object]:
     """Return the names of a worker's attention kernels and its threads, in its process."""
-    groups = getattr(worker.model_runner, "attn_groups", [])
-    names = {group.backend.get_name() for of_cache in groups for group in of_cache}
+    names = set()
+    # The model runner V2 keeps them elsewhere in some versions.
+    for groups in getattr(worker.model_runner, "attn_groups", []):
+        for group in groups:
+            names.add(group.backend.get_name())
     return {"attention": ", ".join(sorted(names)), "threads": torch.get_num_threads()}
 
 
-def release_compiled_model(worker: Any) -> None:
+def release_compiled_model(worker: WorkerBase) -> None:
     """Remove the hooks by which torch's compiler holds a model. vLLM's `LLMEngine` does so at
     its end; without it a closed engine keeps its weights, and the next one finds no room.
     """
