@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PADDING = -1
-Views = Mapping[str, NDArray[Any]]  # fields of a plan, on the host
+Ints = NDArray[np.integer]
+Views = Mapping[str, NDArray[np.int32]]  # fields of a plan, on the host
 # Queries of one tile of a chunk, and what a row of it costs: a quarter more in a small tile, as
 # half as many share what the loop does for a tile of keys. (Matrix cycles and issue slots of the
 # compiled loops, one after the other, give from 1.17 on sm_90 to 1.32 on sm_80.)
@@ -171,7 +171,7 @@ def choose_part_tokens(
 
 
 def divide(
-    sequences: NDArray[Any], kv_lens: NDArray[Any], part_tokens: int, window: int | None = None
+    sequences: Ints, kv_lens: Ints, part_tokens: int, window: int | None = None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """`parts` and `reductions` of decodes, the longest first: the last to be begun are short."""
     first_keys = _first_keys(kv_lens, window)
@@ -210,8 +210,8 @@ def with_parts_of(
 
 
 def plan_parts(
-    sequences: NDArray[Any],
-    kv_lens: NDArray[Any],
+    sequences: Ints,
+    kv_lens: Ints,
     num_kv_heads: int,
     num_sms: int,
     max_parts: int,
@@ -229,7 +229,7 @@ def plan_parts(
     return divide(sequences, kv_lens, part_tokens, window)
 
 
-def _first_keys(kv_lens: NDArray[Any], window: int | None) -> NDArray[Any]:
+def _first_keys(kv_lens: Ints, window: int | None) -> Ints:
     """Where the parts of contexts begin: in front of what the newest token sees."""
     if window is None:
         return np.zeros_like(kv_lens)

@@ -50,35 +50,43 @@ class BlockTable:
         kv_lens: Ints,
     ) -> None:
         """Write the blocks of `sequences` to their `rows` where `kv_lens` tokens need more."""
-        needs_more = self._num_written[rows] * self.block_size < kv_lens
+        tokens_written = self._num_written[rows] * self.block_size
+        needs_more = tokens_written < kv_lens
         for i in needs_more.nonzero()[0].tolist():
             block_ids = sequences[i].block_ids
             num_blocks = len(block_ids)
             num_rows, num_columns = self._ids.shape
             if num_blocks > num_columns:
-                self._resize(num_rows, 2 * num_blocks)  # seldom, as contexts grow by a token
+                # Twice as many as are needed, so that it is seldom: contexts grow by a token.
+                self._resize(num_rows, 2 * num_blocks)
             row = rows[i]
-            first = int(self._num_written[row])
-            self._ids[row, first:num_blocks] = block_ids[first:]
+            first_new = int(self._num_written[row])
+            self._ids[row, first_new:num_blocks] = block_ids[first_new:]
             self._num_written[row] = num_blocks
 
     def slots(self, rows: Ints, positions: Ints) -> Ints:
         """Return the cache slots of the tokens at `positions` of the sequences in `rows`."""
         columns = positions // self.block_size
-        shifts = self._ids[rows, columns] - columns  # in blocks: from where contexts start at 0
-        return shifts * self.block_size + positions
+        blocks = self._ids[rows, columns]
+        # Block b has the slots from b times the size on; a position counts from its first block's.
+        blocks_away = blocks - columns
+        return blocks_away * self.block_size + positions
 
     def fill(self, view: NDArray[np.int32], rows: Ints) -> None:
         """Write the blocks in `rows` to `view`, as many as it has columns."""
-        num_columns = min(view.shape[1], self._ids.shape[1])
-        view[:, :num_columns] = self._ids[rows, :num_columns]
-        view[:, num_columns:] = 0
+        num_wanted = view.shape[1]
+        num_columns = self._ids.shape[1]
+        num_shared = min(num_wanted, num_columns)
+        view[:, :num_shared] = self._ids[rows, :num_shared]
+        view[:, num_shared:] = 0
 
     def _give_rows(self, missing: Sequence[SequenceState], here: set[SequenceState]) -> None:
         """Assign rows to `missing`: first those of sequences that ended and are not `here`."""
         for sequence in list(self._row_of):
-            if not sequence.is_running and sequence not in here:
-                self._free.append(self._row_of.pop(sequence))
+            has_ended = not sequence.is_running
+            if has_ended and sequence not in here:
+                row = self._row_of.pop(sequence)
+                self._free.append(row)
         num_lacking = len(missing) - len(self._free)
         if num_lacking > 0:
             num_rows, num_columns = self._ids.shape
@@ -92,8 +100,9 @@ class BlockTable:
             self._num_written[row] = 0
 
     def _resize(self, num_rows: int, num_columns: int) -> None:
-        new_rows = (0, num_rows - len(self._ids))
-        new_columns = (0, num_columns - self._ids.shape[1])
+        old_rows, old_columns = self._ids.shape
+        new_rows = (0, num_rows - old_rows)  # none before the first
+        new_columns = (0, num_columns - old_columns)
         self._ids = np.pad(self._ids, (new_rows, new_columns))
         self._num_written = np.pad(self._num_written, new_rows)
         self._num_preemptions = np.pad(self._num_preemptions, new_rows)

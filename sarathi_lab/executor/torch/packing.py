@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import compress
 from operator import getitem
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -63,10 +63,13 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
     first_output = max(0, start - prompt_len)
     end_of_output = max(0, end - prompt_len)
     num_drafts = max(0, end - sequence.num_known)
-    prompt = request.prompt_token_ids[start : min(end, prompt_len)]
+    prompt = request.prompt_token_ids[start:end]
     output = sequence.output_token_ids[first_output:end_of_output]
     drafts = sequence.draft_token_ids[:num_drafts]
     return np.concatenate([prompt, output, drafts], dtype=np.int64, casting="unsafe")
+
+
+Flat = TypeVar("Flat", Tensor, NDArray[np.int32])
 
 
 class Field(NamedTuple):
@@ -96,16 +99,19 @@ class Fields:
         self._fields: list[Field] = []
         for name, lengths in shapes.items():
             num_elements = math.prod(lengths)
-            elements = slice(self.size, self.size + num_elements)
+            end = self.size + num_elements
+            elements = slice(self.size, end)
             self._fields.append(Field(name, elements, lengths))
-            self.size += -(-num_elements // ALIGNMENT) * ALIGNMENT
+            self.size = math.ceil(end / ALIGNMENT) * ALIGNMENT
 
-    def views(self, buffer: Any) -> dict[str, Any]:
+    def views(self, buffer: Flat) -> dict[str, Flat]:
         """Return each field of a flat tensor or array, in its shape."""
         views = {}
         for name, elements, shape in self._fields:
             view = buffer[elements]
-            views[name] = view if len(shape) == 1 else view.reshape(shape)
+            if len(shape) > 1:
+                view = view.reshape(shape)
+            views[name] = view
         return views
 
 
@@ -136,25 +142,37 @@ class Composition:
         self.lengths = np.array(columns.num_tokens, dtype=np.int64)
         self.ends = np.cumsum(self.lengths)  # the row behind each one's last token
         self.num_tokens = int(self.lengths.sum())
-        self.singles = (self.lengths == 1).nonzero()[0]  # decodes to the kernels
+        has_one_token = self.lengths == 1
+        self.singles = np.flatnonzero(has_one_token)  # decodes to the kernels
         # The sequence of each token, and how many of its tokens come before.
-        self.owners = np.repeat(np.arange(len(self.lengths)), self.lengths)
-        firsts = self.ends - self.lengths
-        self.offsets = np.arange(self.num_tokens) - firsts[self.owners]
+        numbers = np.arange(len(self.lengths))
+        self.owners = np.repeat(numbers, self.lengths)
+        first_rows = self.ends - self.lengths
+        self.offsets = np.arange(self.num_tokens) - first_rows[self.owners]
+        self._find_sampled()
+        self._find_decodes(has_one_token)
 
-        emits = np.array(columns.emits_token, dtype=bool)
-        is_decode = np.array(columns.is_decode, dtype=bool)
-        self.emitting = tuple(compress(self.sequences, columns.emits_token))
+    def _find_sampled(self) -> None:
+        """Find the rows after which tokens are sampled, and where those of a sequence come."""
+        emits = np.array(self.columns.emits_token, dtype=bool)
+        is_decode = np.array(self.columns.is_decode, dtype=bool)
+        self.emitting = tuple(compress(self.sequences, self.columns.emits_token))
         self.sampled_rows = np.cumsum(emits) - 1  # of the tokens sampled, by sequence
         # A decode with drafts samples after each of its tokens, others after the last.
         num_sampled = np.where(is_decode, self.lengths, 1) * emits
-        shifts = self.ends - np.cumsum(num_sampled)
-        self.emit_rows = np.repeat(shifts, num_sampled) + np.arange(num_sampled.sum())
+        sampled_before = np.cumsum(num_sampled)
+        # From the number of a sampled token to its row.
+        shifts = np.repeat(self.ends - sampled_before, num_sampled)
+        self.emit_rows = shifts + np.arange(len(shifts))
 
-        # Mostly all but one are decodes: a faster way without an array for each.
-        is_plain_decode = is_decode & (self.lengths == 1)
-        self.decodes = is_plain_decode.nonzero()[0]
-        self.others = (~is_plain_decode).nonzero()[0].tolist()
+    def _find_decodes(self, has_one_token: NDArray[np.bool_]) -> None:
+        """Set decodes without drafts apart: mostly they are all but one sequence, and their tokens
+        can be looked up without an array for each.
+        """
+        is_decode = np.array(self.columns.is_decode, dtype=bool)
+        is_plain_decode = is_decode & has_one_token
+        self.decodes = np.flatnonzero(is_plain_decode)
+        self.others = np.flatnonzero(~is_plain_decode).tolist()
         decoding = [self.sequences[i] for i in self.decodes.tolist()]
         self.outputs = [sequence.output_token_ids for sequence in decoding]
         prompt_lens = [sequence.request.prompt_len for sequence in decoding]
@@ -178,9 +196,10 @@ class Composition:
             _put(views["decodes"], self.singles, padding=PADDING)
 
 
-def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
-    field[: len(values)] = values
-    field[len(values) :] = padding
+def _put(field: NDArray[np.int32], values: NDArray[np.integer], padding: int) -> None:
+    num_values = len(values)
+    field[:num_values] = values
+    field[num_values:] = padding
 
 
 class Packer:
@@ -213,8 +232,8 @@ class Packer:
         columns = Columns()
         if batch.chunks:
             sequences, first_tokens, num_tokens, is_decode, emits = zip(*batch.chunks, strict=True)
-            preemptions = tuple([sequence.num_preemptions for sequence in sequences])
-            columns = Columns(sequences, num_tokens, is_decode, emits, preemptions)
+            preemptions = [sequence.num_preemptions for sequence in sequences]
+            columns = Columns(sequences, num_tokens, is_decode, emits, tuple(preemptions))
         if columns != self._composition.columns:
             self._composition = Composition(columns, self._table)
         composition = self._composition
@@ -224,8 +243,9 @@ class Packer:
         views = self.host.fill(shape, composition)
         self._fill_tokens(views, starts, kv_lens)
         self._fill_feed_rows(views, newest)
-        views["kv_lens"][: len(kv_lens)] = kv_lens
-        self._table.fill(views["block_table"][: len(kv_lens)], composition.rows)
+        num_sequences = len(kv_lens)
+        views["kv_lens"][:num_sequences] = kv_lens
+        self._table.fill(views["block_table"][:num_sequences], composition.rows)
         if shape.tile_rows:
             parts, reductions = self._parts.of(composition.singles, kv_lens, shape)
             _put(views["parts"], parts, padding=PADDING)
@@ -243,9 +263,11 @@ class Packer:
 
         token_ids = views["token_ids"]
         decodes = composition.decodes
-        newest = (starts[decodes] - composition.prompt_lens).tolist()  # index of an output token
-        decoded = list(map(getitem, composition.outputs, newest))
-        token_ids[composition.ends[decodes] - 1] = decoded
+        # A decode computes its newest output token.
+        indices = starts[decodes] - composition.prompt_lens
+        newest = list(map(getitem, composition.outputs, indices.tolist()))
+        rows = composition.ends[decodes] - 1
+        token_ids[rows] = newest
         for i in composition.others:
             end_row = composition.ends[i]
             first_row = end_row - composition.lengths[i]
@@ -262,7 +284,8 @@ class Packer:
         feed_rows = views["feed_rows"]
         feed_rows[: composition.num_tokens] = PADDING
         last_rows = composition.ends - 1
-        in_flight = (token_ids[last_rows] == NO_TOKEN).nonzero()[0]  # numbers of sequences
+        is_in_flight = token_ids[last_rows] == NO_TOKEN
+        in_flight = is_in_flight.nonzero()[0]  # numbers of sequences
         if len(in_flight) == 0:
             return
         rows = last_rows[in_flight]
@@ -271,7 +294,8 @@ class Packer:
             feed_rows[rows] = composition.sampled_rows[in_flight]
         else:
             row_of = {sequence: row for row, sequence in enumerate(newest)}
-            feed_rows[rows] = [row_of[composition.sequences[i]] for i in in_flight.tolist()]
+            sequences = [composition.sequences[i] for i in in_flight.tolist()]
+            feed_rows[rows] = [row_of[sequence] for sequence in sequences]
 
     @property
     def host(self) -> _Buffer:
@@ -281,7 +305,9 @@ class Packer:
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
         """Start to copy the filled buffer to `into`, or one that the next call overwrites."""
         fields = fields_of(shape)
-        buffer = self._on_device.sized(fields.size) if into is None else into
+        buffer = into
+        if buffer is None:
+            buffer = self._on_device.sized(fields.size)
         self.copy(buffer)
         views = fields.views(buffer)
         by_sequence = {name: views.pop(name) for name in BY_SEQUENCE}
@@ -298,30 +324,36 @@ class Packer:
         kv_lens = views["kv_lens"].tolist()
         segments = []
         for i, kv_len in enumerate(kv_lens):
-            num_queries = starts[i + 1] - starts[i]
-            segments.append(Segment(starts[i], num_queries, kv_len, blocks[i], 0, None))
+            start = starts[i]
+            end = starts[i + 1]
+            segments.append(Segment(start, end - start, kv_len, blocks[i], 0, None))
         tensors = {}
         for name in ("token_ids", "positions", "slots", "emit_rows"):
-            tensors[name] = torch.from_numpy(views[name].astype(np.int64)).to(model.device)
-        return add_masks(PackedInputs(**tensors, attention=segments), model)
+            numbers = views[name].astype(np.int64)
+            tensors[name] = torch.from_numpy(numbers).to(model.device)
+        inputs = PackedInputs(**tensors, attention=segments)
+        return add_masks(inputs, model)
 
     def _blocks_for_torch(self, device: torch.device) -> list[slice | Tensor]:
         """Return the cache blocks of each sequence: as a slice where they are neighbours, which
         attention reads without copying, else as an index.
         """
         table = self.host.views["block_table"]
-        numbers = -(-self.host.views["kv_lens"] // self._table.block_size)
-        blocks_of = (numbers.tobytes(), table.tobytes())
+        kv_lens = self.host.views["kv_lens"]
+        num_blocks = -(-kv_lens // self._table.block_size)
+        blocks_of = (num_blocks.tobytes(), table.tobytes())
         if blocks_of == self._blocks_of:  # seldom are they others in a run of decodes
             return self._blocks
         self._blocks_of = blocks_of
-        firsts = table[:, 0]
-        self._blocks = [*map(slice, firsts.tolist(), (firsts + numbers).tolist())]
+        first_blocks = table[:, 0]
+        end_blocks = first_blocks + num_blocks
+        self._blocks = [*map(slice, first_blocks.tolist(), end_blocks.tolist())]
+        # Neighbours are as far from the first block as their column is from the first.
         columns = np.arange(table.shape[1], dtype=np.int32)
-        is_taken = columns < numbers[:, None]
-        is_apart = is_taken & (table - columns != table[:, :1])
-        for i in is_apart.any(axis=1).nonzero()[0].tolist():
-            block_ids = table[i, : numbers[i]].tolist()
+        is_taken = columns < num_blocks[:, None]
+        is_apart = is_taken & (table - first_blocks[:, None] != columns)
+        for i in np.flatnonzero(is_apart.any(axis=1)).tolist():
+            block_ids = table[i, : num_blocks[i]].tolist()
             self._blocks[i] = torch.tensor(block_ids, device=device)
         return self._blocks
 
@@ -343,7 +375,10 @@ class _Buffer:
     def sized(self, size: int) -> Tensor:
         if self._tensor.numel() < size:
             self._tensor = torch.empty(
-                2 * size, dtype=torch.int32, device=self._device, pin_memory=self._pin_memory
+                2 * size,
+                dtype=torch.int32,
+                device=self._device,
+                pin_memory=self._pin_memory,
             )
         return self._tensor[:size]
 
@@ -351,7 +386,8 @@ class _Buffer:
         """Return the fields of `shape`, with what stays equal of `composition` filled in."""
         if self._filled_with != (composition, shape):
             fields = fields_of(shape)
-            self.views = fields.views(self.sized(fields.size).numpy())
+            buffer = self.sized(fields.size).numpy()
+            self.views = fields.views(buffer)
             composition.fill(self.views, shape)
             self._filled_with = (composition, shape)
         return self.views
