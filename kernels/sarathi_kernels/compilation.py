@@ -204,7 +204,7 @@ def recording_to(path: Path, capability: int) -> Iterator[None]:
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
-def _recorded(argument: Any) -> Any:
+def _recorded(argument: object) -> object:
     """Return a tensor as its type, and what Triton specialises pointers by: whether it is off a
     multiple of 16 bytes.
     """
@@ -231,7 +231,7 @@ def _launch_of(line: str) -> Launch:
     return Launch(kernel, (1,), values, options, False, uses_tensor_cores)
 
 
-def _argument_of(recorded: Any) -> Any:
+def _argument_of(recorded: object) -> object:
     """Return a tensor without data for what `_recorded` made of one."""
     if not isinstance(recorded, list):
         return recorded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,7 +22,8 @@ BACKENDS = {
     "sdpa efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 Ways = dict[str, Callable[[], object]]  # by implementation
-Make = Callable[[Any, AttentionCase, AttentionInputs], Callable[[], object]]
+Library = Any  # the module of one that may not be installed
+Make = Callable[[Library, AttentionCase, AttentionInputs], Callable[[], object]]
 FLASHINFER_WORKSPACE = 256 * 2**20  # bytes
 
 
@@ -36,7 +38,8 @@ def works_here(work: Callable[[], object]) -> bool:
 
 def _contiguous(cache: Tensor, blocks: list[int], kv_len: int) -> Tensor:
     """One sequence's context, [1, num_kv_heads, kv_len, head_size]."""
-    return cache[blocks].flatten(0, 1)[:kv_len].transpose(0, 1).contiguous()[None]
+    tokens = cache[blocks].flatten(0, 1)[:kv_len]
+    return tokens.transpose(0, 1).contiguous()[None]
 
 
 def torch_attention(case: AttentionCase, inputs: AttentionInputs) -> Ways:
@@ -50,32 +53,32 @@ def torch_attention(case: AttentionCase, inputs: AttentionInputs) -> Ways:
     key = _contiguous(inputs.key_cache, inputs.blocks[0], kv_len)
     value = _contiguous(inputs.value_cache, inputs.blocks[0], kv_len)
     is_grouped = case.num_heads != case.num_kv_heads
-    mask: Any = causal_lower_right(num_queries, kv_len)
+    mask: Tensor = causal_lower_right(num_queries, kv_len)
 
     def attend(backend: SDPBackend | None) -> Tensor:
+        bias = mask
         # cuDNN takes a mask that is not square as a tensor only.
-        bias = (
-            mask_tensor if backend == SDPBackend.CUDNN_ATTENTION and num_queries < kv_len else mask
-        )
-        if backend is None:
-            return F.scaled_dot_product_attention(
-                query, key, value, attn_mask=bias, enable_gqa=is_grouped
-            )
-        with sdpa_kernel([backend]):
+        if backend == SDPBackend.CUDNN_ATTENTION and num_queries < kv_len:
+            bias = mask_tensor
+        in_use = nullcontext() if backend is None else sdpa_kernel([backend])
+        with in_use:
             return F.scaled_dot_product_attention(
                 query, key, value, attn_mask=bias, enable_gqa=is_grouped
             )
 
     if query.device.type != "cuda":
-        return {"sdpa": lambda: attend(None)}
-    mask_tensor = torch.ones(num_queries, kv_len, dtype=torch.bool, device=query.device).tril(
-        kv_len - num_queries
-    )
-    works = {name: (lambda backend=backend: attend(backend)) for name, backend in BACKENDS.items()}
-    return {name: work for name, work in works.items() if works_here(work)}
+        return {"sdpa": partial(attend, None)}
+    all_pairs = torch.ones(num_queries, kv_len, dtype=torch.bool, device=query.device)
+    mask_tensor = all_pairs.tril(kv_len - num_queries)
+    ways: Ways = {}
+    for name, backend in BACKENDS.items():
+        work = partial(attend, backend)
+        if works_here(work):
+            ways[name] = work
+    return ways
 
 
-def library_of(name: str, device: torch.device) -> Any | None:
+def library_of(name: str, device: torch.device) -> Library | None:
     """The module of a library, if it is installed and `device` a GPU."""
     if device.type != "cuda" or find_spec(name) is None:
         return None
@@ -112,7 +115,7 @@ def flash_attention(case: AttentionCase, inputs: AttentionInputs) -> Ways:
     return library_ways("flash_attn_interface", {"flash": _flash}, case, inputs)
 
 
-def _flash(library: Any, case: AttentionCase, inputs: AttentionInputs) -> Callable[[], object]:
+def _flash(library: Library, case: AttentionCase, inputs: AttentionInputs) -> Callable[[], object]:
     window = case.sliding_window
     return partial(
         library.flash_attn_with_kvcache,
@@ -146,7 +149,7 @@ def flashinfer_hybrid(case: AttentionCase, inputs: AttentionInputs) -> Ways:
 
 
 def _flashinfer_decode(
-    library: Any, case: AttentionCase, inputs: AttentionInputs
+    library: Library, case: AttentionCase, inputs: AttentionInputs
 ) -> Callable[[], object]:
     wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
         _workspace(inputs), "NHD", use_tensor_cores=case.num_heads > case.num_kv_heads
@@ -156,7 +159,7 @@ def _flashinfer_decode(
 
 
 def _flashinfer_prefill(
-    library: Any, case: AttentionCase, inputs: AttentionInputs
+    library: Library, case: AttentionCase, inputs: AttentionInputs
 ) -> Callable[[], object]:
     wrapper = library.BatchPrefillWithPagedKVCacheWrapper(_workspace(inputs), "NHD")
     wrapper.plan(
@@ -170,7 +173,7 @@ def _flashinfer_prefill(
 
 
 def _flashinfer_pod(
-    library: Any, case: AttentionCase, inputs: AttentionInputs
+    library: Library, case: AttentionCase, inputs: AttentionInputs
 ) -> Callable[[], object]:
     """Its POD-Attention of a chunk, which must come first and unpaged, beside decodes on pages."""
     chunk, kv_len = case.sequences[0]

@@ -4,7 +4,8 @@ kernel replaces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -44,8 +45,6 @@ SHAPES = (
 )
 TINY = (Shape("tiny", 64, 2, 16, 128, (1, 3)),)
 VOCABULARIES = (32_000, 128_256)
-
-
 QUICK_VOCABULARIES = (100,)
 NUM_ROWS = (1, 8, 32, 64)
 QUICK_NUM_ROWS = (1, 3)
@@ -67,12 +66,27 @@ def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterato
     """Tensors of a case are made when it is reached."""
     random = partial(torch.randn, device=device, dtype=dtype)
     for pair in _pairs(random, quick=quick):
-        for implementation, work in (("triton", pair.by_triton), ("torch", pair.in_torch)):
-            yield Benchmark(pair.operation, pair.case, implementation, work, 0, pair.num_bytes)
+        works = {"triton": pair.by_triton, "torch": pair.in_torch}
+        for implementation, work in works.items():
+            yield Benchmark(
+                pair.operation,
+                pair.case,
+                implementation,
+                work,
+                flops=0,  # all are bound by memory
+                num_bytes=pair.num_bytes,
+            )
 
 
 def _pairs(random: Random, *, quick: bool) -> Iterator[Pair]:
-    for shape in TINY if quick else SHAPES:
+    shapes: Sequence[Shape] = SHAPES
+    vocabularies: Sequence[int] = VOCABULARIES
+    row_counts: Sequence[int] = NUM_ROWS
+    if quick:
+        shapes = TINY
+        vocabularies = QUICK_VOCABULARIES
+        row_counts = QUICK_NUM_ROWS
+    for shape in shapes:
         for num_tokens in shape.num_tokens:
             case = f"{shape.name}, {num_tokens} tokens"
             yield _rotation(shape, num_tokens, case, random)
@@ -80,8 +94,8 @@ def _pairs(random: Random, *, quick: bool) -> Iterator[Pair]:
             yield _rms_norm(shape, num_tokens, case, random)
             yield _activation(shape, num_tokens, case, random)
             yield _gated_activation(shape, num_tokens, case, random)
-    for vocab in QUICK_VOCABULARIES if quick else VOCABULARIES:
-        for num_rows in QUICK_NUM_ROWS if quick else NUM_ROWS:
+    for vocab in vocabularies:
+        for num_rows in row_counts:
             yield _greedy(vocab, num_rows, random)
 
 
@@ -89,17 +103,18 @@ def _rotation(shape: Shape, num_tokens: int, case: str, random: Random) -> Pair:
     heads = shape.num_heads
     head_size = shape.head_size
     qkv = random(num_tokens, 3 * heads, head_size)
-    num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
+    num_blocks = math.ceil(num_tokens / BLOCK_SIZE) + 1
     keys, values = random(2, num_blocks, BLOCK_SIZE, heads, head_size)
     positions = torch.arange(num_tokens, device=qkv.device)
-    exponents = torch.arange(0, head_size, 2, device=qkv.device) / head_size
-    frequencies = 1e4**-exponents
+    even_numbers = torch.arange(0, head_size, 2, device=qkv.device)
+    frequencies = 1e4 ** -(even_numbers / head_size)
     tables = rotary_tables(positions, frequencies, torch.float32)
     rounded = rotary_tables(positions, frequencies, qkv.dtype)
 
     def in_torch() -> None:
         query_key, value = qkv.split((2 * heads, heads), dim=1)
-        _, key = apply_rotary(query_key, *rounded).split((heads, heads), dim=1)
+        rotated = apply_rotary(query_key, *rounded)
+        _, key = rotated.split((heads, heads), dim=1)
         write_kv(key, value, keys, values, positions)
 
     fused = partial(rotate_and_store, qkv, *tables, positions, keys, values, heads)
@@ -114,10 +129,12 @@ def _rms_norm(shape: Shape, num_tokens: int, case: str, random: Random) -> Pair:
 
     def in_torch() -> None:
         hidden.add_(update)
-        F.rms_norm(hidden, hidden.shape[-1:], weight, EPSILON)
+        F.rms_norm(hidden, (shape.hidden_size,), weight, EPSILON)
 
     fused = partial(add_norm, hidden, update, weight, None, EPSILON, "rms")
-    return Pair("add_norm", f"rms, {case}", fused, in_torch, 4 * hidden.nbytes + weight.nbytes)
+    # Residuals and their update are read, the sum and its norm written.
+    num_bytes = 4 * hidden.nbytes + weight.nbytes
+    return Pair("add_norm", f"rms, {case}", fused, in_torch, num_bytes)
 
 
 def _layer_norm(shape: Shape, num_tokens: int, case: str, random: Random) -> Pair:
@@ -126,7 +143,7 @@ def _layer_norm(shape: Shape, num_tokens: int, case: str, random: Random) -> Pai
 
     def in_torch() -> None:
         hidden.add_(update)
-        F.layer_norm(hidden, hidden.shape[-1:], weight, bias, EPSILON)
+        F.layer_norm(hidden, (shape.hidden_size,), weight, bias, EPSILON)
 
     fused = partial(add_norm, hidden, update, weight, bias, EPSILON, "layer")
     num_bytes = 4 * hidden.nbytes + weight.nbytes + bias.nbytes
@@ -144,7 +161,8 @@ def _activation(shape: Shape, num_tokens: int, case: str, random: Random) -> Pai
     x = random(num_tokens, shape.ffn_size)
     fused = partial(activation_, x, "gelu")
     in_torch = partial(activate_, x, "gelu")
-    return Pair("activation", f"gelu, {case}", fused, in_torch, 2 * x.nbytes)
+    num_bytes = 2 * x.nbytes  # read, and written
+    return Pair("activation", f"gelu, {case}", fused, in_torch, num_bytes)
 
 
 def _gated_activation(shape: Shape, num_tokens: int, case: str, random: Random) -> Pair:
@@ -160,4 +178,5 @@ def _greedy(vocab: int, num_rows: int, random: Random) -> Pair:
     logits = random(num_rows, vocab)
     fused = partial(greedy, logits)
     in_torch = partial(logits.argmax, dim=1)
-    return Pair("greedy", f"{num_rows} rows of {vocab}", fused, in_torch, logits.nbytes)
+    case = f"{num_rows} rows of {vocab}"
+    return Pair("greedy", case, fused, in_torch, logits.nbytes)

@@ -90,10 +90,13 @@ def cache_folder() -> Path:
 def _key(command: list[str]) -> str:
     """Of all that the result depends on."""
     sources = [*sorted(SOURCE.parent.glob("*.h")), SOURCE]
-    version = run_compiler([command[0], "--version"])
+    compiler, *options = command
+    version = run_compiler([compiler, "--version"])
+    _, libc_version = platform.libc_ver()
     texts = [path.read_text() for path in sources]
-    texts += [version, *command[1:], *sorted(cpu_flags()), platform.libc_ver()[1]]
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+    texts += [version, *options, *sorted(cpu_flags()), libc_version]
+    content = "\0".join(texts).encode()
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _is_whole(library: Path) -> bool:

@@ -11,7 +11,7 @@ def check_heads(model: ModelStruct) -> None:
     """Raise ValueError for heads, or a window, that attention does not take."""
     heads = model.num_heads
     kv_heads = model.num_kv_heads
-    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+    if min(heads, kv_heads) < 1 or heads % kv_heads:
         raise ValueError(f"{heads} query heads do not share {kv_heads} of keys evenly")
     if not 1 <= model.head_size <= MAX_HEAD_SIZE:
         raise ValueError(f"heads have from 1 to {MAX_HEAD_SIZE} entries, not {model.head_size}")
@@ -22,7 +22,8 @@ def check_heads(model: ModelStruct) -> None:
 def check_model(model: ModelStruct) -> None:
     """Raise ValueError unless heads, norms and weights have sizes that belong together."""
     check_heads(model)
-    if not 0 <= 2 * model.rotary_half <= model.head_size:
+    rotary_size = 2 * model.rotary_half
+    if not 0 <= rotary_size <= model.head_size:
         raise ValueError(f"more is rotated than a head has: 2 times {model.rotary_half} entries")
     if model.num_layers < 1:
         raise ValueError(f"a model has layers, not {model.num_layers}")
@@ -32,10 +33,12 @@ def check_model(model: ModelStruct) -> None:
     if not _is_norm(model.final_norm, model.hidden_size):
         faults.append("final_norm")
     for number in range(model.num_layers):
-        for name in _faults(model.layers[number], model):
+        layer = model.layers[number]
+        for name in _faults(layer, model):
             faults.append(f"layer {number}'s {name}")
     if faults:
-        raise ValueError(f"weights do not match the model's sizes: {', '.join(faults)}")
+        names = ", ".join(faults)
+        raise ValueError(f"weights do not match the model's sizes: {names}")
 
 
 def _faults(layer: LayerStruct, model: ModelStruct) -> list[str]:
@@ -45,9 +48,10 @@ def _faults(layer: LayerStruct, model: ModelStruct) -> list[str]:
     width = model.hidden_size
     query_size = model.num_heads * model.head_size
     kv_size = model.num_kv_heads * model.head_size
+    qkv_size = query_size + 2 * kv_size
     ffn_size = model.layers[0].down.in_features
     is_sound = {
-        "qkv": _is_linear(layer.qkv, width, query_size + 2 * kv_size),
+        "qkv": _is_linear(layer.qkv, width, qkv_size),
         "out": _is_linear(layer.out, query_size, width),
         "up": _is_linear(layer.up, width, ffn_size),
         "down": _is_linear(layer.down, ffn_size, width),
@@ -56,16 +60,23 @@ def _faults(layer: LayerStruct, model: ModelStruct) -> list[str]:
         "query_norm": _is_absent_or_norm(layer.query_norm, model.head_size),
         "key_norm": _is_absent_or_norm(layer.key_norm, model.head_size),
     }
-    return [name for name, sound in is_sound.items() if not sound]
+    faults = []
+    for name, has_its_sizes in is_sound.items():
+        if not has_its_sizes:
+            faults.append(name)
+    return faults
 
 
 def _is_linear(linear: LinearStruct, in_features: int, out_features: int) -> bool:
+    if not linear.weight:  # a null pointer
+        return False
     sizes = (linear.in_features, linear.out_features)
-    return bool(linear.weight) and sizes == (in_features, out_features)
+    return sizes == (in_features, out_features)
 
 
 def _is_norm(norm: NormStruct, size: int) -> bool:
-    return bool(norm.weight) and norm.size == size
+    has_weight = bool(norm.weight)
+    return has_weight and norm.size == size
 
 
 def _is_absent_or_norm(norm: NormStruct, size: int) -> bool:

@@ -38,14 +38,16 @@ class PackedLinear:
     def __post_init__(self) -> None:
         rows_of_panel = PANEL // 2 if self.is_gated else PANEL
         panels = -(-self.out_features // rows_of_panel)
-        kblock = KBLOCKS.get(self.weight.dtype, 1)
         shape: tuple[int, ...] = (panels, self.in_features, PANEL)
+        kblock = KBLOCKS.get(self.weight.dtype, 1)
         if kblock > 1:
-            shape = (panels, -(-self.in_features // kblock), 2, 16, 16, 2)
+            num_blocks = -(-self.in_features // kblock)
+            shape = (panels, num_blocks, 2, 16, 16, 2)
         is_sound = self.weight.dtype in KBLOCKS and self.weight.is_contiguous()
         if self.bias is not None:
+            num_columns = panels * PANEL
             is_sound &= self.bias.dtype == torch.float32
-            is_sound &= self.bias.shape == (panels * PANEL,)
+            is_sound &= self.bias.shape == (num_columns,)
         if not is_sound or self.weight.shape != shape:
             raise ValueError(
                 f"{tuple(self.weight.shape)} of {self.weight.dtype} is not the packed weight of "
@@ -76,7 +78,8 @@ def pack_linear(weight: Tensor, bias: Tensor | None, *, is_gated: bool = False) 
         padded = _pair(weight)
         out_features //= 2
     else:
-        padded = F.pad(weight, (0, 0, 0, -out_features % PANEL))
+        missing_rows = -out_features % PANEL
+        padded = F.pad(weight, (0, 0, 0, missing_rows))
     columns = None
     if bias is not None:
         columns = _columns(bias, is_gated)
@@ -85,8 +88,13 @@ def pack_linear(weight: Tensor, bias: Tensor | None, *, is_gated: bool = False) 
 
 def _columns(values: Tensor, is_gated: bool) -> Tensor:
     """One for each row of a weight, as wide as its panels, in float32."""
-    paired = _pair(values[:, None])[:, 0] if is_gated else values
-    return F.pad(paired.float(), (0, -len(paired) % PANEL)).contiguous()
+    in_order = values
+    if is_gated:
+        as_weight = values[:, None]
+        in_order = _pair(as_weight)[:, 0]
+    num_missing = -len(in_order) % PANEL
+    padded = F.pad(in_order.float(), (0, num_missing))
+    return padded.contiguous()
 
 
 def pack_together(
@@ -105,11 +113,12 @@ def pack_together(
     moved = []
     offset = 0
     for linear in packed:
-        size = linear.weight.nbytes
-        part = memory[offset : offset + size]
-        target = part.view(linear.weight.dtype).view(linear.weight.shape)
-        moved.append(replace(linear, weight=copy(target, linear.weight)))
-        offset += _whole_lines(size)
+        weight = linear.weight
+        part = memory[offset : offset + weight.nbytes]
+        target = part.view(weight.dtype).view(weight.shape)
+        copied = copy(target, weight)
+        moved.append(replace(linear, weight=copied))
+        offset += _whole_lines(weight.nbytes)
     return moved
 
 
@@ -134,19 +143,23 @@ def _pair(weight: Tensor) -> Tensor:
     [2 ceil(half / 16) 16, in_features].
     """
     rows, columns = weight.shape
-    num_missing = -(rows // 2) % 16
-    halves = F.pad(weight.view(2, -1, columns), (0, 0, 0, num_missing))
-    blocks = halves.view(2, -1, 16, columns)
+    half = rows // 2
+    num_missing = -half % 16
+    halves = weight.view(2, half, columns)
+    padded = F.pad(halves, (0, 0, 0, num_missing))
+    blocks = padded.view(2, -1, 16, columns)
     return blocks.transpose(0, 1).reshape(-1, columns)
 
 
 def _panels(weight: Tensor) -> Tensor:
     """Of rows that fill panels."""
+    in_features = weight.shape[1]
     kblock = KBLOCKS[weight.dtype]
     if kblock == 1:
-        panels = weight.view(-1, PANEL, weight.shape[1])
+        panels = weight.view(-1, PANEL, in_features)
         return panels.transpose(1, 2).contiguous()
-    padded = F.pad(weight, (0, -weight.shape[1] % kblock))
+    num_missing = -in_features % kblock
+    padded = F.pad(weight, (0, num_missing))
     num_blocks = padded.shape[1] // kblock
     # panel, half, column, block, pair, of these
     blocks = padded.view(-1, 2, 16, num_blocks, 16, kblock // 16)

@@ -14,11 +14,11 @@ def rotary_tables(
     """Cosine and sine of every angle, each [num_tokens, 1, rotary_size / 2]; angles are worked out
     in float32.
     """
-    angles = torch.outer(positions.float(), inverse_frequencies.float())
-    angles = angles[:, None]
-    cos = angles.cos().to(dtype)
-    sin = angles.sin().to(dtype)
-    return cos, sin
+    by_frequency = torch.outer(positions.float(), inverse_frequencies.float())
+    angles = by_frequency[:, None]  # the same for all heads
+    cos = angles.cos()
+    sin = angles.sin()
+    return cos.to(dtype), sin.to(dtype)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -27,9 +27,10 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Pairs are (j, j + rotary_size / 2) for j below rotary_size / 2; entries from rotary_size on stay
     as they are.
     """
+    num_tokens, _, head_size = x.shape
     half = cos.shape[-1]
     rotary_size = 2 * half
-    if rotary_size > x.shape[-1] or len(cos) != len(x):
+    if rotary_size > head_size or len(cos) != num_tokens:
         raise ValueError(f"tables {tuple(cos.shape)} do not match {tuple(x.shape)}")
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     first = x[..., :half]

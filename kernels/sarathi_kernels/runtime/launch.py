@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sarathi_kernels.runtime.chip import Chip, assumed
+
+if TYPE_CHECKING:  # this module is imported where Triton is not installed
+    from triton.runtime.jit import JITFunction
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,10 @@ class Launch:
     many programs a multiprocessor must hold at a time.
     """
 
-    kernel: Any  # triton.JITFunction
+    kernel: JITFunction
     grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
+    arguments: tuple[object, ...]
+    options: dict[str, object]
     is_hot: bool
     uses_tensor_cores: bool
     programs_per_sm: int = 1
@@ -45,13 +48,13 @@ _recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
 def launch(
-    kernel: Any,
+    kernel: JITFunction,
     grid: tuple[int, ...],
-    *arguments: Any,
+    *arguments: object,
     is_hot: bool = False,
     uses_tensor_cores: bool = False,
     programs_per_sm: int = 1,
-    **options: Any,
+    **options: object,
 ) -> None:
     """`kernel[grid](*arguments, **options)`; a record of it, too, or alone, during `recorded`.
 
