@@ -24,6 +24,7 @@ from pathlib import Path
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.benchmark import Benchmark, Load
+from sarathi_lab.extensions.replay.json_values import list_of
 from sarathi_lab.extensions.replay.readers import (
     aiperf,
     evalscope,
@@ -35,6 +36,7 @@ from sarathi_lab.extensions.replay.readers import (
     vllm,
 )
 from sarathi_lab.extensions.replay.readers.content import Content, Object
+from sarathi_lab.extensions.replay.server_arguments import as_object
 from sarathi_lab.extensions.replay.server_facts import PERIODIC, find_facts
 from sarathi_lab.workload.text_files import json_rows, kind_of_text, read_text
 
@@ -54,7 +56,7 @@ def whole_file(content: Content) -> Sequence[Object]:
 
 def experiments(content: Content) -> Sequence[Object]:
     """Return genai-perf's experiments, a load each."""
-    return list(content.first["experiments"])
+    return [as_object(entry) for entry in list_of(content.first["experiments"])]
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Benchmark:
             the session ("": none), seconds between the answer before and it (NaN: first turn).
     """
 
-    labels: Mapping[str, Any]
+    labels: Mapping[str, object]
     requests: pd.DataFrame
     num_failed: int
     server: Sequence[Statement] = ()
@@ -103,7 +103,7 @@ class Load(ABC):
     client_name: str
     means: Mapping[str, float] = field(default_factory=dict)
     client: Client = CLOCK
-    labels: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, object] = field(default_factory=dict)
     server: Sequence[Statement] = ()
     policy: str = "vllm_v1"
     cautions: Sequence[str] = ()
@@ -114,7 +114,7 @@ class Load(ABC):
         has no request that can be used.
         """
 
-    def labels_of(self, path: Path) -> dict[str, Any]:
+    def labels_of(self, path: Path) -> dict[str, object]:
         """Return all labels for tables."""
         return {
             "policy": self.client_name,
@@ -136,7 +136,7 @@ class RecordedLoad(Load):
             `num_requests`, `num_prompt_tokens`, `num_output_tokens`.
     """
 
-    rows: Iterable[Mapping[str, Any]]
+    rows: Iterable[Mapping[str, object]]
     has_arrivals: bool = True
     totals: Mapping[str, float] = field(default_factory=dict)
 

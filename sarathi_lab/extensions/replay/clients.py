@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import UserError, require_int, require_number
+from sarathi_lab.extensions.replay.json_values import count_of, number_of
 
 # Where it is known from: a file, or the times of its requests. "": a clock is taken for it.
 Source = Literal["stated", "inferred", ""]
@@ -96,7 +97,7 @@ class Loop:
     due: tuple[float, ...]
 
 
-def client_of_rate(rate: Any, users: Any, cv: float = POISSON) -> Client:
+def client_of_rate(rate: object, users: object, cv: float = POISSON) -> Client:
     """Make the client of a file with a request rate (maybe "inf", or a word such as "trace"), the
     most requests at a time and the gaps' coefficient of variation. Raises ValueError for a rate of
     nothing.
@@ -104,12 +105,12 @@ def client_of_rate(rate: Any, users: Any, cv: float = POISSON) -> Client:
     number = math.inf
     named_rate = ""
     if is_number(rate):
-        number = float(rate)
+        number = number_of(rate)
     elif rate is not None:
         named_rate = str(rate)
     if not number > 0:
         raise ValueError(f"request_rate={rate} is not above 0")
-    limit = int(users or 0)
+    limit = int(number_of(users or 0))
     return Client(
         limit if limit >= 1 else None,  # some clients write no limit as 0
         number,
@@ -119,25 +120,26 @@ def client_of_rate(rate: Any, users: Any, cv: float = POISSON) -> Client:
     )
 
 
-def cv_of_gamma(shape: Any) -> float:
+def cv_of_gamma(shape: object) -> float:
     """Return the coefficient of variation of gamma gaps of a `shape`, which clients call burstiness
     or smoothness; None is 1. Raises ValueError for what is no shape.
     """
     if shape is None:
         return POISSON
-    if not float(shape) > 0:
+    number = number_of(shape)
+    if not number > 0:
         raise ValueError(f"burstiness={shape} is not above 0")
-    return float(shape) ** -0.5
+    return number**-0.5
 
 
-def client_of_strategy(strategy: Mapping[str, Any]) -> Client:
+def client_of_strategy(strategy: Mapping[str, object]) -> Client:
     """Make the client of one of GuideLLM's strategies."""
     kind = str(strategy.get("type_") or strategy.get("type") or strategy.get("kind") or "")
     limit = strategy.get("streams") or strategy.get("max_concurrency")
     if kind == ONE_USER:
         return Client(1, source="stated")
     if kind in SEVERAL_USERS:
-        return Client(int(limit) if limit else None, source="stated")
+        return Client(count_of(limit) or None, source="stated")
     if kind:
         return client_of_rate(strategy.get("rate"), strategy.get("max_concurrency"))
     return CLOCK
@@ -191,14 +193,16 @@ def measured_thought(requests: pd.DataFrame, client: Client) -> float:
 
 
 def asked_client(
-    workload: Mapping[str, Any], typed: Mapping[str, str], client: Client
+    workload: Mapping[str, object], typed: Mapping[str, str], client: Client
 ) -> Client | None:
     """Return the client that the user states by `workload.*`; None if it is not stated. Raises
     UserError for arrivals that are neither recorded nor those of users.
     """
-    users, kind = workload.get("users"), workload.get("arrivals")
-    if users is not None:
-        require_int("workload.users", users, 1, "use the number of users, such as 8")
+    kind = workload.get("arrivals")
+    users: int | None = None
+    if workload.get("users") is not None:
+        fix = "use the number of users, such as 8"
+        users = require_int("workload.users", workload["users"], 1, fix)
     if (think_time := workload.get("think_time")) is not None:
         require_number("workload.think_time", think_time, minimum=0, fix="use seconds, such as 1.0")
     is_typed = "workload.arrivals" in typed
@@ -258,13 +262,9 @@ def cautions(requests: pd.DataFrame, client: Client) -> list[str]:
     return warnings
 
 
-def is_number(rate: Any) -> bool:
+def is_number(rate: object) -> bool:
     """Return whether a client's rate is one, as "inf" is, and not a word such as "trace"."""
-    try:
-        float(rate)
-    except (TypeError, ValueError):
-        return False
-    return True
+    return not math.isnan(number_of(rate))
 
 
 def _seconds_after_answers(requests: pd.DataFrame, users: int) -> NDArray[np.float64]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from contextlib import suppress
-from typing import Any
 
 OPENING = "([{<"
 CLOSING = ")]}>"
@@ -14,7 +13,7 @@ QUOTES = "'\""
 
 def named_values(text: str) -> dict[str, object]:
     """Read "a=1, b='x'" or "'a': 1, 'b': 'x'"; a value that is no literal of Python stays text."""
-    values = dict[str, Any]()
+    values = dict[str, object]()
     for part in _split(text):
         separated = re.match(r"\s*['\"]?([\w-]+)['\"]?\s*[:=]\s*(.*?)\s*$", part, re.DOTALL)
         if separated is None:

@@ -290,7 +290,7 @@ def _run(
     """Join a load with what is stated of its server."""
     stated = server.stated
     rate = benchmark.labels.get("workload.rate")
-    label = benchmark.labels.get("policy", "")
+    label = str(benchmark.labels.get("policy", ""))
     if rate:
         label += f" at {rate}/s"
     fields = vars(benchmark) | {"policy": server.policy or benchmark.policy}

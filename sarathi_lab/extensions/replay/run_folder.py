@@ -14,6 +14,7 @@ A client's file and a log of iterations may have `meta.json` beside them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object, readable
 from sarathi_lab.extensions.replay.benchmark import CONVERSATION, Benchmark
 from sarathi_lab.extensions.replay.clients import inferred
+from sarathi_lab.extensions.replay.json_values import list_of, number_of
 from sarathi_lab.extensions.replay.server_arguments import (
     Statement,
     as_object,
@@ -150,34 +152,36 @@ def read_surroundings(path: Path) -> Surroundings:
     is_folder = path.is_dir()
     folder = path if is_folder else path.parent
     statements = list[Statement]()
-    meta: Mapping[str, Any] = {}
+    meta: Mapping[str, object] = {}
     meta_path = folder / META
     if is_folder or meta_path.is_file():
         meta = read_object(meta_path, FIX)
         statements.append(_of_meta(meta_path, meta))
-    config: Mapping[str, Any] = {}
+    config: Mapping[str, object] = {}
     config_path = folder / CONFIG
     if is_folder and config_path.is_file():
         config = read_object(config_path, FIX)
-    instance: Mapping[str, Any] = {}
-    with suppress(KeyError, IndexError, TypeError, ValueError):  # of LLMServingSim: its first
-        instance = dict(config["nodes"][0]["instances"][0])
+    instance: Mapping[str, object] = {}
+    with suppress(KeyError, IndexError, TypeError):  # of LLMServingSim: its first
+        node = as_object(list_of(config["nodes"])[0])
+        instance = as_object(list_of(node["instances"])[0])
     share = as_object(instance.get("npu_mem")).get("mem_util")
     # The one of LLMServingSim, where the server does not state its share.
     is_stated = any("cache.memory_share" in statement.settings for statement in statements)
     if share and not is_stated:
         memory = {"gpu_memory_utilization": share}
         statements.append(read_arguments("vllm", memory, str(config_path)))
-    rate = config.get("link_bw")  # GB/s
-    delay = config.get("link_latency")  # nanoseconds
+    rate = number_of(config.get("link_bw"))  # GB/s
+    delay = number_of(config.get("link_latency"))  # nanoseconds
     link = None
-    if rate and delay is not None:
+    if rate > 0 and not math.isnan(delay):
         link = (rate * 1e9, delay * 1e-9)
-    device_name = as_object(meta.get("hardware")).get("device_name")
+    device_name = instance.get("hardware") or as_object(meta.get("hardware")).get("device_name")
     timeline = pd.DataFrame(columns=list(SERIES), dtype=float)
     if is_folder and (folder / TIMELINE).is_file():
         timeline = _timeline(folder / TIMELINE)
-    return Surroundings(statements, instance.get("hardware") or device_name, link, timeline)
+    hardware = str(device_name) if device_name else None
+    return Surroundings(statements, hardware, link, timeline)
 
 
 def _timeline(path: Path) -> pd.DataFrame:

@@ -208,7 +208,7 @@ def read_arguments(
     return Statement(source, settings, not_simulated, without_effect, is_complete, policy)
 
 
-def as_object(value: Any) -> Mapping[str, Any]:
+def as_object(value: object) -> Mapping[str, object]:
     """Return an object, which may be text, as after --compilation-config; else an empty one."""
     if isinstance(value, str):
         with suppress(ValueError):

@@ -342,12 +342,12 @@ def _of_containers(content: object) -> Iterator[Words]:
         yield from _of_containers(value)
 
 
-def _words_of_helm(content: Mapping[str, Any]) -> list[str]:
+def _words_of_helm(content: Mapping[str, object]) -> list[str]:
     """Return the words of a server in the values of vLLM's production stack: `vllmConfig` has the
     flags in camel case.
     """
     words = [str(content.get("modelURL", ""))]
-    for name, value in content[HELM_KEY].items():
+    for name, value in as_object(content[HELM_KEY]).items():
         if name == "extraArgs":
             words += _words_of(value)
             continue
@@ -433,7 +433,7 @@ def _end_of_command(system: str, words: Sequence[str]) -> int:
 def _arguments_of(system: str, words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
     """Return the arguments of a command, by the names of the table, and words of none."""
     remaining = [LONG_DASH.sub("--", word) for word in words]
-    arguments = dict[str, Any]()
+    arguments = dict[str, object]()
     unread = list[str]()
     while remaining:
         word = remaining.pop(0)

@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -221,7 +220,7 @@ def sglang_description(info: Mapping[str, object], source: str) -> Statement:
         state = as_object(states[0])
     memory = as_object(state.get("memory_usage"))
     # What the server made of arguments that were left to it comes first: those were stated.
-    arguments = dict[str, Any]()
+    arguments = dict[str, object]()
     for part in (state, memory):
         arguments |= {name: part[name] for name in MADE_BY_SGLANG if part.get(name) is not None}
     arguments |= {name: value for name, value in info.items() if value is not None}
@@ -247,7 +246,7 @@ def _of_yaml(path: Path, text: str) -> Statement | None:
 
 def _of_vllm_log(path: Path, text: str) -> Statement:
     """Read a log of vLLM's."""
-    resolved = dict[str, Any]()  # with defaults
+    resolved = dict[str, object]()  # with defaults
     engine = ENGINE.search(text)
     if engine is not None:
         resolved |= selected("vllm", named_values(engine[1]))
@@ -264,7 +263,7 @@ def _of_vllm_log(path: Path, text: str) -> Statement:
     scheduling = ASYNCHRONOUS.search(text)
     if scheduling is not None:
         resolved["async_scheduling"] = scheduling[1] == "enabled"
-    typed = dict[str, Any]()
+    typed = dict[str, object]()
     changed = CHANGED_ARGUMENTS.search(text)
     listed = ALL_ARGUMENTS.search(text)
     if changed is not None:
@@ -308,7 +307,7 @@ def _is_of_longest(text: str, tokens: int) -> bool:
 
 def _graphs(config: str) -> dict[str, object]:
     """Find the CUDA graphs in the text of vLLM's configuration."""
-    graphs = dict[str, Any]()
+    graphs = dict[str, object]()
     mode = GRAPH_MODE.search(config)
     if mode is not None:
         graphs["cudagraph_mode"] = mode[1]
@@ -320,11 +319,11 @@ def _graphs(config: str) -> dict[str, object]:
     return graphs
 
 
-def _num_blocks(text: str, typed: Mapping[str, Any]) -> int | None:
+def _num_blocks(text: str, typed: Mapping[str, object]) -> int | None:
     """Find the blocks of vLLM's cache, which it logs as such or in tokens of one replica."""
     tokens = CACHE_TOKENS.search(text)
     if tokens is not None:
-        block_size = int(typed.get("block_size") or DEFAULT_BLOCK)
+        block_size = int(str(typed.get("block_size") or DEFAULT_BLOCK))
         return _tokens(tokens[1]) // block_size
     blocks = CACHE_BLOCKS.search(text)
     return None if blocks is None else int(blocks[1])
@@ -337,7 +336,7 @@ def _tokens(text: str) -> int:
 
 def _of_sglang_log(path: Path, text: str) -> Statement:
     """Read a log of SGLang's."""
-    arguments = dict[str, Any]()
+    arguments = dict[str, object]()
     for name, pattern in (("max_total_num_tokens", SGLANG_CACHE), ("dtype", SGLANG_DTYPE)):
         match = pattern.search(text)
         if match is not None:

@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
@@ -29,13 +28,11 @@ from sarathi_lab.extensions.replay.clients import (
     client_of_rate,
     cv_of_gamma,
 )
+from sarathi_lab.extensions.replay.json_values import count_of, list_of, number_of, numbers_of
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
-    count_of,
     nested,
-    number_of,
-    numbers_of,
     stated_numbers,
 )
 from sarathi_lab.extensions.replay.server_arguments import as_object
@@ -90,7 +87,7 @@ def read_aiperf(content: Content, _: Object) -> Load:
     )
 
 
-def _row(record: Object) -> dict[str, Any]:
+def _row(record: Object) -> dict[str, object]:
     metadata = as_object(record.get("metadata"))
     metrics = {
         name: as_object(metric).get("value")
@@ -220,14 +217,16 @@ def _cv_of_aiperf(load: Object) -> float:
     return cv_of_gamma(load.get("arrival_smoothness"))
 
 
-def _model_of(summary: Object) -> Any:
+def _model_of(summary: Object) -> object:
     config = as_object(summary.get("input_config"))
-    names: Any = config.get("model_names") or nested(config, "endpoint", "model_names")
+    stated = config.get("model_names") or nested(config, "endpoint", "model_names")
+    if isinstance(stated, str):
+        return stated
+    names = list_of(stated)
     if not names:
         # As newer versions write it.
-        names = [as_object(model).get("name") for model in nested(config, "models", "items") or ()]
-    if isinstance(names, str):
-        names = [names]
+        models = list_of(nested(config, "models", "items"))
+        names = [as_object(model).get("name") for model in models]
     return names[0] if names else None
 
 
@@ -240,7 +239,7 @@ def read_genai_perf(content: Content, experiment: Object) -> Load:
     """Read one experiment. Raises UserError without lengths of prompts."""
     summary = content.beside(GENAI_PERF_SUMMARY)
     prompt_len = _average(summary, "input_sequence_length")
-    rows = list(_rows_of_responses(experiment["requests"], prompt_len))
+    rows = list(_rows_of_responses(list_of(experiment["requests"]), prompt_len))
     if all(math.isnan(number_of(row["prompt_len"])) for row in rows):
         raise UserError(
             f"{content.path} has no lengths of prompts; put {GENAI_PERF_SUMMARY} of the same run "
@@ -264,17 +263,19 @@ def read_genai_perf(content: Content, experiment: Object) -> Load:
     )
 
 
-def _rows_of_responses(requests: Sequence[Object], prompt_len: float) -> Iterator[dict[str, Any]]:
+def _rows_of_responses(
+    requests: Sequence[object], prompt_len: float
+) -> Iterator[dict[str, object]]:
     for entry in requests:
         request = as_object(entry)
         sent = number_of(request.get("timestamp"))
-        outputs = [json.dumps(output) for output in request.get("response_outputs") or ()]
+        outputs = [json.dumps(output) for output in list_of(request.get("response_outputs"))]
         times = [*numbers_of(request.get("response_timestamps"))]
         if outputs and END_OF_STREAM in outputs[-1] and len(times) == len(outputs):
             times.pop()
         counts = {name: _counted(pattern, outputs) for name, pattern in COUNTED.items()}
         status = FINISHED if times else "failed"
-        row: dict[str, Any] = {"arrival": NANOSECOND * sent, "status": status}
+        row: dict[str, object] = {"arrival": NANOSECOND * sent, "status": status}
         if times:
             row |= {
                 "prompt_len": counts["prompt_tokens"] or round_or_nan(prompt_len),

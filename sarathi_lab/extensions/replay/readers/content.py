@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sarathi_lab.config.paths import json_object
+from sarathi_lab.extensions.replay.json_values import number_of
 from sarathi_lab.extensions.replay.server_arguments import Statement, as_object, read_arguments
 from sarathi_lab.workload.text_files import read_text
 
-Object = Mapping[str, Any]
+# An object of JSON; what its values are is asked where they are read (`number_of` and others).
+Object = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Content:
         """The first object; an empty one in other files."""
         return next(iter(self.objects), {})
 
-    def server(self, model: Any) -> list[Statement]:
+    def server(self, model: object) -> list[Statement]:
         """Return what is recorded of a server of which a client names the model only."""
         return [read_arguments("vllm", {"model": model}, str(self.path))]
 
@@ -49,32 +50,9 @@ class Content:
         return json_object(read_text(neighbour, str(neighbour), remedy), str(neighbour), remedy)
 
 
-def number_of(value: Any) -> float:
-    """Read a number, which may be text; NaN for what is none."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
-
-
-def numbers_of(values: object) -> tuple[float, ...]:
-    """Read a list of numbers, NaN for others; nothing of what is no list."""
-    if not isinstance(values, list):
-        return ()
-    return tuple(number_of(value) for value in values)
-
-
-def count_of(value: object) -> int:
-    """Read a whole number from 0 on; 0 for what is none."""
-    number = number_of(value)
-    if not 0 <= number < math.inf:
-        return 0
-    return int(number)
-
-
-def nested(content: Object, *keys: str) -> Any:
+def nested(content: Object, *keys: str) -> object:
     """Return the value below several keys; None where one is missing."""
-    value: Any = content
+    value: object = content
     for key in keys:
         value = as_object(value).get(key)
     return value

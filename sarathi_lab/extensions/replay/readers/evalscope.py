@@ -12,18 +12,15 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import readable
 from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import Client
+from sarathi_lab.extensions.replay.json_values import count_of, number_of, numbers_of
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
-    count_of,
-    number_of,
-    numbers_of,
 )
 from sarathi_lab.workload.recording import FINISHED
 
@@ -80,7 +77,7 @@ def read_database(content: Content) -> Load:
     )
 
 
-def _rows(rows: Sequence[Object]) -> Iterator[dict[str, Any]]:
+def _rows(rows: Sequence[Object]) -> Iterator[dict[str, object]]:
     for row in rows:
         yield {
             "prompt_len": row["prompt_tokens"],
@@ -93,10 +90,10 @@ def _rows(rows: Sequence[Object]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _gaps(text: Any) -> tuple[float, ...]:
+def _gaps(text: object) -> tuple[float, ...]:
     """Read the seconds between tokens, a list of JSON; none where that is damaged or missing."""
     try:
-        return numbers_of(json.loads(text or "[]"))
+        return numbers_of(json.loads(str(text or "[]")))
     except ValueError:
         return ()
 

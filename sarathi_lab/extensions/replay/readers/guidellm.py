@@ -11,16 +11,14 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import client_of_strategy
+from sarathi_lab.extensions.replay.json_values import count_of, list_of, number_of
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
-    count_of,
     nested,
-    number_of,
 )
 from sarathi_lab.extensions.replay.server_arguments import as_object
 from sarathi_lab.workload.recording import FINISHED
@@ -77,7 +75,7 @@ def is_of_guidellm(content: Content) -> bool:
 
 def loads_of_guidellm(content: Content) -> list[Object]:
     """Return the loads of a sweep."""
-    return list(content.first["benchmarks"])
+    return [as_object(load) for load in list_of(content.first["benchmarks"])]
 
 
 def read_guidellm(content: Content, load: Object) -> Load:
@@ -86,7 +84,7 @@ def read_guidellm(content: Content, load: Object) -> Load:
     has_records = any(requests.get(name) for name in STATUSES)
     if not has_records and as_object(load.get("metrics")):
         return _summary(content, load)
-    rows = list(_rows(load["requests"]))
+    rows = list(_rows(as_object(load["requests"])))
     settings = _settings_of(load)
     strategy = as_object(settings.get("strategy"))
     num_read = sum(row["status"] == FINISHED for row in rows)
@@ -138,9 +136,9 @@ def _summary(content: Content, load: Object) -> Summary:
     )
 
 
-def _rows(requests: Object) -> Iterator[dict[str, Any]]:
+def _rows(requests: Object) -> Iterator[dict[str, object]]:
     for name, status in STATUSES.items():
-        for entry in requests.get(name) or ():
+        for entry in list_of(requests.get(name)):
             request = as_object(entry)
             sent = next((request[key] for key in SENT if request.get(key) is not None), None)
             first_token = number_of(request.get("time_to_first_token_ms"))
@@ -186,7 +184,7 @@ def _means(load: Object, waits: Mapping[str, tuple[str, float]]) -> dict[str, fl
     return means
 
 
-def _model_of(content: Content, load: Object, settings: Object) -> Any:
+def _model_of(content: Content, load: Object, settings: Object) -> object:
     backend = as_object(settings.get("backend")) or as_object(load.get("worker"))
     arguments = as_object(content.first.get("args"))
     return backend.get("model") or backend.get("backend_model") or arguments.get("model")
@@ -245,12 +243,12 @@ def read_csv(content: Content, load: Object) -> Load:
     )
 
 
-def _first(load: Object, columns: Sequence[str]) -> Any:
+def _first(load: Object, columns: Sequence[str]) -> object:
     """Return the first of these cells that has something."""
     return next((load[column] for column in columns if load.get(column)), None)
 
 
-def _model_in_csv(load: Object) -> Any:
+def _model_in_csv(load: Object) -> object:
     for column in CONFIGURED:
         settings = as_object(load.get(column))
         backend = as_object(settings.get("backend"))

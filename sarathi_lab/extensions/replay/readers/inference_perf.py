@@ -8,18 +8,15 @@ import json
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import client_of_rate
+from sarathi_lab.extensions.replay.json_values import count_of, number_of, numbers_of
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
-    count_of,
     nested,
-    number_of,
-    numbers_of,
     stated_numbers,
 )
 from sarathi_lab.extensions.replay.server_arguments import as_object
@@ -60,14 +57,14 @@ def read_inference_perf(content: Content, _: Object) -> Load:
     )
 
 
-def _rows(content: Content) -> Iterator[dict[str, Any]]:
+def _rows(content: Content) -> Iterator[dict[str, object]]:
     for request in content.objects:
         info = as_object(request.get("info"))
         # Newer versions have what was received in an object of its own.
         response = as_object(info.get("response_metrics")) or info
         sent = number_of(request.get("start_time"))
         times = numbers_of(response.get("output_token_times"))
-        row: dict[str, Any] = {
+        row: dict[str, object] = {
             "prompt_len": _input_tokens(info, response),
             "output_len": _output_tokens(response, len(times)),
             "arrival": sent,

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import Client
+from sarathi_lab.extensions.replay.json_values import count_of, number_of
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
-    count_of,
-    number_of,
     stated_numbers,
 )
 from sarathi_lab.workload.recording import FINISHED
@@ -46,7 +44,7 @@ def read_llmperf(content: Content, _: Object) -> Load:
     )
 
 
-def _rows(content: Content) -> Iterator[dict[str, Any]]:
+def _rows(content: Content) -> Iterator[dict[str, object]]:
     for response in content.objects:
         has_error = response.get("error_code") or response.get("error_msg")
         yield {

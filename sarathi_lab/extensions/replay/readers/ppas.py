@@ -80,7 +80,7 @@ class PhasedLoad(Load):
 
 def read_ppas(content: Content, run: Object) -> Load:
     """Read one run. Raises ValueError and SyntaxError for a damaged line."""
-    row = ast.literal_eval(run["line"])
+    row = ast.literal_eval(str(run["line"]))
     arguments = {name: row[name] for name in ("max_num_batched_tokens", "max_num_seqs")}
     arguments["model"] = run["model"]
     return PhasedLoad(

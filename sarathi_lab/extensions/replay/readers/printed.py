@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from sarathi_lab.extensions.replay.json_values import number_of
 from sarathi_lab.extensions.replay.literals import named_values
-from sarathi_lab.extensions.replay.readers.content import Content, Object, number_of
+from sarathi_lab.extensions.replay.readers.content import Content, Object
 from sarathi_lab.extensions.replay.readers.vllm import OF_SGLANG
 
 HEADING = "Serving Benchmark Result"

@@ -7,6 +7,7 @@ else means of all of them. Only newer ones of vLLM have the times at which reque
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,12 +15,10 @@ import pandas as pd
 
 from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import Client, client_of_rate, cv_of_gamma
+from sarathi_lab.extensions.replay.json_values import count_of, list_of, number_of, numbers_of
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
-    count_of,
-    number_of,
-    numbers_of,
     stated_numbers,
 )
 from sarathi_lab.extensions.replay.server_arguments import (
@@ -88,27 +87,27 @@ def read_vllm(content: Content, result: Object) -> Load:
     )
 
 
-def _rows(result: Object) -> list[dict[str, Any]]:
-    number = len(result["input_lens"])
-    lists = {name: result[name] for name in LISTS}
+def _rows(result: Object) -> list[dict[str, object]]:
+    number = len(list_of(result["input_lens"]))
+    lists = {name: list_of(result[name]) for name in LISTS}
     # Files of older versions have no errors, no latencies and no times of sending.
-    lists["errors"] = result.get("errors") or [""] * number
-    lists["latencies"] = result.get("latencies") or [None] * number
-    lists["start_times"] = result.get("start_times") or [None] * number
-    lists["cached_tokens"] = result.get("cached_tokens") or [0] * number
+    lists["errors"] = list_of(result.get("errors")) or [""] * number
+    lists["latencies"] = list_of(result.get("latencies")) or [None] * number
+    lists["start_times"] = list_of(result.get("start_times")) or [None] * number
+    lists["cached_tokens"] = list_of(result.get("cached_tokens")) or [0] * number
     # Lists of one length, or ValueError.
     rows: Any = pd.DataFrame(lists).to_dict("records")
     return [_row(row) for row in rows]
 
 
-def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _row(row: Mapping[str, object]) -> dict[str, object]:
     """Make a row of one request's entries in the lists."""
     gaps = numbers_of(row["itls"])
     status = FINISHED
     if row["errors"] or row["output_lens"] == 0:
         status = "failed"
     latency = row["latencies"]
-    if latency is None or pd.isna(latency):
+    if math.isnan(number_of(latency)):
         latency = number_of(row["ttfts"]) + sum(gaps)
     return {
         "prompt_len": row["input_lens"],
@@ -145,7 +144,7 @@ def _client_of(result: Object) -> Client:
     return client_of_rate(rate, result.get("max_concurrency"), cv)
 
 
-def _labels(result: Object) -> dict[str, Any]:
+def _labels(result: Object) -> dict[str, object]:
     info = as_object(result.get("server_info"))
     return {
         "model": result.get("model_id") or info.get("model_path"),
