@@ -41,6 +41,8 @@ TURNS = 4  # of each user
 MINUTE = 60.0  # seconds of arrivals
 FEWEST_ARRIVALS = 128  # requests of an engine
 MOST_ARRIVALS = 8192  # requests
+# Groups of which some option is a function; of others the class is read.
+MADE_BY_FUNCTIONS = ("hardware", "host")
 
 
 def _batches(num_measured: int, num_simulated: int, *, _root_: DictConfig) -> int:
@@ -267,7 +269,7 @@ def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
         if not OmegaConf.is_dict(node) or "_target_" not in node:
             continue
         target = target_of(cfg, group)
-        if group != "hardware":  # alone made by functions: of others the class is read
+        if group not in MADE_BY_FUNCTIONS:
             class_of(cfg, group)
         valid = parameters_of(target)
         if valid is None:

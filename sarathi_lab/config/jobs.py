@@ -28,6 +28,7 @@ from sarathi_lab.config.instantiate import (
     read_by,
     resolved,
     settings_of,
+    target_of,
 )
 
 OF_SIMULATION = ("hardware", "host")
@@ -113,7 +114,7 @@ class ComposedOptions:
         """Return the classes that a setting is for."""
         group = name.partition(".")[0]
         groups = read_by().get(name, (group,))
-        return " and ".join(class_of(self.cfg, reader).__name__ for reader in groups)
+        return " and ".join(target_of(self.cfg, reader).__name__ for reader in groups)
 
     def refuse_unread(self, settings: Sequence[str]) -> None:
         """Refuse what the task does not read, and a short name that no chosen option reads."""
