@@ -227,10 +227,15 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -
             ways.append(native_product_speed)
     kind = (device, dtype, torch.get_num_threads())
     seen = best_peaks.get(kind)
-    flops, num_bytes = (seen.flops_per_second, seen.bytes_per_second) if seen else (0.0, 0.0)
+    flops = num_bytes = 0.0
+    num_rounds = FIRST_ROUNDS
+    if seen is not None:  # the best of all measurements counts
+        flops = seen.flops_per_second
+        num_bytes = seen.bytes_per_second
+        num_rounds = 1
     with torch.inference_mode():
         try:
-            for _ in range(1 if seen else FIRST_ROUNDS):
+            for _ in range(num_rounds):
                 flops = max(flops, *(way(device, dtype) for way in ways))
                 num_bytes = max(num_bytes, stream_speed(device))
         except torch.OutOfMemoryError:

@@ -26,15 +26,17 @@ def place(num_threads: int) -> tuple[list[int], list[int]]:
     """Choose the core (-1: any) and the memory node, counted from 0, of each thread. Threads are
     bound if they take all fast cores: others may use what is left over.
     """
-    cores = sorted(physical_cores(), key=lambda core: not core.is_fast)
-    num_fast = sum(core.is_fast for core in cores)
-    if not 0 < num_fast <= num_threads <= len(cores):
+    fast_first = sorted(physical_cores(), key=lambda core: not core.is_fast)
+    num_fast = sum(core.is_fast for core in fast_first)
+    if not 0 < num_fast <= num_threads <= len(fast_first):
         return [-1] * num_threads, [0] * num_threads
-    chosen = sorted(cores[:num_threads], key=lambda core: core.node)
+    chosen = sorted(fast_first[:num_threads], key=lambda core: core.node)
     numbers = [core.number for core in chosen]
     system_nodes = [core.node for core in chosen]
-    order = sorted(set(system_nodes))  # threads count nodes from 0, without those that have none
-    return numbers, [order.index(node) for node in system_nodes]
+    # Threads count nodes from 0, without those that have no thread.
+    distinct = sorted(set(system_nodes))
+    nodes = [distinct.index(node) for node in system_nodes]
+    return numbers, nodes
 
 
 def most_threads() -> int | None:
@@ -59,7 +61,8 @@ def physical_cores() -> list[Core]:
     firsts = set()  # the first hardware thread of each core
     for number in allowed:
         siblings = _numbers(_cpu_file(number, "topology/thread_siblings_list"))
-        firsts.add(min(siblings & allowed, default=number))
+        first = min(siblings & allowed, default=number)
+        firsts.add(first)
     numbers = sorted(firsts)
     efficiency_cores = _numbers(SYSTEM / "cpu_atom" / "cpus")  # Intel's
     nodes = _nodes()
@@ -84,20 +87,26 @@ def _nodes() -> dict[int, int]:
 
 def _speeds(numbers: Sequence[int]) -> list[float]:
     """Return the speeds of cores in any common unit; equal ones if unknown."""
+    # The first is of ARM, the second of most others.
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
-        texts = [_text(_cpu_file(number, name)) for number in numbers]
+        files = [_cpu_file(number, name) for number in numbers]
+        texts = [_text(file) for file in files]
         if all(texts):
-            return list(map(float, texts))
+            return [float(text) for text in texts]
     return [1.0] * len(numbers)
 
 
 def _quotas() -> Iterator[int]:
     """Yield the limits of containers (cgroup v2) on this process, in cores."""
     path = _text(PROCESS_CGROUP).partition("::")[2]
-    for folder in (CGROUPS / path.lstrip("/"), CGROUPS):  # in a container, the root
-        quota, _, period = _text(folder / "cpu.max").partition(" ")
-        if quota not in ("", "max"):
-            yield max(1, int(quota) // int(period))
+    own_folder = CGROUPS / path.lstrip("/")
+    for folder in (own_folder, CGROUPS):  # in a container, the root
+        limit = _text(folder / "cpu.max")  # microseconds of CPU time in a period, and the period
+        quota, _, period = limit.partition(" ")
+        if quota in ("", "max"):
+            continue
+        num_cores = int(quota) // int(period)
+        yield max(1, num_cores)
 
 
 def _numbers(path: Path) -> set[int]:
@@ -105,7 +114,8 @@ def _numbers(path: Path) -> set[int]:
     numbers: set[int] = set()
     for interval in filter(None, _text(path).split(",")):
         first, _, last = interval.partition("-")
-        numbers.update(range(int(first), int(last or first) + 1))
+        end = int(last or first) + 1
+        numbers.update(range(int(first), end))
     return numbers
 
 

@@ -246,7 +246,10 @@ class LMDeployPytorch(Policy):
         if not batch.chunks:
             scheduler.add_decodes(batch)
             if batch.chunks:
-                state.num_decodes = state.num_decodes + 1 if scheduler.waiting else 0
+                # Only decodes that keep prompts waiting count.
+                state.num_decodes += 1
+                if not scheduler.waiting:
+                    state.num_decodes = 0
                 state.was_piece = False
                 return
             self._add_prompts(batch, scheduler)

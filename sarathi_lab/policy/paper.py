@@ -80,7 +80,9 @@ class Sarathi(Policy):
 
     @property
     def most_prefills(self) -> int | None:
-        return max(self.max_prefills, self.min_decodes) if self.max_prefills else None
+        if not self.max_prefills:
+            return None
+        return max(self.max_prefills, self.min_decodes)
 
     def check(self, batch_size: int, max_model_len: int) -> None:
         if self.min_decodes > max(1, batch_size - 1):
@@ -159,11 +161,10 @@ class SarathiServeDynamic(Policy):
 
     def check(self, batch_size: int, max_model_len: int) -> None:
         check_budget("low_chunk_size", self.low_chunk_size, batch_size)
-        for name in ("low_chunk_size", "high_chunk_size"):
-            if getattr(self, name) % CHUNK_MULTIPLE:
-                raise UserError(
-                    f"{name}={getattr(self, name)} is not a multiple of {CHUNK_MULTIPLE}; use one"
-                )
+        sizes = {"low_chunk_size": self.low_chunk_size, "high_chunk_size": self.high_chunk_size}
+        for name, size in sizes.items():
+            if size % CHUNK_MULTIPLE:
+                raise UserError(f"{name}={size} is not a multiple of {CHUNK_MULTIPLE}; use one")
         require_order(self, "low_chunk_size", "high_chunk_size", "; lower it")
         require_int(
             "chunk_schedule_max_tokens",
@@ -226,8 +227,9 @@ class ChunkedOnly(Policy):
 
     def _count(self, state: _Turns, *, ran_prompts: bool) -> None:
         """Count an iteration of the turn, and begin the other's if it was the last."""
-        has_changed = ran_prompts != state.ran_prompts
-        state.num_iterations = 1 if has_changed else state.num_iterations + 1
+        if ran_prompts != state.ran_prompts:
+            state.num_iterations = 0
+        state.num_iterations += 1
         state.ran_prompts = ran_prompts
         length = self.chunks_per_turn if ran_prompts else self.decodes_per_turn
         is_over = state.num_iterations >= length

@@ -196,7 +196,10 @@ class LlamaCpp(Policy):
         scheduler.continue_prefills(batch, budget)
         scheduler.admit(batch, budget)
         is_cut = batch.num_tokens == budget
-        state.num_left = state.num_left - batch.num_prefill_tokens if is_cut else 0
+        if is_cut:
+            state.num_left -= batch.num_prefill_tokens
+        else:
+            state.num_left = 0
 
 
 @dataclass(frozen=True)
@@ -265,7 +268,9 @@ class TensorRTLLM(Policy):
             return _by_turns(pending, budget_left, unit)
         sizes = []
         for wanted in pending:
-            size = wanted if wanted <= budget_left else budget_left // unit * unit
+            size = wanted
+            if wanted > budget_left:  # a cut chunk has whole units
+                size = budget_left // unit * unit
             sizes.append(size)
             budget_left -= size
         return sizes

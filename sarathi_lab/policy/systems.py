@@ -315,11 +315,13 @@ def setup_of(
     where that is not known or cuts no prompt, as vLLM has it. A paper's rule, and none, has vLLM's
     memory.
     """
-    system = None if policy is None else policy.system
-    rule = OTHER_MEMORY if system is None else system.memory
+    rule = OTHER_MEMORY
+    budget: object = None
     if policy is not None:
+        if policy.system is not None:
+            rule = policy.system.memory
         rule = replace(rule, window_pool=policy.window_pool)
-    budget: object = None if policy is None else policy.budget
+        budget = policy.budget
     if not isinstance(budget, int):
         budget = max(max_model_len, WHOLE_PROMPT_TOKENS)
     return ServerSetup(rule, budget, num_sequences, share)

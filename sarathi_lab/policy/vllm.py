@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -207,8 +207,11 @@ class VllmV1(Policy):
             self._fill(batch, scheduler, size)
             return
         # One iteration in `interval` takes prompts; replicas that step together agree on which.
-        is_shared = self.is_older or scheduler.shared_step is not None
-        cadence: Cadence = scheduler.state(SharedCadence if is_shared else Cadence)
+        cadence: Cadence
+        if self.is_older or scheduler.shared_step is not None:
+            cadence = scheduler.state(SharedCadence)
+        else:
+            cadence = scheduler.state(Cadence)
         is_open = cadence.takes_prompts(interval, scheduler)
         if not is_open:
             size = cadence.without_prompts(size)
@@ -228,14 +231,18 @@ class VllmV1(Policy):
 
     def _fill(self, batch: Batch, scheduler: Scheduler, size: Size, is_open: bool = True) -> None:
         self._continue(batch, scheduler, size)
-        if scheduler.waiting and not scheduler.has_preempted:
-            scheduler.admit(
-                batch,
-                self.max_num_batched_tokens,
-                size=self._whole(size),
-                may_enter=self._admission(scheduler, is_open),
-                pass_over=scheduler.awaited.__contains__ if scheduler.awaited else None,
-            )
+        if not scheduler.waiting or scheduler.has_preempted:
+            return
+        pass_over = None
+        if scheduler.awaited:
+            pass_over = scheduler.awaited.__contains__
+        scheduler.admit(
+            batch,
+            self.max_num_batched_tokens,
+            size=self._whole(size),
+            may_enter=self._admission(scheduler, is_open),
+            pass_over=pass_over,
+        )
 
     def _continue(self, batch: Batch, scheduler: Scheduler, size: Size) -> None:
         """Take the running sequences in their order, until one finds no room in the cache, though
@@ -309,7 +316,13 @@ class Cadence:
 
     def without_prompts(self, size: Size) -> Size:
         """Limit sequences whose prompt is not computed to no token."""
-        return lambda sequence, room: 0 if sequence in self.cut else size(sequence, room)
+
+        def without(sequence: SequenceState, room: int) -> int:
+            if sequence in self.cut:
+                return 0
+            return size(sequence, room)
+
+        return without
 
     def record(self, batch: Batch, scheduler: Scheduler, is_open: bool) -> None:
         """Count an iteration."""
@@ -343,7 +356,9 @@ class SharedCadence(Cadence):
         if not scheduler.running and all(sequence.order > self.newest for sequence in waiting):
             self.number = 0
         self.newest = max([self.newest, *(sequence.order for sequence in waiting)])
-        number = self.number if scheduler.shared_step is None else scheduler.shared_step
+        number = self.number
+        if scheduler.shared_step is not None:
+            number = scheduler.shared_step
         return number % interval == 0
 
     def counts(self, batch: Batch) -> bool:
@@ -359,7 +374,9 @@ def evict_last(
     if scheduler.blocks.grow(sequence, num_tokens):
         return True  # as nearly always
     running = scheduler.running
-    last = partial(max, key=by_priority) if running.rank is by_priority else itemgetter(-1)
+    last: Callable[[Sequence[SequenceState]], SequenceState] = itemgetter(-1)
+    if running.rank is by_priority:
+        last = partial(max, key=by_priority)
     while not scheduler.blocks.grow(sequence, num_tokens):
         batched = {chunk.sequence for chunk in batch.chunks}
         candidates = [
@@ -397,7 +414,11 @@ class NanoVllm(Policy):
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         def size(sequence: SequenceState, budget_left: int) -> int:
-            return budget_left if not batch.chunks or budget_left == sequence.num_pending else 0
+            # The first may be cut; later ones only if they take just what is left.
+            is_first = not batch.chunks
+            if is_first or budget_left == sequence.num_pending:
+                return budget_left
+            return 0
 
         scheduler.continue_prefills(batch, self.max_num_batched_tokens, size=size)
         scheduler.admit(batch, self.max_num_batched_tokens, size=size)

@@ -77,11 +77,15 @@ def backend_of(hardware: Hardware, host: Host) -> AttentionBackend | None:
     name = host.attention_kernel or hardware.kernel
     if name is None:
         # The kernel of the hardware file itself is the one without figures in place of its own.
-        own = [kernel for kernel, figures in hardware.kernels.items() if not figures]
-        name = own[0] if own else None
+        for kernel, figures in hardware.kernels.items():
+            if not figures:
+                name = kernel
+                break
     if name is None and hardware.hybrid_call:
         name = FLASH_ATTENTION_2
-    return BACKENDS.get(name) if name is not None else None
+    if name is None:
+        return None
+    return BACKENDS.get(name)
 
 
 def attention_calls(hardware: Hardware, host: Host) -> int | None:
@@ -92,7 +96,9 @@ def attention_calls(hardware: Hardware, host: Host) -> int | None:
     if stated is not None:
         return 1 if stated else 2
     backend = backend_of(hardware, host)
-    return None if backend is None else backend.calls
+    if backend is None:
+        return None
+    return backend.calls
 
 
 def caution_of(hardware: Hardware, host: Host, cost: CostModel) -> str | None:

@@ -81,7 +81,9 @@ class CostModel:
         self.parallel.check(self.spec)
         self.operations = operations or formula
         self.experts = experts
-        self._graphs = graphs if graphs and graphs.mode else None
+        self._graphs: CudaGraphs | None = None
+        if graphs and graphs.mode:
+            self._graphs = graphs
         self._layers_per_stage = self.parallel.layers_per_stage(self.spec)
         # A server's launches run layers ahead of the device, so that the slower of the two counts.
         self._overlapped = overlapped if self._graphs is None else max
@@ -275,7 +277,9 @@ def make_cost_model(
                 f"of model {spec.name} are in {spec.stored.name}; use executor.cost_model=analytic"
             )
         tables = tables_for(formula, level)
-        measured_experts = MeasuredExperts(tables, spec) if spec.num_experts else None
+        measured_experts = None
+        if spec.num_experts:
+            measured_experts = MeasuredExperts(tables, spec)
         return CostModel(formula, MeasuredKernels(tables, formula), measured_experts)
     if level == "profiled":
         tables = tables_for(formula)
@@ -283,6 +287,8 @@ def make_cost_model(
             return IterationCostModel(formula, tables)
         operations = ProfiledOperations(tables, formula)
     if spec.num_experts:
-        rows = operations.tables.frames.get("moe") if operations else None
+        rows = None
+        if operations:
+            rows = operations.tables.frames.get("moe")
         experts = Experts(spec, hardware, dtype_bytes, rows, parallel.tensor)
     return CostModel(formula, operations, experts, graphs)

@@ -210,7 +210,9 @@ class ProductTable:
         """Make the function of one shape's seconds by tokens."""
         shape = (in_features, out_features)
         near = self._nearest(shape)
-        corners = {near: 1.0} if near in self.rows else self._corners(near)
+        corners = {near: 1.0}
+        if near not in self.rows:
+            corners = self._corners(near)
 
         @cache
         def time(tokens: int) -> float:

@@ -299,7 +299,9 @@ class TorchExecutor(WallClock):
             for num_tokens in lengths:
                 batch.add(make_sequence(0, num_tokens, emits=True, blocks=blocks), num_tokens)
             exact = self._limits.exact(batch)
-            rooms = {exact.num_parts, num_parts_of_longest} if exact.num_decodes else {0}
+            rooms = {0}
+            if exact.num_decodes:  # whose contexts are one part each, or split
+                rooms = {exact.num_parts, num_parts_of_longest}
             for tile_rows, num_parts in product(TILE_ROWS, sorted(rooms)):
                 shape = replace(exact, tile_rows=tile_rows, num_parts=num_parts)
                 self._packer.fill(batch, shape, ())

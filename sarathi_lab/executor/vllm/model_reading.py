@@ -48,8 +48,11 @@ def read_spec(checkpoint: Path, arguments: Arguments, runner: str, *, on_gpu: bo
         raise UserError(
             f"model.path={checkpoint} has {reason}, which executor=vllm does not run; take another"
         )
-    quantised = _quantised_spec(checkpoint) if shape.is_quantised else None
-    return quantised or _stored_spec(checkpoint, shape)
+    if shape.is_quantised:
+        quantised = _quantised_spec(checkpoint)
+        if quantised is not None:
+            return quantised
+    return _stored_spec(checkpoint, shape)
 
 
 def _quantised_spec(checkpoint: Path) -> ModelSpec | None:

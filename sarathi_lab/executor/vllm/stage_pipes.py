@@ -48,7 +48,9 @@ class StagePipes:
         """
         spans: list[Span] = []
         for stage, file in enumerate(self._files):
-            report = os.read(file, REPORT.size) if _is_readable(file, PATIENCE) else b""
+            report = b""
+            if _is_readable(file, PATIENCE):
+                report = os.read(file, REPORT.size)
             if not report:
                 raise RunError(
                     f"stage {stage} of vLLM's pipeline reported no time of a micro-batch, as of "

@@ -156,8 +156,10 @@ class Ranked(PrefillAware):
         if self.order == "fcfs":
             return 0.0
         if self.order == "short_first":
+            if age > self.patience:
+                return -1.0
             is_long = sequence.num_known > self.short_len
-            return -1.0 if age > self.patience else float(is_long)
+            return float(is_long)
         cost = PAIRS if self.order == "preflow" else self.prefill_cost
         rest = cost(sequence.num_pending, sequence.num_computed)
         # Logarithms of 2^(age / patience) and of what it is divided by: a power would overflow.
