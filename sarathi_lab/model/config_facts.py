@@ -39,6 +39,13 @@ class Facts:
             raise UserError(f"{names[0]} is missing, which the size follows from; {AGAIN}")
         return self.count(name)
 
+    def size_or(self, default: int, *names: str) -> int:
+        """Return the first of the fields `names`, or `default` where the file has none of them."""
+        name = self.first(*names)
+        if name is None:
+            return default
+        return self.count(name)
+
     def count(self, name: str, default: int = 0) -> int:
         """Return a whole number from 0, or `default` for a field that is not there."""
         value = self._config.get(name)

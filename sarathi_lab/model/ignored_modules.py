@@ -89,10 +89,13 @@ class Kind:
 
 def kinds_of(spec: ModelSpec) -> list[Kind]:
     """Return the kinds of products that the layers of models have; some have none in this one."""
-    linear = spec.layers.linear
-    num_linear = linear.num_layers if linear else 0
-    num_dense = spec.layers.dense if spec.num_experts else spec.num_ffn_layers
-    num_shared = spec.num_expert_layers if spec.shared_expert_size else 0
+    num_linear = 0
+    if spec.layers.linear is not None:
+        num_linear = spec.layers.linear.num_layers
+    num_dense = spec.num_ffn_layers - spec.num_expert_layers
+    num_shared = 0
+    if spec.shared_expert_size:
+        num_shared = spec.num_expert_layers
     ends = {0, max(0, spec.num_experts - 1)}  # a list of single experts lacks one of these
     # One by one, or all of a layer as one module.
     of_experts = (*_under(EXPERT_PARENTS, sorted(ends)), *_under(EXPERT_PARENTS))
@@ -212,7 +215,9 @@ def _is_of_products(name: Name, kinds: Sequence[Kind], num_layers: int) -> bool:
     if name.layer is not None and name.layer >= num_layers:
         return False  # of a layer that drafts
     # An expression may be of the layer that drafts, behind the last.
-    layers = range(num_layers + 1) if name.layer is None else [name.layer]
+    layers: Sequence[int] = range(num_layers + 1)
+    if name.layer is not None:
+        layers = [name.layer]
     for kind in kinds:
         if any(name.matched(kind, layer) for layer in layers):
             return True

@@ -450,6 +450,13 @@ class Layers:
         _require_kind("window", self.window, Window)
 
     @property
+    def num_borrowing(self) -> int:
+        """Layers that use the keys and values of another, with a window or without."""
+        if self.window is None:
+            return self.borrowing
+        return self.borrowing + self.window.borrowing
+
+    @property
     def description(self) -> str:
         kinds = {"latent": self.latent, "linear": self.linear, "windowed": self.window}
         names = [name for name, part in kinds.items() if part is not None]
@@ -474,9 +481,8 @@ class Layers:
             return "layers.window is not counted with layers.latent"
         if self.index is not None and not self.latent:
             return "layers.index needs layers.latent"
-        borrowing = self.borrowing + (self.window.borrowing if self.window else 0)
-        if borrowing >= attention:
-            return f"layers.borrowing={borrowing} leaves no layer with keys and values"
+        if self.num_borrowing >= attention:
+            return f"layers.borrowing={self.num_borrowing} leaves no layer with keys and values"
         if self.dense > spec.num_ffn_layers:
             return f"layers.dense={self.dense} exceeds layers.ffn={spec.num_ffn_layers}"
         if bool(self.dense) != bool(self.dense_ffn_size) or (self.dense and not spec.num_experts):

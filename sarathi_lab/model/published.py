@@ -211,7 +211,9 @@ class Reader:
         facts = self.facts
         if not facts.has("kv_lora_rank"):
             return None
-        query_rank = facts.size("q_lora_rank") if facts.has("q_lora_rank") else None
+        query_rank = None  # DeepSeek-V2-Lite's queries pass none
+        if facts.has("q_lora_rank"):
+            query_rank = facts.size("q_lora_rank")
         nope = "qk_nope_head_dim"  # which values are as wide as where the file does not say
         return Latent(
             rank=facts.size("kv_lora_rank"),
@@ -245,13 +247,19 @@ class Reader:
             linear = family.linear(self.facts, num_linear)
             if family.float_states or self.facts.text("mamba_ssm_dtype") == "float32":
                 linear = replace(linear, state_bytes=FLOAT_BYTES)
-        is_everywhere = num_attention == self.num_layers
-        has_dense = mixture.num_experts > 0 and mixture.num_dense > 0
+        attention = None  # in all layers
+        if num_attention < self.num_layers:
+            attention = num_attention
+        dense = 0
+        dense_ffn_size = 0
+        if mixture.num_experts > 0 and mixture.num_dense > 0:
+            dense = mixture.num_dense
+            dense_ffn_size = mixture.dense_width
         layers = Layers(
-            attention=None if is_everywhere else num_attention,
+            attention=attention,
             ffn=num_ffns,
-            dense=mixture.num_dense if has_dense else 0,
-            dense_ffn_size=mixture.dense_width if has_dense else 0,
+            dense=dense,
+            dense_ffn_size=dense_ffn_size,
             shared_gate=family.has_shared_gate or mixture.shared_width == 0,
             output_gate=self.facts.flag("attn_output_gate", default=family.has_output_gate),
             latent=latent,
@@ -265,7 +273,9 @@ class Reader:
             further=self._further(),
             table_params=self._table_params(),
         )
-        return ALIKE if layers == ALIKE else layers
+        if layers == ALIKE:
+            return ALIKE  # the same object, which others ask for
+        return layers
 
     def _kinds(self) -> list[str]:
         """Return the kind of attention of each layer; "" for none."""
@@ -273,32 +283,36 @@ class Reader:
         if facts.has("hybrid_override_pattern"):
             return [PATTERN_KINDS[part] for part in self._pattern()]
         name = facts.first("layer_types", "layers_block_type")
-        named = None if name is None else facts.names(name)
-        if named is not None:
-            kinds = [SAME_KIND.get(kind, kind) for kind in named]
+        if name is not None:
+            kinds = [SAME_KIND.get(kind, kind) for kind in facts.names(name) or ()]
             for kind in kinds:
                 if kind and kind not in KINDS:
                     raise UserError(f"{name}: a layer of {kind!r} has no formula")
             return kinds
-        numbers = range(1, self.num_layers + 1)
         if facts.has("full_attention_interval"):
             interval = facts.size("full_attention_interval")
-            return [LINEAR if number % interval else FULL for number in numbers]
+            return self._full_at(range(interval - 1, self.num_layers, interval), LINEAR)
         if facts.has("attn_layer_indices"):
-            places = facts.numbers("attn_layer_indices") or []
-            return [FULL if number - 1 in places else MAMBA for number in numbers]
+            return self._full_at(facts.numbers("attn_layer_indices") or (), MAMBA)
         if facts.has("full_attn_idxs"):
-            places = facts.numbers("full_attn_idxs") or []
-            return [FULL if number - 1 in places else CONV for number in numbers]
+            return self._full_at(facts.numbers("full_attn_idxs") or (), CONV)
         if facts.has("attn_layer_period"):
             period = facts.size("attn_layer_period")
             offset = facts.count("attn_layer_offset")
-            return [FULL if (number - 1) % period == offset else MAMBA for number in numbers]
+            return self._full_at(range(offset, self.num_layers, period), MAMBA)
         if self.family.linear is not None and not self.family.has_both:
             raise UserError(
                 f"layer_types is missing, which says which layers have attention; {AGAIN}"
             )
         return self._window_kinds()
+
+    def _full_at(self, places: Sequence[int], kind: str) -> list[str]:
+        """Return `kind`, but for the layers at `places`, which see the whole context."""
+        kinds = [kind] * self.num_layers
+        for place in places:
+            if place < self.num_layers:  # files may list layers that draft behind the last
+                kinds[place] = FULL
+        return kinds
 
     def _window_kinds(self) -> list[str]:
         """Return the kinds where the file has a window, and the architecture has its layers."""
@@ -327,8 +341,7 @@ class Reader:
             every = facts.size("sliding_window_pattern")
         if every == 0:
             return [kind] * self.num_layers
-        numbers = range(1, self.num_layers + 1)
-        return [kind if number % every else FULL for number in numbers]
+        return self._full_at(range(every - 1, self.num_layers, every), kind)
 
     def _window(self, kinds: Sequence[str], borrowing: int) -> Window | None:
         heads = self._window_heads()
@@ -349,10 +362,8 @@ class Reader:
         num_heads = facts.size(names[0], "num_attention_heads")
         key_size = facts.count(names[2], self._head_size(facts.size(*WIDTHS), num_heads))
         num_kv_heads = facts.size(names[1], "num_key_value_heads")
-        value_size = facts.first("swa_v_head_dim", "v_head_dim")
-        return HeadSizes(
-            num_heads, num_kv_heads, key_size, facts.size(value_size) if value_size else key_size
-        )
+        value_size = facts.size_or(key_size, "swa_v_head_dim", "v_head_dim")
+        return HeadSizes(num_heads, num_kv_heads, key_size, value_size)
 
     def _value_size(self, latent: Latent | None) -> int | None:
         """Return the entries of a value where keys have others."""
@@ -360,7 +371,9 @@ class Reader:
         if latent is not None or not facts.has("v_head_dim"):
             return None
         size = facts.size("v_head_dim")
-        return None if size == facts.count("head_dim", size) else size
+        if size == facts.count("head_dim", size):
+            return None
+        return size
 
     def _index(self) -> Index | None:
         facts = self.facts
@@ -450,20 +463,22 @@ class Reader:
 
     def _mixture(self) -> Mixture:
         facts = self.facts
-        name = facts.first(*EXPERTS)
-        num_experts = facts.count(name) if name else 0
+        num_experts = facts.size_or(0, *EXPERTS)
         num_layers = self.num_layers
         num_dense = self._num_dense()
         if facts.has("hybrid_override_pattern"):
             pattern = self._pattern()
             num_layers = pattern.count("E")
             num_dense = pattern.count("-")
-            num_experts = num_experts if num_layers else 0
+            if num_layers == 0:
+                num_experts = 0
         elif num_experts:
             num_layers -= num_dense
         if num_experts == 0:
-            # Granite 4's dense models keep the name of their mixtures.
-            sizes = ("shared_intermediate_size", *FFN_SIZES) if name else FFN_SIZES
+            sizes: tuple[str, ...] = FFN_SIZES
+            if facts.first(*EXPERTS) is not None:
+                # Granite 4's dense models keep the name of their mixtures.
+                sizes = ("shared_intermediate_size", *FFN_SIZES)
             return Mixture(facts.size(*sizes), num_dense=num_dense)
         width = facts.size("moe_intermediate_size", *FFN_SIZES)
         return Mixture(
@@ -479,15 +494,17 @@ class Reader:
     def _shared_width(self, width: int) -> int:
         """Return the width of all shared experts together."""
         facts = self.facts
-        number = facts.first(*SHARED_EXPERTS)
-        num_shared = facts.count(number) if number else 1
+        # A width of its own is that of one shared expert, where no number is stated.
+        num_shared = facts.size_or(1, *SHARED_EXPERTS)
         if facts.has("moe_shared_expert_intermediate_size"):
             return num_shared * facts.size("moe_shared_expert_intermediate_size")
         direct = facts.first("shared_expert_intermediate_size", "shared_intermediate_size")
         direct = direct or self.family.shared_size
         if direct is not None:
             return facts.count(direct)
-        return num_shared * width if number else 0
+        if facts.first(*SHARED_EXPERTS) is None:
+            return 0
+        return num_shared * width
 
     def _num_dense(self) -> int:
         """Count the layers without experts."""

@@ -129,7 +129,9 @@ def _integers(method: str, settings: Settings) -> Quantisation:
                 "take the unquantised model"
             )
     weight_bytes = _bytes_in_group(settings)
-    head_bytes = weight_bytes if settings.get("lm_head") else None
+    head_bytes = None
+    if settings.get("lm_head"):
+        head_bytes = weight_bytes
     return Quantisation(method, weight_bytes, head_bytes=head_bytes)
 
 
@@ -257,7 +259,9 @@ def _modelopt(settings: Settings) -> Quantisation:
 
 def _bitsandbytes(settings: Settings) -> Quantisation:
     if settings.get("load_in_4bit") or settings.get("_load_in_4bit"):
-        bits = DOUBLE_NF4_BITS if settings.get("bnb_4bit_use_double_quant") else NF4_BITS
+        bits = NF4_BITS
+        if settings.get("bnb_4bit_use_double_quant"):
+            bits = DOUBLE_NF4_BITS
         return Quantisation("bitsandbytes nf4", bits / BITS_OF_BYTE)
     return Quantisation("bitsandbytes int8", 1.0)
 

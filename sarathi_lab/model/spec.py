@@ -233,9 +233,7 @@ class ModelSpec:
     @property
     def num_caching_layers(self) -> int:
         """Layers with attention that write keys and values of their own."""
-        window = self.layers.window
-        of_windows = 0 if window is None else window.num_caching_layers
-        return self.num_full_caching_layers + of_windows
+        return self.num_attention_layers - self.layers.num_borrowing
 
     @property
     def num_index_layers(self) -> int:
@@ -362,8 +360,8 @@ class ModelSpec:
             return products
         window = layers.window
         if window is None or window.heads is None:
-            borrowing = layers.borrowing + (window.borrowing if window else 0)
-            return self._products_of("", self.heads, self.num_attention_layers, borrowing)
+            count = self.num_attention_layers
+            return self._products_of("", self.heads, count, layers.num_borrowing)
         return [
             *self._products_of("", self.heads, self.num_full_layers, layers.borrowing),
             *self._products_of("window_", window.heads, window.num_layers, window.borrowing),
@@ -420,8 +418,9 @@ class ModelSpec:
     @cached_property
     def num_params(self) -> int:
         """All matrices: layers, embedding and, unless tied, output head; no norms and biases."""
-        heads = 1 if self.tie_embeddings else 2
-        tables = heads * self.lm_head.num_params + self.layers.table_params
+        tables = self.lm_head.num_params + self.layers.table_params
+        if not self.tie_embeddings:
+            tables += self.lm_head.num_params
         return self.num_linear_params + tables
 
     # -- bytes -------------------------------------------------------------------------------------
@@ -525,7 +524,9 @@ class ModelSpec:
         if cached_window is None or cached_window.share == 0:
             return every
         full = self.num_full_caching_layers * self.kv_layer_bytes(dtype_bytes)
-        return full if pool is None else full + pool * (every - full)
+        if pool is None:
+            return full
+        return full + pool * (every - full)
 
     def state_bytes(self, dtype_bytes: int) -> int:
         """States of one sequence in the layers with linear attention."""

@@ -85,8 +85,6 @@ def mamba2(facts: Facts, num_layers: int) -> LinearAttention:
         value_size = inner // num_heads
     else:
         value_size = facts.size("mamba_head_dim", "mamba_d_head")
-    conv = facts.first("conv_kernel", "mamba_d_conv")
-    chunk = facts.first("chunk_size", "mamba_chunk_size")
     return LinearAttention(
         num_layers,
         num_heads=num_heads,
@@ -94,6 +92,6 @@ def mamba2(facts: Facts, num_layers: int) -> LinearAttention:
         key_size=facts.size("ssm_state_size", "mamba_d_state"),
         value_size=value_size,
         rule="mamba2",
-        conv_size=facts.size(conv) if conv else 4,
-        chunk=facts.size(chunk) if chunk else 128,
+        conv_size=facts.size_or(4, "conv_kernel", "mamba_d_conv"),
+        chunk=facts.size_or(128, "chunk_size", "mamba_chunk_size"),
     )
