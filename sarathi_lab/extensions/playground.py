@@ -41,6 +41,7 @@ class Picture:
     def __init__(self) -> None:
         use_style()
         self.figure = Figure(SIZE, DPI)
+        # Places in place of a layout, which would be computed anew at every move.
         grid = {**PLACES, "width_ratios": (2.2, 1), "wspace": 0.16}
         axes = self.figure.subplots(2, 2, gridspec_kw=grid)
         self._batches = axes[:, 0]
@@ -84,11 +85,12 @@ class Picture:
     ) -> None:
         """Draw the iterations and requests (the ledger's tables) of one or two policies by name."""
         all_iterations = pd.concat(iterations.values())
-        longest = float(all_iterations.end.max())
-        most_tokens = int(all_iterations[TOKENS].to_numpy().max())
+        duration = float(all_iterations.end.max())
+        top = 3 * int(all_iterations[TOKENS].to_numpy().max())  # room for the legend
         panels = [*iterations.items(), NONE]
         for ax, (name, table) in zip(self._batches, panels, strict=False):
-            ax.set(xlim=(0, longest), ylim=(BOTTOM, 3 * most_tokens))
+            ax.set_xlim(0, duration)
+            ax.set_ylim(BOTTOM, top)
             _show_batches(ax, name, table)
         first_tokens = {}
         gaps = {}
@@ -127,10 +129,14 @@ def _show_shares(
     lines = ax.get_lines()
     for line, colour in zip(lines, colours(list(times)).values(), strict=False):
         line.set_color(colour)
+    longest = 0.0
     for line, seconds in zip(lines, [*times.values(), np.empty(0)], strict=False):
-        shares = np.arange(1, len(seconds) + 1) / max(1, len(seconds))
+        number = len(seconds)
+        shares = np.arange(1, number + 1) / max(1, number)
         if is_above:
             shares = 1 - shares
         line.set_data(np.sort(seconds), shares)
-    longest = max(seconds.max(initial=0) for seconds in times.values())
-    ax.set_xlim(0, 1.03 * longest or 1)
+        longest = max(longest, seconds.max(initial=0))
+    if longest == 0:
+        longest = 1.0  # an axis needs a length
+    ax.set_xlim(0, 1.03 * longest)

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import pandas as pd
@@ -26,6 +26,7 @@ from sarathi_lab.extensions.under_load import LoadSizes, ServingBench, compared,
 from sarathi_lab.extensions.under_load.search import RateGrid, at_rate, highest_passing
 from sarathi_lab.policy import Policy
 from sarathi_lab.policy.zoo import Lprs, SloBudget
+from sarathi_lab.policy.zoo.budgets import Since
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import Slo, is_good, waits
 
@@ -34,7 +35,7 @@ BOUND = "bound"
 FCFS = "first come"
 # What an objective's time between tokens bounds: each gap, or how late a token is, whose deadline
 # counts from the arrival, so that what came early leaves time for what comes later.
-SINCE: Mapping[str, Any] = {"gaps": "last_token", "deadlines": "arrival"}
+SINCE: Mapping[str, Since] = {"gaps": "last_token", "deadlines": "arrival"}
 # Of the rate at which requests that are all there at once are served, those that are tried.
 LOWEST = 1 / 4
 HIGHEST = 4.0
@@ -54,10 +55,12 @@ class Search:
 
     def table(self, policy: Policy, step: int) -> pd.DataFrame:
         """The requests that `policy` served at a step of the grid."""
-        if (policy, step) not in self.served:
+        key = (policy, step)
+        if key not in self.served:  # searches of other objectives come to the same rates
             arriving = at_rate(self.requests, self.grid.rate(step))
-            self.served[policy, step] = self.bench.run(arriving, policy).requests()
-        return self.served[policy, step]
+            ledger = self.bench.run(arriving, policy)
+            self.served[key] = ledger.requests()
+        return self.served[key]
 
     def are_within(self, policies: Sequence[Policy], kind: str, step: int) -> bool:
         """Whether one of `policies` serves enough of the requests within the objective."""
@@ -72,7 +75,9 @@ class Search:
         """Whether the device has time for the prompts alone."""
         requests = at_rate(self.requests, self.grid.rate(step))
         ttft, _ = times_of(self.bench.slo(kind))
-        return longest_queue(requests, self.tokens_per_second, 1 - self.attained) <= ttft
+        share_missed = 1 - self.attained
+        queue = longest_queue(requests, self.tokens_per_second, share_missed)
+        return queue <= ttft
 
     def capacities(
         self, kind: str, policies: Mapping[str, Policy], fixed: Sequence[Policy]
@@ -91,9 +96,12 @@ class Search:
         step = self.grid.step(saturation)
         starts = self.bench.starts.setdefault((self.dataset, kind), {})
         for name, passes in tests.items():
-            step = highest_passing(passes, starts.get(name, step), lowest, highest)
+            start = starts.get(name, step)
+            step = highest_passing(passes, start, lowest, highest)
             starts[name] = step
-            capacity = self.grid.rate(step) if step >= lowest else math.nan
+            capacity = math.nan
+            if step >= lowest:
+                capacity = self.grid.rate(step)
             yield name, capacity
 
     def overloaded(
@@ -206,16 +214,16 @@ def p_pas_gain(
         for name, policy in policies.items():
             table = bench.run(arriving, policy).requests()
             values[name] = {quantity: waits(table)["latency"].mean()}
-        last = dict([values.popitem()])
+        name, of_p_pas = values.popitem()
         yield from compared(dataset, values, {})
-        yield from compared(dataset, last, values)
+        yield from compared(dataset, {name: of_p_pas}, values)
 
 
 def phased(phases: Sequence[Sequence[float]], seed: int) -> list[float]:
     """Arrivals in seconds of a Poisson process whose rate changes, as `benchmark.py` of
     TimoSaemann/ppas-vllm draws them: those of a phase begin again with it.
     """
-    dice = random.Random(seed)
+    dice = random.Random(seed)  # as there: NumPy's draws differ
     start = 0.0
     times = []
     for seconds, rate in phases:
@@ -254,24 +262,39 @@ def within(requests: pd.DataFrame, slo: Slo, kind: str) -> NDArray[np.bool_]:
     latest = []  # of each request the most seconds of a token after the arrival, less the `tbt`
     for times, arrival in zip(requests.token_times, requests.arrival_time, strict=True):
         allowed = tbt * np.arange(len(times))
-        latest.append(np.max(np.subtract(times, arrival) - allowed))
+        after_arrival = np.subtract(times, arrival)
+        latest.append(np.max(after_arrival - allowed))
     return np.asarray(latest) <= ttft
 
 
 def prompt_speed(bench: ServingBench, requests: Sequence[Request], budget: int) -> float:
     """Prompt tokens a second where there is nothing else to do."""
-    prompts = [replace(request, arrival_time=0.0, output_len=1) for request in requests]
-    end = bench.run(prompts, bench.chunking(budget)).iterations().end.max()
-    return sum(prompt.prompt_len for prompt in prompts) / float(end)
+    prompts = []
+    num_tokens = 0
+    for request in requests:
+        # One token ends a request with its prompt.
+        prompts.append(replace(request, arrival_time=0.0, output_len=1))
+        num_tokens += request.prompt_len
+    ledger = bench.run(prompts, bench.chunking(budget))
+    duration = float(ledger.iterations().end.max())
+    return num_tokens / duration
 
 
 def longest_queue(requests: Sequence[Request], tokens_per_second: float, missed: float) -> float:
     """Seconds of prompts that wait at most, right after an arrival, where a share `missed` of the
     requests, those of the longest prompts, costs nothing.
     """
-    seconds = np.array([request.prompt_len for request in requests]) / tokens_per_second
-    arrivals = np.array([request.arrival_time for request in requests])
-    behind = np.cumsum(seconds) - arrivals  # of what it would end at without idling
-    longest = np.max(behind - np.minimum.accumulate(behind - seconds))
-    num_missed = math.floor(missed * len(requests) + 1e-9)
-    return float(longest - np.sort(seconds)[len(requests) - num_missed :].sum())
+    lengths = []
+    arrivals = []
+    for request in requests:
+        lengths.append(request.prompt_len)
+        arrivals.append(request.arrival_time)
+    seconds = np.array(lengths) / tokens_per_second
+    # How late each would end if the device had never idled; idling shifts what comes after it.
+    behind = np.cumsum(seconds) - arrivals
+    idled = np.minimum.accumulate(behind - seconds)
+    longest = np.max(behind - idled)
+    num_requests = len(requests)
+    num_missed = math.floor(missed * num_requests + 1e-9)  # a product may be just below its number
+    of_missed = np.sort(seconds)[num_requests - num_missed :]
+    return float(longest - of_missed.sum())

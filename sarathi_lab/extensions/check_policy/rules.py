@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
@@ -13,6 +14,14 @@ from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.extensions.check_policy.queues import Case
 
 MAX_ITERATIONS = 5000  # of a run of a few short requests
+# What a batch counts of its chunks, each by itself.
+SUMS = (
+    "num_prefills",
+    "num_decode_tokens",
+    "num_prefill_tokens",
+    "prefill_kv_tokens",
+    "decode_kv_tokens",
+)
 Schedule = list[list[tuple[int, int, int]]]  # by iteration: request, start and tokens of each chunk
 
 
@@ -26,8 +35,10 @@ class PolicyFault(UserError):
     """
 
     def __init__(self, rule: str, how: str, case: Case | None = None) -> None:
-        seen = f"; seen with {case}" if case else ""
-        super().__init__(f"{rule}: {how}{seen}")
+        message = f"{rule}: {how}"
+        if case:
+            message += f"; seen with {case}"
+        super().__init__(message)
         self.rule = rule
         self.how = how
         self.case = case
@@ -84,42 +95,48 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
 
 
 def _check_sums(batch: Batch) -> None:
-    prompts = [chunk for chunk in batch.chunks if not chunk.is_decode]
-    decodes = [chunk for chunk in batch.chunks if chunk.is_decode]
-    # Drafts that are no longer in their chunks.
+    num_decodes = sum(chunk.is_decode for chunk in batch.chunks)
+    how = f"num_decodes is {batch.num_decodes}, its chunks make {num_decodes}; use Batch.add"
+    hold(batch.num_decodes == num_decodes, "batch", how)
+    of_chunks = Batch()  # with the sums alone
+    for chunk in batch.chunks:
+        end = chunk.start + chunk.num_tokens
+        if chunk.is_decode:
+            of_chunks.num_decode_tokens += chunk.num_tokens
+            of_chunks.decode_kv_tokens += end
+        else:
+            of_chunks.num_prefills += 1
+            of_chunks.num_prefill_tokens += chunk.num_tokens
+            of_chunks.prefill_kv_tokens += end
+    # Drafts that are no longer in their chunks, and were computed all the same.
     rejected = batch.num_draft_tokens - batch.num_accepted_tokens
-    prefill_tokens = sum(chunk.num_tokens for chunk in prompts)
-    decode_tokens = sum(chunk.num_tokens for chunk in decodes) + rejected
-    prefill_context = sum(chunk.start for chunk in prompts)
-    decode_context = sum(chunk.start for chunk in decodes)
-    sums = {
-        "num_prefills": (batch.num_prefills, len(prompts)),
-        "num_decodes": (batch.num_decodes, len(decodes)),
-        "num_decode_tokens": (batch.num_decode_tokens, decode_tokens),
-        "num_prefill_tokens": (batch.num_prefill_tokens, prefill_tokens),
-        "prefill_kv_tokens": (batch.prefill_kv_tokens, prefill_context + prefill_tokens),
-        "decode_kv_tokens": (batch.decode_kv_tokens, decode_context + decode_tokens),
-    }
-    for name, (counted, of_chunks) in sums.items():
-        how = f"{name} is {counted}, its chunks make {of_chunks}; use Batch.add"
-        hold(counted == of_chunks, "batch", how)
+    of_chunks.num_decode_tokens += rejected
+    of_chunks.decode_kv_tokens += rejected
+    for name in SUMS:
+        read = attrgetter(name)
+        counted = read(batch)
+        summed = read(of_chunks)
+        how = f"{name} is {counted}, its chunks make {summed}; use Batch.add"
+        hold(counted == summed, "batch", how)
 
 
 def _check_budget(batch: Batch, scheduler: Scheduler) -> None:
     policy = scheduler.policy
     budget = policy.budget
-    num_decodes = sum(chunk.is_decode for chunk in batch.chunks)
+    num_decodes = batch.num_decodes
     # A sequence that comes back to its cached tokens looks like a decode beside whole prompts.
     is_cut = num_decodes > 0 and scheduler.blocks.prefix is None
     if budget is None or not (policy.is_capped or is_cut):
         return
-    on_top = batch.num_decode_tokens if policy.decodes_on_top else 0
-    subject = " for prompts" if on_top else ""
     how = (
         f"a batch has {batch.num_tokens} tokens, {num_decodes} of them decodes, where "
-        f"{budget} are allowed{subject}"
+        f"{budget} are allowed"
     )
-    hold(batch.num_tokens <= max(budget + on_top, num_decodes), "budget", how)
+    if policy.decodes_on_top and batch.num_decode_tokens:
+        how += " for prompts"
+        budget += batch.num_decode_tokens
+    # Decodes are never cut: more of them than the budget are a batch of their own.
+    hold(batch.num_tokens <= max(budget, num_decodes), "budget", how)
 
 
 def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> None:

@@ -49,7 +49,9 @@ def longest_prefix(schedulers: Sequence[Scheduler], request: Request) -> int:
     if max(cached) <= CACHE_THRESHOLD * request.prompt_len:
         return least_loaded(schedulers, request)
     # Of those with the longest prefix the one with the fewest requests, of these the first.
-    ranks = [(-cached[instance], number) for instance, number in enumerate(numbers)]
+    ranks = []
+    for num_cached, number in zip(cached, numbers, strict=True):
+        ranks.append((-num_cached, number))
     return ranks.index(min(ranks))
 
 

@@ -29,13 +29,21 @@ def sections_of_runs(folder: Path) -> list[Section]:
     if not runs.empty:
         started = runs.groupby("sweep").started_at.max()
         for sweep in started.sort_values(ascending=False, kind="stable").index:
-            sections.append(_of_sweep(Path(str(sweep)), runs[runs.sweep == sweep], folder))
-    tasks = {path.parent for path in folder.rglob("config.yaml")}
-    for task in sorted(tasks, reverse=True):
-        is_task = not any((task / name).exists() for name in NO_TASK)
-        if is_task and any(task.glob("*.csv")):
+            of_sweep = runs[runs.sweep == sweep]
+            sections.append(_of_sweep(Path(str(sweep)), of_sweep, folder))
+    folders = {path.parent for path in folder.rglob("config.yaml")}
+    for task in sorted(folders, reverse=True):  # their names begin with the time
+        if _is_task(task):
             sections.append(_of_task(task))
     return sections
+
+
+def _is_task(folder: Path) -> bool:
+    """Return whether a folder with settings is a task's that left tables."""
+    for name in NO_TASK:
+        if (folder / name).exists():
+            return False
+    return any(folder.glob("*.csv"))
 
 
 def _of_sweep(sweep: Path, runs: pd.DataFrame, folder: Path) -> Section:
@@ -43,16 +51,19 @@ def _of_sweep(sweep: Path, runs: pd.DataFrame, folder: Path) -> Section:
     runs = runs.dropna(axis="columns", how="all")
     varying = sweep_analysis.varied(runs)
     swept = sweep_analysis.without_baselines(runs)
-    title = f"Sweep of {', '.join(varying)}" if varying else str(swept.name.iloc[0])
+    title = str(swept.name.iloc[0])
+    if varying:
+        title = f"Sweep of {', '.join(varying)}"
     tables = [sweep_table(runs, "Runs")]
     failures = _failures(sweep)
     if failures.rows:
         tables.append(failures)
-    sentences = [*notes_of(runs), *conclusion(runs)]
+    facts = _facts(sweep, swept)
+    facts["folder"] = str(sweep)
     return Section(
         title,
-        sentences=[sentence.strip() for sentence in sentences],
-        facts={**_facts(sweep, swept), "folder": str(sweep)},
+        sentences=list(map(str.strip, [*notes_of(runs), *conclusion(runs)])),
+        facts=facts,
         pictures={title: _picture(sweep, runs, folder)},
         tables=tables,
     )
@@ -61,8 +72,8 @@ def _of_sweep(sweep: Path, runs: pd.DataFrame, folder: Path) -> Section:
 def _picture(sweep: Path, runs: pd.DataFrame, folder: Path) -> bytes:
     """The sweep's picture, maybe by axes that the user chose; drawn if there is none."""
     drawn = sweep / "sweep.png"
-    is_inside = folder.resolve() in (sweep.resolve(), *sweep.resolve().parents)
-    if drawn.is_file() and is_inside:
+    # A run elsewhere may name a sweep whose picture has more runs than were asked for.
+    if drawn.is_file() and sweep.resolve().is_relative_to(folder.resolve()):
         return drawn.read_bytes()
     from sarathi_lab.results.plots.sweeps import draw_sweep  # matplotlib takes a second
 
@@ -76,31 +87,37 @@ def _of_task(folder: Path) -> Section:
     for override in reversed(overrides):
         if override.startswith(("task=", "experiment=")):
             title = override
-    facts = {"command": as_command(overrides)} if overrides else {}
+    facts = {}
+    if overrides:
+        facts["command"] = as_command(overrides)
+    facts["folder"] = str(folder)
     tables = []
     for path in sorted(folder.glob("*.csv")):
         table = pd.read_csv(path)
         if len(table):
             tables.append(_shown(path.name, table))
-    return Section(
-        title,
-        facts={**facts, "folder": str(folder)},
-        pictures={path.stem: path.read_bytes() for path in sorted(folder.glob("*.png"))},
-        tables=tables,
-    )
+    pictures = {}
+    for path in sorted(folder.glob("*.png")):
+        pictures[path.stem] = path.read_bytes()
+    return Section(title, facts=facts, pictures=pictures, tables=tables)
 
 
 def _shown(name: str, table: pd.DataFrame) -> DisplayTable:
     texts = [*table.select_dtypes(exclude="number")]
     formats = dict.fromkeys(map(str, table.select_dtypes("float")), ".4g")
-    title = name if len(table) <= MAX_ROWS else f"{name}, {MAX_ROWS} of {len(table)} rows"
+    title = name
+    if len(table) > MAX_ROWS:
+        title += f", {MAX_ROWS} of {len(table)} rows"
     rows = table.head(MAX_ROWS).to_dict("records")
     return DisplayTable(rows, left=texts, formats=formats, title=title)
 
 
 def _overrides(folder: Path) -> list[str]:
     path = folder / ".hydra" / "overrides.yaml"
-    return yaml.safe_load(path.read_text()) if path.is_file() else []
+    if not path.is_file():
+        return []
+    overrides: list[str] = yaml.safe_load(path.read_text())
+    return overrides
 
 
 def _facts(sweep: Path, runs: pd.DataFrame) -> dict[str, str]:

@@ -41,10 +41,12 @@ class Proposer(Drafter):
         batch, go no further than the request's last token, and evict no sequence.
         """
         policy = scheduler.policy
-        budget = None if policy.decodes_on_top else policy.budget
+        budget = policy.budget
+        if policy.decodes_on_top:
+            budget = None
         num_unfinished = len(scheduler.running) + len(scheduler.waiting)
-        num_joining = min(scheduler.batch_size, num_unfinished) - len(batch)
-        reserved = max(0, num_joining)
+        largest_batch = min(scheduler.batch_size, num_unfinished)
+        reserved = max(0, largest_batch - len(batch))  # tokens, one a sequence
         for index in range(first, len(batch)):
             sequence, num_computed, _, is_decode, _ = batch.chunks[index]
             if not is_decode:
@@ -57,8 +59,10 @@ class Proposer(Drafter):
                 continue
             drafter = self.drafts_of(sequence.request)
             drafts = drafter.propose(sequence, limit)
+            if not drafts:
+                continue
             num_cached = num_computed + 1 + len(drafts)
-            if drafts and scheduler.blocks.grow(sequence, num_cached):
+            if scheduler.blocks.grow(sequence, num_cached):
                 _append(batch, index, drafts)
 
     def verify(self, result: StepResult) -> list[int]:
@@ -77,8 +81,9 @@ class Proposer(Drafter):
             if chunk.num_rows > 1:
                 drafter = self.drafts_of(sequence.request)
                 number = drafter.num_accepted(sequence, sampled)
-                # A simulation samples no tokens.
-                accepted = sampled[:number] or [NO_TOKEN] * number
+                accepted = sampled[:number]
+                if not accepted:  # a simulation samples no tokens
+                    accepted = [NO_TOKEN] * number
                 sequence.output_token_ids += accepted
                 sequence.token_times += [result.end] * number
                 sequence.draft_token_ids = ()
