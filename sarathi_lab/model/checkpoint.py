@@ -124,6 +124,7 @@ def _header(file: Path) -> dict[str, Stored]:
     try:
         with safe_open(file, framework="numpy") as tensors:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+            # A slice reads its header alone: the weights may not fit the memory.
             headers: dict[str, Stored] = {}
             for name, tensor in slices.items():
                 headers[name] = Stored(file, tensor.get_dtype(), tuple(tensor.get_shape()))

@@ -71,6 +71,7 @@ _LFM2 = Family(tied=True, linear=state_layers.short_conv, normal=own.of_lfm2)
 _GEMMA4 = Family(tied=True, normal=own.of_gemma4)
 _GPT2 = Family(gated=False, tied=True, normal=own.of_gpt2)
 FAMILIES: Mapping[str, Family] = {
+    # Dense, with layers alike.
     **dict.fromkeys(("llama", "olmo", "olmo2", "granite", "glm", "glm4", "stablelm"), _PLAIN),
     **dict.fromkeys(("seed_oss", "internlm2", "internlm3", "mistral", "phi3", "exaone"), _PLAIN),
     **dict.fromkeys(("ministral", "ministral3", "aquila", "nemotron-nas", "helium"), _PLAIN),
@@ -84,6 +85,7 @@ FAMILIES: Mapping[str, Family] = {
     "bloom": replace(_GPT2, defaults=_2048_POSITIONS),
     "gptj": Family(gated=False, normal=own.of_gpt2),
     "falcon": Family(gated=False, tied=True, normal=own.of_falcon, defaults=_2048_POSITIONS),
+    # Some layers see a window.
     **dict.fromkeys(("gemma2", "vaultgemma"), Family(tied=True, every_full=2)),
     "gemma3": Family(tied=True, every_full=6, defaults=_GEMMA3),
     "gemma3n": Family(tied=True, every_full=5),
@@ -91,6 +93,7 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("cohere2", "cohere2_moe"), Family(tied=True, every_full=4)),
     **dict.fromkeys(("olmo3", "exaone4", "exaone_moe"), Family(every_full=4)),
     "gpt_oss": Family(every_full=2),
+    # Mixtures of experts.
     **dict.fromkeys(("mixtral", "minimax_m2", "olmoe", "phimoe", "granitemoe"), _PLAIN),
     **dict.fromkeys(("glm4_moe", "dots1", "bailing_moe", "bailing_moe_v2"), _PLAIN),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), _PLAIN),
@@ -104,11 +107,13 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("step3p5", "step3p7"), Family(normal=own.of_step)),
     "longcat_flash": Family(normal=own.of_longcat),
     "laguna": Family(normal=own.of_laguna),
+    # Latents, of which an index selects some.
     "deepseek_v32": Family(defaults=_index_of(64)),
     "glm_moe_dsa": Family(defaults=_index_of(32)),
     "llama4": Family(
         every_full=4, shared_size="intermediate_size", dense_size="intermediate_size_mlp"
     ),
+    # Some layers keep a state of constant size.
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _DELTA),
     "olmo_hybrid": Family(linear=state_layers.gated_delta),
     "kimi_linear": Family(linear=state_layers.kda, normal=own.of_kimi_linear, float_states=True),

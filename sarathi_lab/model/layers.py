@@ -507,10 +507,12 @@ class Layers:
             prompts = per_head * latent.expanded_flops(spec.head_size)
             decodes = per_head * latent.absorbed_flops
             size = latent.rank * latent.expanded_size(spec.num_heads, spec.head_size)
+            # Only latents are cached: each chunk expands those of the chunks before it again.
             context = work.prefill_kv_tokens - work.num_prefill_tokens
             expanded = 2 * spec.num_attention_layers * size * context
         selected: Any = 0
         if self.index is not None:
+            # Prompts attend in the absorbed form, too: each of their tokens sees others.
             selected = decodes
             expanded = 0
             prompts = decodes = spec.num_index_layers * self.index.pair_flops
@@ -521,7 +523,7 @@ class Layers:
             token = self.linear.num_layers * self.linear.token_flops
         of_prompts = prompts * work.prefill_query_key_pairs + expanded
         of_decodes = decodes * work.decode_kv_tokens
-        if selected:
+        if selected:  # else the work may have no sums of windows
             of_prompts = of_prompts + selected * work.window_pairs
             of_decodes = of_decodes + selected * work.window_decode_kv_tokens
         return (

@@ -114,6 +114,7 @@ def of_mimo(facts: Facts) -> Config:
     if of_experts is not None:
         fields["mlp_layer_types"] = ["sparse" if number else "dense" for number in of_experts]
         fields["moe_layer_freq"] = None
+    # As MiMo-V2-Flash's code has it by default.
     if not facts.has("swa_num_key_value_heads"):
         fields["swa_num_key_value_heads"] = 2 * facts.size("num_key_value_heads")
     return fields
@@ -188,6 +189,7 @@ def of_gemma4(facts: Facts) -> Config:
     if same_values:
         num_full_kv_heads = facts.count("num_global_key_value_heads", num_full_kv_heads)
     width = facts.size("intermediate_size")
+    # FFNs of two widths count by their mean, as all products of a kind are one sum here.
     if facts.flag("use_double_wide_mlp", default=False):
         num_layers = facts.size("num_hidden_layers")
         width = round(width * (1 + facts.count("num_kv_shared_layers") / num_layers))
@@ -218,6 +220,7 @@ def of_falcon(facts: Facts) -> Config:
     """Falcon has as many KV heads as a flag says, and FFNs of four times the width."""
     num_heads = facts.size(*HEADS)
     num_kv_heads = facts.count("num_kv_heads", facts.count("n_head_kv", num_heads))
+    # Falcon-7B's file, of the older kind, has no number of KV heads.
     if not facts.flag("new_decoder_architecture", default=False):
         num_kv_heads = 1 if facts.flag("multi_query", default=True) else num_heads
     width = facts.count("ffn_hidden_size", 4 * facts.size("hidden_size"))

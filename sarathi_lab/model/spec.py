@@ -413,6 +413,7 @@ class ModelSpec:
 
     def share_of_experts(self, num_tokens: Any) -> Any:
         """Compute the mean share of a layer's experts that so many tokens choose at random."""
+        # An expert is left out only if every token leaves it out.
         return 1 - (1 - self.experts_per_token / self.num_experts) ** num_tokens
 
     @cached_property
@@ -549,6 +550,7 @@ class ModelSpec:
             index_bytes = self.num_index_layers * layers.index.cached_bytes
             selected = work.window_prefill_kv_tokens + work.window_decode_kv_tokens
             return num_tokens * index_bytes + selected * self.num_attention_layers * layer_bytes
+        # Tables of iterations have no sums of windows unless their model has some.
         if layers.window is None and not layers.borrowing:
             return num_tokens * self.kv_bytes_per_token(dtype_bytes)
         read = num_tokens * (self.num_full_layers * layer_bytes)
@@ -560,6 +562,7 @@ class ModelSpec:
 
     def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Weight bytes of one iteration: the layers', and the output head's if a row emits."""
+        # The head is read whole, however many rows emit.
         head = (work.num_emits > 0) * self.lm_head.num_params * self.head_bytes(dtype_bytes)
         if not self.num_experts:
             return self.num_linear_params * self.linear_bytes(dtype_bytes) + head
@@ -580,6 +583,7 @@ class ModelSpec:
         read = self.weight_read_bytes(work, dtype_bytes) + self.kv_read_bytes(work, dtype_bytes)
         if self.layers.linear is None:
             return read + written
+        # A sequence's states are read and written once, whatever its tokens.
         num_sequences = work.num_prefills + work.num_decode_tokens
         return read + written + 2 * num_sequences * self.state_bytes(dtype_bytes)
 
@@ -591,6 +595,7 @@ class ModelSpec:
         num_tokens = work.num_prefill_tokens + work.num_decode_tokens
         params = self.num_linear_params
         if self.num_experts:
+            # A token passes whole experts, so that the division below is exact.
             unused = self.num_experts - self.experts_per_token
             params -= self.num_expert_params * unused // self.num_experts
         linear = 2 * (params * num_tokens + self.lm_head.num_params * work.num_emits)

@@ -10,6 +10,7 @@ def short_conv(facts: Facts, num_layers: int) -> LinearAttention:
     """Read LFM2's short convolutions, as wide as the hidden state."""
     return LinearAttention(
         num_layers,
+        # The last inputs of the convolution are all that is kept; the rule has no further state.
         num_heads=1,
         num_key_heads=1,
         key_size=1,
@@ -46,7 +47,7 @@ def lightning(facts: Facts, num_layers: int) -> LinearAttention:
         key_size=size,
         value_size=size,
         rule="lightning",
-        conv_size=1,
+        conv_size=1,  # none: it would see the token alone
         chunk=facts.count("block_size", 256),
     )
 
@@ -55,6 +56,7 @@ def mamba1(facts: Facts, num_layers: int) -> LinearAttention:
     """Read Jamba's layers of Mamba."""
     return LinearAttention(
         num_layers,
+        # Every channel has decays of its own, so that the layer counts as one wide head.
         num_heads=1,
         num_key_heads=1,
         key_size=facts.size("mamba_d_state"),
