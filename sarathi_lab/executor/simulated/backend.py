@@ -236,6 +236,11 @@ class SimulatedBackend:
         hardware = self.hardware
         return self.num_devices * int(hardware.memory_bytes), self.num_devices * hardware.num_sms
 
+    @property
+    def assumptions(self) -> Sequence[str]:
+        """What is taken where neither a figure nor a table states it, a line each."""
+        return []
+
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """List the cost model's error on held-out shapes, and effects that favour chunks."""
         cost = self.cost_of(spec)

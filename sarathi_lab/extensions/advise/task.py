@@ -18,7 +18,7 @@ from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.engine.executor import Backend
 from sarathi_lab.experiment.advise import AS_GOOD, Row, choose
 from sarathi_lab.extensions.advise import answer
 from sarathi_lab.extensions.advise.confirmation import confirmed, rows_of
@@ -173,8 +173,8 @@ def rare_collections() -> Iterator[None]:
 
 def check_settings(cfg: DictConfig) -> None:
     """Raise UserError for settings that the advice can't follow."""
-    backend = build(cfg.executor)
-    if not isinstance(backend, SimulatedBackend):
+    backend: Backend = build(cfg.executor)
+    if backend.computes_tokens:
         raise UserError(
             f"executor={backend.name} has no cost model to predict with; use executor=simulated"
         )

@@ -209,6 +209,16 @@ class LockstepBackend(SimulatedBackend):
 
     sharing: Lockstep = field(kw_only=True)
 
+    @property
+    def assumptions(self) -> Sequence[str]:
+        """What is taken for the exchange between replicas, which no table has."""
+        rate = self.hardware.link_rate / 1e9
+        latency = self.hardware.link_latency * 1e6
+        return [
+            f"{self.sharing.num} replicas in lockstep, which share the experts; no table has their "
+            f"exchange: {rate:.3g} GB/s and {latency:.3g} µs a transfer are taken"
+        ]
+
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         cost = self.cost_of(spec)
         return SimulatedExecutor(lambda batch: iteration_time(cost, batch), self.host)

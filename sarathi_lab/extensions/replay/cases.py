@@ -19,7 +19,6 @@ from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.extensions.cluster.lockstep import LockstepBackend
 from sarathi_lab.extensions.replay.clients import (
     Client,
     Loop,
@@ -137,14 +136,7 @@ class Replay:
         others = further_facts(run, engine.policy)
         if others:
             lines.append(f"otherwise than by default: {', '.join(others)}")
-        if isinstance(self.backend, LockstepBackend):
-            hardware = self.backend.hardware
-            replicas = self.backend.sharing.num
-            lines.append(
-                f"{replicas} replicas in lockstep, which share the experts; no table has their "
-                f"exchange: {hardware.link_rate / 1e9:.3g} GB/s and "
-                f"{hardware.link_latency * 1e6:.3g} µs a transfer are taken"
-            )
+        lines += self.backend.assumptions
         lines += [*self.notes, *run.settings.notes(), *cautions(run.requests, self.client)]
         return [*lines, *run.cautions, *cautions_of_log(run.logged)]
 
