@@ -64,12 +64,10 @@ class Results:
 
         shown = sweep_table(self.runs, f"{len(self.runs)} runs")
         rows = pd.DataFrame(list(map(dict, shown.rows)))
-        lines = [
-            f"<b>{shown.title}</b>",
-            rows.to_html(index=False, border=0, max_rows=MOST_ROWS),
-            *notes_of(self.runs),
-            *conclusion(self.runs),
-        ]
+        lines = [f"<b>{shown.title}</b>"]
+        lines.append(rows.to_html(index=False, border=0, max_rows=MOST_ROWS))
+        lines += notes_of(self.runs)
+        lines += conclusion(self.runs)
         return "\n".join(lines)
 
     @cached_property
@@ -139,7 +137,7 @@ class Results:
         same = base[work == repeated.iloc[0]]
         differ = []
         for name in self.varying:
-            texts = same[name].map(str)
+            texts = same[name].map(str)  # lists can't be compared by pandas
             if texts.nunique() > 1:
                 differ.append(name)
         raise UserError(
@@ -190,7 +188,8 @@ class Results:
         is_reference = runs["policy"] == sweep_analysis.reference(runs)
         others = sweep_analysis.without_baselines(runs[~is_reference])
         settings = ["policy", *sweep_analysis.varied(others)]
-        is_repetition = sweep_analysis.group_keys(others, settings).duplicated()
+        keys = sweep_analysis.group_keys(others, settings)
+        is_repetition = keys.duplicated()
         once = others[~is_repetition]
         # The best of each policy first: the chunks of one alone would fill the picture.
         best_of_policies = once.drop_duplicates("policy")

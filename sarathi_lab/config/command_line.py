@@ -121,6 +121,7 @@ def read_arguments(args: Sequence[str]) -> Arguments:
 
 def _parsed(args: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command line. Raises UserError for unknown and useless ones."""
+    # Hydra has two short flags of two letters.
     for arg in args:
         if re.match(r"-[^-].", arg) and arg not in ("-sc", "-cd"):
             raise _unknown(arg)  # argparse would take -chunk for -c hunk
@@ -318,6 +319,7 @@ def _explain(error: Exception, settings: Sequence[str]) -> UserError:
     if isinstance(error, OverrideParseException):
         remedy = "settings are written name=value, without spaces around ="
         return UserError(f"{error.override!r} can't be read; {remedy}")
+    # Hydra wraps OmegaConf's error, which alone names the key.
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         return _unknown_key(str(cause.full_key), settings)
@@ -364,6 +366,7 @@ def chosen_options(settings: Sequence[str]) -> dict[str, Path]:
         typed[override.key_or_group] = next(iter(_values(override)), "")
     chosen = _default_options(CONF / "config.yaml")
     experiments = option_files("experiment", folders)
+    # In the order in which they count: defaults, the experiment's options, then those typed.
     overlay = experiments.get(typed.get("experiment", ""))
     if overlay is not None:
         chosen |= _default_options(overlay)
@@ -407,6 +410,7 @@ def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
         if name == f"{group}._target_":  # a class in place of the option's
             option["_target_"] = target
     owner = str(option.get("_target_", group)).rpartition(".")[2]
+    # From the likeliest mistake to the least: a typo, a missing +, another option's parameter.
     unknown = unknown_name(key, names, f"a parameter of {owner}")
     if difflib.get_close_matches(key, names, cutoff=0.9):
         return unknown  # a typo; importing the class would take a second

@@ -148,8 +148,9 @@ def as_user_error(error: BaseException) -> UserError | None:
     if isinstance(error, UserError):
         return error
     if isinstance(error, ModuleNotFoundError):
-        package = (error.name or "").partition(".")[0]
-        if package in ("", "sarathi_lab"):
+        name = error.name or ""
+        package, _, _ = name.partition(".")
+        if package in ("", "sarathi_lab"):  # a bug, not what is to be installed
             return None
         return UserError(f"the package {package} is not installed; run make setup")
     if not isinstance(error, OSError) or error.errno not in (ENOSPC, EDQUOT, EFBIG):

@@ -105,6 +105,7 @@ def _arrive_over_time(cfg: DictConfig) -> bool:
 
 def is_model_stated(cfg: DictConfig) -> bool:
     """Return whether a model is chosen, by its name or by its files."""
+    # model=auto is the default, which a path makes a stated one.
     is_auto = "AutoModel" in str(cfg.model.get("_target_"))
     return not is_auto or cfg.model.get("path") is not None
 
@@ -372,6 +373,7 @@ def _added_folders() -> list[Path]:
 def make_loader() -> ConfigLoader:
     """Hydra's loader of conf/."""
     GlobalHydra.instance().clear()
+    # The loader outlives the block, and the global state does not: another call may follow.
     with initialize_config_dir(str(CONF), version_base="1.3", job_name="sarathi_lab"):
         return GlobalHydra.instance().config_loader()
 
@@ -380,7 +382,7 @@ def read_option(group: str, path: Path) -> DictConfig:
     """The settings in an option's file, those of its defaults list included."""
     node = copied(_read(path, path.stat().st_mtime_ns))
     if "defaults" not in node:
-        return node
+        return node  # Hydra, which composes defaults, takes a fifth of a second
     settings = [f"hydra.searchpath=['file://{path.parents[1]}']", f"{group}={path.stem}"]
     return make_loader().load_configuration("config", settings, RunMode.RUN)[group]
 

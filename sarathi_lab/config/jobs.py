@@ -236,6 +236,7 @@ class Composer:
                 options.append(name)
             else:
                 options.append(setting)
+        # Hydra composes with the first job's values, on which the others' are set.
         key = tuple(options)  # jobs that differ in values alone share a composition
         if key not in self._compositions:
             composed = self._compose(list(settings))

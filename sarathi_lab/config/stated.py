@@ -27,7 +27,7 @@ def follow_stated(cfg: DictConfig, settings: Sequence[str]) -> None:
     what is typed means something there even where it is the default.
     """
     stated: dict[str, str] = {}
-    for setting in settings:
+    for setting in settings:  # of two of a name the last counts
         _, _, value = setting.partition("=")
         stated[name_of(setting)] = value or "null"
     with read_write(cfg):

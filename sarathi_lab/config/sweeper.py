@@ -84,6 +84,7 @@ class LabSweeper(Sweeper):
     def compose(self, arguments: Sequence[str]) -> None:
         """Compose all jobs, and find their folder. Raises UserError for what nothing reads."""
         hydra = self.config.hydra
+        # Hydra keeps settings of its own node (`hydra.sweep.dir=...`) apart from the others.
         typed: list[str] = list(hydra.overrides.hydra)
         self.settings = self._parsed(arguments)
         self.swept = []
@@ -190,7 +191,7 @@ class LabSweeper(Sweeper):
         tried = set[str]()
         jobs: list[Job] = []
         for settings in combinations:
-            if tried.issuperset(settings):
+            if tried.issuperset(settings):  # an earlier job had each of its values
                 continue
             tried.update(settings)
             try:

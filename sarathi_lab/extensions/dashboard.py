@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import wandb
 import wandb_workspaces.reports.v2 as wr
@@ -31,10 +31,11 @@ WHERE = {"executor": "torch", "device": "'simulated h100'", "hostname": "my-lapt
 EXECUTORS = ("torch", "vllm", "simulated")  # of runs; tables of sweeps have none
 TIMES = ("decode_time_marginal", "ttft_p50", "tbt_p99")
 PINNED = [
-    *(f"config:{name}" for name in ("policy", "chunk", "pd_ratio", *WHERE)),
-    *(f"summary:{name}" for name in (*RATIOS, *(f"ms/{time}" for time in TIMES))),
-    *(f"summary:throughput_{baseline}" for baseline in BASELINES),
-    *(f"summary:{name}" for name in ("kv_reread_factor", "mfu", "mbu")),
+    *map("config:{}".format, ("policy", "chunk", "pd_ratio", *WHERE)),
+    *map("summary:{}".format, RATIOS),
+    *map("summary:ms/{}".format, TIMES),
+    *map("summary:throughput_{}".format, BASELINES),
+    *map("summary:{}".format, ("kv_reread_factor", "mfu", "mbu")),
 ]
 AXES = {
     "chunk": "chunk [tokens]",
@@ -52,11 +53,17 @@ SECTIONS: Mapping[str, Sequence[tuple[str, ...]]] = {
     "A sweep at a glance": [("throughput", "ttft_p50", "tbt_p99", "kv_reread_factor")],
     "Policies side by side": [
         *((name,) for name in RATIOS),
-        *((name,) for name in ("decode_throughput", "decode_time_marginal", "time_over_roofline")),
+        ("decode_throughput",),
+        ("decode_time_marginal",),
+        ("time_over_roofline",),
     ],
     "Chunk size": [
-        *(("chunk", name) for name in ("throughput", "throughput_vs_orca", "decode_speedup")),
-        *(("chunk", name) for name in ("decode_time_marginal", "mfu", "tbt_p99")),
+        ("chunk", "throughput"),
+        ("chunk", "throughput_vs_orca"),
+        ("chunk", "decode_speedup"),
+        ("chunk", "decode_time_marginal"),
+        ("chunk", "mfu"),
+        ("chunk", "tbt_p99"),
     ],
     "P:D ratio": [("pd_ratio", name) for name in RATIOS],
     "KV re-read": [
@@ -66,7 +73,10 @@ SECTIONS: Mapping[str, Sequence[tuple[str, ...]]] = {
         ("iteration", "kv_bytes", "KV read [bytes]"),
     ],
     "Latency": [
-        *((name,) for name in ("ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99")),
+        ("ttft_p50",),
+        ("ttft_p99",),
+        ("tbt_p50",),
+        ("tbt_p99",),
         ("ttft_p50", "tbt_p99"),
         ("time", "num_waiting", "requests waiting"),
     ],
@@ -83,10 +93,13 @@ KINDS = {
 
 def workspace(entity: str, project: str, chosen: Chosen) -> ws.Workspace:
     """Return the workspace of runs with the `chosen` values, the main quantities pinned."""
-    values = {"executor": EXECUTORS, **{name: some for name, some in chosen.items() if some}}
+    filters = [expr.Config("executor").isin(list(EXECUTORS))]
+    for name, values in chosen.items():
+        if values:
+            filters.append(expr.Config(name).isin(list(values)))
     runs = ws.RunsetSettings(
         pinned_columns=PINNED,
-        filters=[expr.Config(name).isin(list(some)) for name, some in values.items()],
+        filters=filters,
         groupby=[expr.Config(name) for name in WHERE],
     )
     return ws.Workspace(
@@ -100,39 +113,50 @@ def workspace(entity: str, project: str, chosen: Chosen) -> ws.Workspace:
 
 
 def _section(name: str) -> ws.Section:
-    kinds: dict[int, Any] = {1: _bars, 2: _scatter, 3: _line, 4: _parallel}
+    kinds: dict[int, Callable[..., PanelTypes]] = {  # by the number of axes
+        1: _bars,
+        2: _scatter,
+        3: _line,
+        4: _parallel,
+    }
     panels = [kinds[len(axes)](*axes) for axes in SECTIONS[name]]
-    columns = min(COLUMNS, len(panels))
-    layout = ws.SectionLayoutSettings(columns=columns, rows=-(-len(panels) // columns))
+    num_columns = min(COLUMNS, len(panels))
+    num_rows = math.ceil(len(panels) / num_columns)
+    layout = ws.SectionLayoutSettings(columns=num_columns, rows=num_rows)
     return ws.Section(name=name, panels=panels, is_open=True, layout_settings=layout)
 
 
 def _shown(name: str) -> str:
     """Return the summary's name of a quantity, of times that in milliseconds."""
-    return f"ms/{name}" if factor(name) == MILLISECONDS else name
+    if factor(name) == MILLISECONDS:
+        return f"ms/{name}"
+    return name
 
 
 def _title(name: str) -> str:
     """Return the heading of a quantity as W&B shows it: stored, or in milliseconds."""
-    return heading(name) if factor(name) in (1, MILLISECONDS) else name
+    if factor(name) in (1, MILLISECONDS):
+        return heading(name)
+    return name  # a heading in another unit would not be that of the stored values
 
 
 def _parallel(*quantities: str) -> PanelTypes:
-    settings = [wr.ParallelCoordinatesPlotColumn(wr.Config(name)) for name in SETTINGS]
-    values = [
-        wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric(_shown(name)), display_name=_title(name))
-        for name in quantities
-    ]
-    return wr.ParallelCoordinatesPlot(title="settings and results", columns=[*settings, *values])
+    columns = [wr.ParallelCoordinatesPlotColumn(wr.Config(name)) for name in SETTINGS]
+    for name in quantities:
+        quantity = wr.SummaryMetric(_shown(name))
+        columns.append(wr.ParallelCoordinatesPlotColumn(quantity, display_name=_title(name)))
+    return wr.ParallelCoordinatesPlot(title="settings and results", columns=columns)
 
 
 def _bars(name: str) -> PanelTypes:
     """Return a panel with bars of the runs, and of their baselines if it shows no ratio to one."""
-    baselines = () if "_vs_" in name else BASELINES
-    names = [_shown(name), *(f"{_shown(name)}_{baseline}" for baseline in baselines)]
+    metrics = [wr.SummaryMetric(_shown(name))]
+    if "_vs_" not in name:
+        for baseline in BASELINES:
+            metrics.append(wr.SummaryMetric(f"{_shown(name)}_{baseline}"))
     return wr.BarPlot(
         title=_title(name),
-        metrics=[wr.SummaryMetric(column) for column in names],
+        metrics=metrics,
         groupby=wr.Config("policy_where"),  # no means over several devices or chunks
         groupby_aggfunc="mean",
         orientation="h",
@@ -141,8 +165,10 @@ def _bars(name: str) -> PanelTypes:
 
 def _scatter(x: str, y: str) -> PanelTypes:
     """Return a panel with a point a run; `x` is a setting in AXES, or a quantity like `y`."""
-    across = wr.Config(x) if x in AXES else wr.SummaryMetric(_shown(x))
     title = f"{_title(y)} by {AXES.get(x) or _title(x)}"
+    across: wr.Config | wr.SummaryMetric = wr.SummaryMetric(_shown(x))
+    if x in AXES:
+        across = wr.Config(x)
     return wr.ScatterPlot(title=title, x=across, y=wr.SummaryMetric(_shown(y)))
 
 
@@ -191,7 +217,8 @@ def main(args: Sequence[str]) -> int:
 
 
 def _write(options: argparse.Namespace) -> int:
-    chosen = {name: getattr(options, name) for name in WHERE}
+    stated = vars(options)
+    chosen = {name: stated[name] for name in WHERE}
     if options.dry_run or options.json:
         view = workspace(options.entity or "", options.project, chosen)
         if options.json:

@@ -62,7 +62,14 @@ class Picture:
             ax.grid(axis="x", visible=False)
             for name, style in KINDS.items():
                 colour = style["facecolor"]
-                ax.stairs([1], [0, 1], baseline=BOTTOM, fill=True, color=colour, label=name)
+                ax.stairs(
+                    [1],
+                    edges=[0, 1],
+                    baseline=BOTTOM,
+                    fill=True,
+                    color=colour,
+                    label=name,
+                )
         first, last = self._batches
         first.legend(loc="upper right", ncols=2)
         last.set_xlabel("time [s]")
@@ -92,12 +99,12 @@ class Picture:
             ax.set_xlim(0, duration)
             ax.set_ylim(BOTTOM, top)
             _show_batches(ax, name, table)
-        first_tokens = {}
-        gaps = {}
+        first_tokens = {}  # seconds
+        gaps = {}  # milliseconds
         for name, table in requests.items():
-            waited = waits(table)
-            first_tokens[name] = waited["ttft"]
-            gaps[name] = 1e3 * waited["tbt"]
+            times = waits(table)
+            first_tokens[name] = times["ttft"]
+            gaps[name] = 1e3 * times["tbt"]
         _show_shares(self._ttft, first_tokens)
         _show_shares(self._tbt, gaps, is_above=True)
         lines = self._ttft.get_lines()[: len(requests)]

@@ -114,20 +114,26 @@ class Search:
         misses = {}
         labelled = partial(point, self.dataset, slo=kind)
         for name, policy in policies.items():
-            served = self.table(policy, step)
-            is_in_time = within(served, slo, kind)
+            requests = self.table(policy, step)
+            is_in_time = within(requests, slo, kind)
             misses[name] = 1 - is_in_time.mean()
-            rate = is_in_time.sum() / served.finish_time.max()
-            yield labelled("goodput", "1/s", name, rate, kind="share")
+            duration = requests.finish_time.max()
+            goodput = is_in_time.sum() / duration
+            yield labelled("goodput", "1/s", name, goodput, kind="share")
         if "niyama" in misses and misses[usual]:
             ratio = misses["niyama"] / misses[usual]
             yield labelled(f"misses / {usual}", "ratio", "niyama", ratio, kind="share")
         aged = policies.get("lprs")
         if isinstance(aged, Lprs):
-            by_age = waits(self.table(aged, step))["latency"].mean()
             first_come = replace(aged, prompt_weight=0.0)
-            in_order = waits(self.table(first_come, step))["latency"].mean()
+            by_age = self.mean_latency(aged, step)
+            in_order = self.mean_latency(first_come, step)
             yield labelled(f"mean latency / {FCFS}", "ratio", "lprs", by_age / in_order)
+
+    def mean_latency(self, policy: Policy, step: int) -> float:
+        """Seconds of a request that `policy` served at a step of the grid."""
+        times = waits(self.table(policy, step))
+        return float(times["latency"].mean())
 
 
 @under_load(

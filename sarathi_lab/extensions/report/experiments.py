@@ -50,7 +50,8 @@ def _of_claims(judged: pd.DataFrame) -> Section:
 
 
 def _claims_table(judged: pd.DataFrame) -> DisplayTable:
-    table = judged.assign(measured=[in_words(row) for row in judged.to_dict("records")])
+    measured = list(map(in_words, judged.to_dict("records")))
+    table = judged.assign(measured=measured)
     rows = table[CLAIMS].to_dict("records")
     return DisplayTable(rows, left=CLAIMS, title="In brackets the interval")
 
@@ -60,7 +61,9 @@ def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
     name = folder.name
     is_lab = root.resolve() == EXPERIMENTS
     claimed = judged[judged.experiment == name]
-    tables = [_claims_table(claimed)] if len(claimed) else []
+    tables = []
+    if len(claimed):
+        tables.append(_claims_table(claimed))
     sentences = []
     devices: set[str] = set()
     for path in sorted((folder / "results").rglob("*.csv")):
@@ -72,17 +75,21 @@ def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
             device = path.parent.name
             sentences.append(" ".join([f"{device}:", *conclusion(table)]))
             tables.append(sweep_table(table, f"Runs on {device}"))
-    has_settings = (CONF / "experiment" / f"{name}.yaml").is_file()
-    facts = {
-        "question": CATALOG[name].question if name in CATALOG else "",
-        "command": f"python -m sarathi_lab.run experiment={name}" if has_settings else "",
-        "devices": "; ".join(sorted(devices)),
-        "recorded": (is_lab and last_commit(folder)) or "",
-    }
+    facts = {}
+    if name in CATALOG:
+        facts["question"] = CATALOG[name].question
+    if (CONF / "experiment" / f"{name}.yaml").is_file():
+        facts["command"] = f"python -m sarathi_lab.run experiment={name}"
+    if devices:
+        facts["devices"] = "; ".join(sorted(devices))
+    # Of a folder elsewhere git has no commits.
+    commit = last_commit(folder) if is_lab else None
+    if commit:
+        facts["recorded"] = commit
     return Section(
         name,
         sentences=sentences,
-        facts={label: fact for label, fact in facts.items() if fact},
+        facts=facts,
         pictures=_pictures(folder, is_lab=is_lab),
         tables=tables,
     )
