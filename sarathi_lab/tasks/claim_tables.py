@@ -72,8 +72,8 @@ def count_table(table: pd.DataFrame) -> str:
     counted = table[~_is_after(table)]
     num_claims = counted.id.nunique()
     rows = [[f"{num_claims} claims", *VERDICTS]]
-    for device, ids_by_verdict in _ids_by_verdict(counted).items():
-        counts = [str(len(ids)) for ids in ids_by_verdict.values()]
+    for device, claims in ids_by_verdict(counted).items():
+        counts = [str(len(ids)) for ids in claims.values()]
         rows.append([device, *counts])
     return markdown(rows)
 
@@ -81,12 +81,12 @@ def count_table(table: pd.DataFrame) -> str:
 def names_table(table: pd.DataFrame) -> str:
     """Format SARATHI's claims in Markdown, by verdict and `id`."""
     of_sarathi = table[table.source.str.startswith("SARATHI")]
-    by_device = _ids_by_verdict(of_sarathi)
+    by_device = ids_by_verdict(of_sarathi)
     rows = [["verdict", *by_device]]
     for verdict in VERDICTS:
         row = [verdict]
-        for ids_by_verdict in by_device.values():
-            row.append(", ".join(ids_by_verdict[verdict]))
+        for claims in by_device.values():
+            row.append(", ".join(claims[verdict]))
         rows.append(row)
     return markdown(rows)
 
@@ -96,7 +96,7 @@ def _measured(table: pd.DataFrame) -> pd.DataFrame:
     return table[table.verdict != NOT_MEASURED]
 
 
-def _ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
+def ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
     """Return the claims with each verdict, by where they were judged: by kernels measured on GPUs,
     on a CPU, and at each level of the cost model. A claim stands under every verdict that it
     has on one of several GPUs.

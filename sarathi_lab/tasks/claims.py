@@ -6,17 +6,18 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
 
 from sarathi_lab.config.console import console, print_place, typed
-from sarathi_lab.config.errors import UserError, exit_code, require_number
+from sarathi_lab.config.errors import UserError, exit_code, require_number, suggestion
 from sarathi_lab.config.paths import EXPERIMENTS as RECORDS
 from sarathi_lab.config.paths import OUTPUTS, make_folder
 from sarathi_lab.experiment.claims import (
+    FAILS,
     NOT_MEASURED,
     VERDICTS,
     in_words,
@@ -28,7 +29,7 @@ from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.results.load import SIMULATED
 from sarathi_lab.results.result import DisplayTable, show
 from sarathi_lab.results.table import Row
-from sarathi_lab.tasks.claim_tables import blocks, write_page
+from sarathi_lab.tasks.claim_tables import blocks, ids_by_verdict, write_page
 
 COLOURS = ("green", "green", "green", "yellow", "red", "red", "cyan", "dim")
 STYLES = dict(zip(VERDICTS, COLOURS, strict=True))
@@ -41,6 +42,39 @@ COSTS = "costs.csv"  # in the results: what each experiment took, in a separate 
 JOB = ["experiment", "how"]  # how: "simulated" or `MEASURED`
 MEASURED = "measured"
 Command = Callable[[Sequence[str]], int]  # runs a command line; returns its exit code
+
+
+def print_summary(table: pd.DataFrame) -> None:
+    """Print how many claims have which verdict, by where they were judged, and which fail."""
+    by_place = ids_by_verdict(table)
+    counts = []
+    for verdict in VERDICTS:
+        counted: dict[str, object] = {"verdict": f"[{STYLES[verdict]}]{verdict}[/]"}
+        for place, ids in by_place.items():
+            counted[place] = len(ids[verdict])
+        counts.append(counted)
+    title = f"{table['id'].nunique()} claims by verdict and by where they were judged"
+    shown = [DisplayTable(counts, title=title, left=["verdict"], unbroken=["verdict"], markup=True)]
+    failing = [{"claim": name, "fails on": places} for name, places in _failing(by_place).items()]
+    if failing:
+        shown.append(DisplayTable(failing, title="Claims that fail", left=["claim", "fails on"]))
+    show([*shown, "a claim may have several verdicts, as kernels and cards differ"])
+    command = typed("claims")
+    show(
+        [
+            f"one claim or experiment: {command} NAME, such as {command} fig08",
+            f"all verdicts: {command} -v; what they mean: {VERDICTS_PAGE}",
+        ]
+    )
+
+
+def _failing(by_place: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, str]:
+    """Return the claims that fail somewhere, and where."""
+    places: dict[str, list[str]] = {}
+    for place, ids in by_place.items():
+        for claim in ids[FAILS]:
+            places.setdefault(claim, []).append(place)
+    return {claim: "; ".join(where) for claim, where in places.items()}
 
 
 def print_verdicts(table: pd.DataFrame, *, is_long: bool = False) -> None:
@@ -107,15 +141,15 @@ def _title(device: str, machines: str | None, *, is_long: bool) -> str:
 
 def main(args: Sequence[str], run: Command) -> int:
     """Return 0, 1 if experiments failed, 2 for a user's mistake, 130 for Ctrl-C."""
-    options = _parser().parse_args(args)
+    options = _options(args)
     return exit_code(lambda: _main(options, run), "experiments that finished are kept")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=typed("claims"),
-        description="Print for every claim and device whether it holds, from what is recorded; "
-        "with --run or --simulate after running the experiments.",
+        description="Count recorded claims by verdict and name those that fail; with "
+        "names print the verdict on each device. --run and --simulate run the experiments first.",
     )
     add = parser.add_argument
     text = "first measure on the device at hand, in a few minutes"
@@ -126,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "one experiment by its name; may be repeated"
     add("--only", action="append", choices=names, metavar="NAME", help=text)
     add("--device", metavar="TEXT", help="devices whose name has this text, such as cpu or h100")
+    add("-v", "--verbose", action="store_true", help="the verdicts on all claims and devices")
     add("--long", action="store_true", help="also intervals, notes, and claims not measured")
     text = f"of measuring in all, with --run (default {FEW_MINUTES:.0f})"
     add("--seconds", type=float, help=text)
@@ -134,8 +169,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="leave out what has finished in --results")
     text = "rewrite the tables of the documents from experiments/"
     add("--readme", action="store_true", help=text)
-    add("settings", nargs="*", help="settings of what is measured, such as model=120m")
+    text = "a claim or an experiment; with --run also settings of what is measured (model=120m)"
+    add("names", nargs="*", metavar="NAME", help=text)
     return parser
+
+
+def _options(args: Sequence[str]) -> argparse.Namespace:
+    """Read the arguments: those with a value are settings, the others name what is shown."""
+    options = _parser().parse_args(args)
+    options.settings = [name for name in options.names if "=" in name]
+    options.names = [name for name in options.names if "=" not in name]
+    experiments = [name for name in options.names if name in CATALOG]
+    if experiments:
+        options.only = [*(options.only or []), *experiments]
+    options.claims = [name for name in options.names if name not in CATALOG]
+    return options
 
 
 def _main(options: argparse.Namespace, run: Command) -> int:
@@ -145,7 +193,11 @@ def _main(options: argparse.Namespace, run: Command) -> int:
     _check(options, results)
     failed = _run_all(options, results, run) if is_running else []
     table = verdicts(results)
-    print_verdicts(_selected(table, options), is_long=options.long)
+    is_narrowed = options.only or options.claims or options.device
+    if is_narrowed or is_running or options.verbose or options.long:
+        print_verdicts(_selected(table, options), is_long=options.long)
+    else:
+        print_summary(table)
     if is_running:
         table.to_csv(results / "verdicts.csv", index=False, float_format="%.6g")
         print_place("results", results)
@@ -168,7 +220,15 @@ def _check(options: argparse.Namespace, results: Path) -> None:
     if options.resume and not (options.run or options.simulate):
         raise UserError("--resume is for runs; add --run (measure) or --simulate, or drop it")
     if options.settings and not is_measuring:
-        raise UserError("settings is for runs; add --run (measure), or drop it")
+        given = " ".join(options.settings)
+        raise UserError(f"{given} is for runs; add --run (measure), or drop it")
+    ids = [claim.id for claim in load_claims()]
+    for name in options.claims:
+        if name not in ids:
+            similar = suggestion(name, [*ids, *CATALOG])
+            raise UserError(f"{name} is no claim or experiment{similar}; claims --long has all")
+        if options.run or options.simulate:
+            raise UserError(f"{name} is a claim, and experiments are run; use --only EXPERIMENT")
     if options.readme and results != RECORDS:
         folder = os.path.relpath(results)
         raise UserError(f"--readme shows what is recorded, not {folder}; add --results experiments")
@@ -188,7 +248,10 @@ def _judging(names: Sequence[str], table: pd.DataFrame) -> list[str]:
 
 def _selected(table: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     """Return the rows of the experiments and devices that were asked for. Raises UserError."""
-    chosen = table[table.experiment.isin(options.only)] if options.only else table
+    chosen = table
+    if options.only or options.claims:
+        is_of_experiment = table.experiment.isin(options.only or [])
+        chosen = table[is_of_experiment | table.id.isin(options.claims)]
     if chosen.empty and not (options.run or options.simulate):
         named = " ".join(options.only)
         experiments = _judging(options.only, table) or list(table.experiment.unique())

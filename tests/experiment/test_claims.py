@@ -408,6 +408,18 @@ def test_claims_are_printed_by_device(tmp_path, capsys, monkeypatch):
     assert "not measured" in out
 
 
+def test_without_names_claims_are_counted_and_those_that_fail_named(tmp_path, capsys):
+    load.save(table(1.4), "fig08", "cpu", tmp_path)
+    load.save(table(0.5), "fig08", "simulated-a6000", tmp_path)
+    results = ["--results", str(tmp_path)]
+    assert main(["claims", *results]) == 0
+    summary = capsys.readouterr().out
+    assert re.search(r"^ partly +0 +1 +0 +0", summary, flags=re.MULTILINE)
+    assert re.search(r"^ decode_tenfold +simulated", summary, flags=re.MULTILINE)
+    assert main(["claims", "decode_tenfold", *results]) == 0
+    assert "cheaper than alone" in capsys.readouterr().out
+
+
 def test_a_claim_on_several_devices_is_a_table_of_devices(tmp_path, capsys):
     for device in ("cpu", "nvidia-h100"):
         load.save(table(1.4), "fig08", device, tmp_path)
@@ -447,7 +459,9 @@ def test_an_experiment_that_fails_does_not_stop_the_others(tmp_path, capsys):
     [
         (["--resume"], "--resume is for runs; add --run"),
         (["--simulate", "--seconds", "9"], "--seconds is for runs"),
-        (["--simulate", "model=7b"], "settings is for runs"),
+        (["--simulate", "model=7b"], "model=7b is for runs"),
+        (["decode_tenfol"], "no claim or experiment (did you mean decode_tenfold?)"),
+        (["--run", "decode_tenfold"], "decode_tenfold is a claim, and experiments are run"),
         (["--run", "--seconds", "0"], "--seconds=0.0 must be a finite number above 0"),
         (["--readme", "--results", "elsewhere"], "--readme shows what is recorded, not"),
     ],
