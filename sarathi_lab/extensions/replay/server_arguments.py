@@ -72,6 +72,10 @@ METHODS_OF_CHECKPOINTS = ("inc", "compressed-tensors", "modelopt", "quark")
 WEIGHTS_OF_NAMES = {"fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
 WEIGHTS_OF_NAMES |= {"w8a8": "w8a8"} | dict.fromkeys(("int8", "w8a16", "8bit"), "int8")
 WEIGHTS_OF_NAMES |= dict.fromkeys(("int4", "w4a16", "4bit", "awq", "gptq"), "int4")
+# Models that are published in 8 bits without a word of it; copies in 16 bits, and others that were
+# trained on their answers, have one.
+PUBLISHED_IN_FP8 = ("deepseek-v3", "deepseek-r1")
+IN_16_BITS = ("bf16", "distill")
 OTHER_WEIGHTS = re.compile(r"w\d+a\w*\d+|u?int\d+|(mx|nv)?fp\d|nf4|\d+bit|i?q\d\w*|gguf|bnb")
 CACHED_MODEL = re.compile(r"models--[^/]+--([^/]+)")  # a folder of the hub's cache
 DTYPES = {"half": "float16", "float": "float32"}
@@ -440,6 +444,8 @@ def _weights_in_name(name: str) -> tuple[str, str]:
     for word, weights in WEIGHTS_OF_NAMES.items():
         if word in words:
             return weights, word
+    if name.lower().startswith(PUBLISHED_IN_FP8) and not any(word in words for word in IN_16_BITS):
+        return "fp8", name
     return "", ""
 
 

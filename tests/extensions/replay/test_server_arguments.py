@@ -323,6 +323,8 @@ def test_defaults_of_a_server_are_silent():
         *[(f"Llama-8B-{word}", "", word.lower()) for word in ("FP4", "w4a8", "W4AFP8")],
         *[(f"Llama-8B-{word}", "", word.lower()) for word in ("int3", "6bit", "Q4_K")],
         ("Llama-8B-NVFP4", "nvfp4", "nvfp4"),
+        ("DeepSeek-V3", "fp8", "DeepSeek-V3"),
+        ("DeepSeek-R1-Distill-Llama-8B", "", ""),
         ("Llama-8B-GPTQ-Int8", "int8", "int8"),
         ("Llama-8B-quantized.w8a8", "w8a8", "w8a8"),
         ("Llama-8B-FP8", "fp8", "fp8"),
