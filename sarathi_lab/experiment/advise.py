@@ -299,21 +299,20 @@ def choose(table: pd.DataFrame) -> pd.Series:
     the smallest chunk, then the first row.
     """
     if "slo_met" not in table:
-        return _least(table[table.is_as_good], "tbt_p99")
+        return ranked(table[table.is_as_good], "tbt_p99").iloc[0]
     if table.slo_met.any():
-        return _least(table[table.is_as_good], "worst_use")
+        return ranked(table[table.is_as_good], "worst_use").iloc[0]
     steady = table[table.is_steady.astype(bool)]
     if not steady.empty:
-        return _least(steady, "bounds_missed", "bound_use")
-    return _least(table, "stall_class", "gap_bounds_missed", "not_served")
+        return ranked(steady, "bounds_missed", "bound_use").iloc[0]
+    return ranked(table, "stall_class", "gap_bounds_missed", "not_served").iloc[0]
 
 
-def _least(table: pd.DataFrame, *columns: str) -> pd.Series:
-    """Return the row that is least in `columns`, then as `choose` says of equal ones."""
+def ranked(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """Return the rows ascending by `columns`, equal ones in the order that `choose` states."""
     ranks = table.assign(not_served=-table.throughput, is_cut=True)
     if "is_whole" in table:
         ranks["is_cut"] = ~table.is_whole.astype(bool)
     order = [*columns, "is_cut", "chunk"]
     ranks = ranks.sort_values(order, kind="stable")
-    first = ranks.index[0]
-    return table.loc[first]
+    return table.loc[ranks.index]

@@ -17,7 +17,6 @@ from sarathi_lab.results.report import cell
 from sarathi_lab.results.result import DisplayTable
 from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.results.table import heading
-from sarathi_lab.tasks.plan import Plan
 
 AS_GOOD_MARK = " *"
 
@@ -34,7 +33,7 @@ def best_lines(
         ]
     else:
         lines = [f"objective {runs.slo.name}: {runs.slo.describe()}"]
-        lines += _within_objective(name, best, table)
+        lines += _within_objective(name, best, runs, table)
     if leaves_whole(best, runs):
         longest = runs.longest_prompt
         lines.append(f"do not chunk here: it leaves all prompts whole, the longest has {longest}")
@@ -46,7 +45,9 @@ def best_lines(
     return [f"  {line}" for line in (*lines, *left_out)]
 
 
-def _within_objective(name: str, best: pd.Series, table: pd.DataFrame) -> list[str]:
+def _within_objective(
+    name: str, best: pd.Series, runs: PolicyRuns, table: pd.DataFrame
+) -> list[str]:
     """Describe how far the advised run, of a policy and chunk with this `name`, is within the
     objective, and by which rule of `choose` it was taken.
     """
@@ -55,6 +56,7 @@ def _within_objective(name: str, best: pd.Series, table: pd.DataFrame) -> list[s
             f"best within it: {name}",
             "of what meets it with the most tokens/s (within 1 %) it is farthest from its nearest "
             "bound",
+            *_decided_by_longest_gap(best, runs),
             *_not_distinguished(best, table),
         ]
     if best["is_steady"]:
@@ -105,6 +107,22 @@ def rows_alike(best: pd.Series, table: pd.DataFrame) -> list[pd.Series]:
     return alike
 
 
+def _decided_by_longest_gap(best: pd.Series, runs: PolicyRuns) -> list[str]:
+    """State that the longest gap decided, which the objective does not bound, and among what."""
+    if best["worst_use"] == best["bound_use"]:
+        return []
+    is_cut = ~runs.table["is_whole"].astype(bool)
+    within = runs.table[(runs.table["bounds_missed"] == 0) & is_cut]
+    chunks = within["chunk"]
+    if len(chunks) < 2:
+        return []
+    return [
+        "the nearest is that of TBT, held against the longest gap of each request (P99), which the",
+        f"objective does not bound; what it bounds is met by chunks {chunks.min()} to "
+        f"{chunks.max()} in runs of {runs.table['num_requests'].iloc[0]:,} requests",
+    ]
+
+
 def _not_distinguished(best: pd.Series, table: pd.DataFrame) -> list[str]:
     alike = [f"{row['policy']} with {chunk_of(row)}" for row in rows_alike(best, table)]
     if not alike:
@@ -117,22 +135,13 @@ def _are_close(first: float, second: float) -> bool:
     return math.isclose(first, second, rel_tol=AS_GOOD)
 
 
-def policies_table(
-    table: pd.DataFrame, best: pd.Series, slo: Slo | None, num_requests: int
-) -> DisplayTable:
-    """Show each policy with its best chunk, the advised policy first.
-
-    Args:
-        table: The rows of all policies.
-        best: The advised one.
-        slo: The objective.
-        num_requests: Requests of a run that was not confirmed by a longer one.
-    """
+def policies_table(table: pd.DataFrame, best: pd.Series, slo: Slo | None) -> DisplayTable:
+    """Show each policy with its best chunk, the advised policy `best` first."""
     rows = []
     for row in best_of_policies(table, best):
         label = str(row["policy"]).replace(" ", "\n")
-        rows.append({"policy": label, **_cells(row, slo, num_requests)})
-    title = f"  each policy with its best chunk{_lengths(table, num_requests)}"
+        rows.append({"policy": label, **_cells(row, slo)})
+    title = f"  each policy with its best chunk, in runs of {best['num_requests']:,} requests"
     return DisplayTable(rows, title=title, left=["policy"], unbroken=["policy"])
 
 
@@ -141,27 +150,19 @@ def chunks_table(runs: PolicyRuns) -> DisplayTable:
     rows = []
     num_requests = len(runs.plan.load.requests)
     table = runs.table.sort_values(["is_whole", "chunk"])
+    unsteady = "overloaded" if runs.confirmed.empty else "unsteady"
     for row in table.to_dict("records"):
-        cells = _cells(row, runs.slo, num_requests)
+        cells = _cells(row, runs.slo, unsteady)
         for name in ("kv_reread_factor", "tbt_p50"):
             cells[heading(name)] = cell(name, row[name])
         rows.append(cells)
-    title = f"  chunks of {runs.option.label}{_lengths(table, num_requests)}"
+    title = f"  chunks of {runs.option.label}, in runs of {num_requests:,} requests"
     return DisplayTable(rows, title=title)
 
 
-def _lengths(table: pd.DataFrame, num_requests: int) -> str:
-    """State which quantities of a table are of longer runs; nothing where none are."""
-    if not table["is_confirmed"].any():
-        return ""
-    return (
-        f" (bounded times and gaps are of as many requests as stated, all else of {num_requests:,})"
-    )
-
-
-def _cells(row: Row, slo: Slo | None, num_requests: int) -> dict[str, str]:
-    """Return a row's chunk, throughput and bounded quantities as text; `num_requests` of a run that
-    was not confirmed by a longer one.
+def _cells(row: Row, slo: Slo | None, unsteady: str = "overloaded") -> dict[str, str]:
+    """Return a row's chunk, throughput and bounded quantities as text; `unsteady` is what a run is
+    called whose waits grow.
     """
     chunk = f"{row['chunk']:.0f}"
     if row["is_whole"]:
@@ -176,11 +177,9 @@ def _cells(row: Row, slo: Slo | None, num_requests: int) -> dict[str, str]:
         value = row[slo.quantity_of(name)]
         cells[_bound_heading(slo, name)] = _against(value, bound)
     cells["longest gap\nP99 [ms]"] = cell("tbt_p99", row["request_gap_p99"])
-    cells["objective"] = _verdict(row)
-    num_served = num_requests
-    if row["is_confirmed"]:
-        num_served = LONGER * num_requests
-    cells["requests"] = f"{num_served:,}"
+    cells["objective"] = "met" if row["slo_met"] else "missed"
+    if not row["is_steady"]:
+        cells["objective"] = unsteady
     return cells
 
 
@@ -197,13 +196,6 @@ def _against(value: float, bound: float) -> str:
         return "-"
     verdict = "met" if value <= bound else "missed"
     return f"{amount(1e3 * value)} {verdict}"
-
-
-def _verdict(row: Row) -> str:
-    """Return whether a run is within the objective, or its waits grow."""
-    if not row["is_steady"]:
-        return "overloaded"
-    return "met" if row["slo_met"] else "missed"
 
 
 def remedy_lines(remedies: Sequence[Remedy]) -> list[str]:
@@ -235,17 +227,21 @@ def flag_lines(servers: Sequence[ServerFlags], *, is_met: bool, has_server: bool
     return lines
 
 
-def closing(table: pd.DataFrame, plan: Plan) -> str:
-    """Return what the numbers are of."""
-    number = len(plan.load.requests)
-    num_confirmed = int(table.is_confirmed.sum())
-    runs = "a simulated run"
-    if len(table) > 1:
-        runs = f"{len(table)} simulated runs"
+def closing(table: pd.DataFrame, runs: PolicyRuns, seed: int) -> str:
+    """Return what the numbers of the `table` of all runs are of."""
+    number = len(runs.plan.load.requests)
+    confirmed = table[table["num_requests"] > number]
+    num_short = len(table) - len(confirmed)
+    simulated = "a simulated run"
+    if num_short > 1:
+        simulated = f"{num_short} simulated runs"
     longer = ""
-    if num_confirmed:
-        longer = f", {num_confirmed} of them repeated with {LONGER * number:,}"
+    if not confirmed.empty:
+        longer = (
+            f" and, for what was to be told apart, {len(confirmed)} of {LONGER * number:,} "
+            f"(workload.num_requests={number} states the first number)"
+        )
     return (
-        f"  all numbers are of {runs} of {number:,} requests{longer} (seed {plan.config['seed']}); "
+        f"  all numbers are of {simulated} of {number:,} requests{longer} (seed {seed}); "
         "no server was run"
     )

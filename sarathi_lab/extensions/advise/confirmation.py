@@ -2,81 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.experiment.advise import choose, marked
+from sarathi_lab.experiment.advise import AS_GOOD, CLOSE, Row, choose, ranked
 from sarathi_lab.extensions.advise.options import PolicyRuns
 
 
-def rows_of(table: pd.DataFrame, label: str) -> pd.DataFrame:
-    """Return the rows of a policy, the best of them marked."""
-    return marked(table[table["policy"] == label])
+def confirmed(runs: PolicyRuns) -> pd.DataFrame:
+    """Return what longer runs of a policy give, for the chunks among which it is chosen.
 
-
-def confirmed(compared: Mapping[str, PolicyRuns]) -> pd.DataFrame:
-    """Return the rows of all policies. The advised one, and the best of each policy within the
-    objective, were confirmed by longer runs.
+    These are the chunks within all bounds in their short runs, the best first, until none that is
+    left was better in its short run than a longer one within the objective; where no longer one is
+    within it, also the chunk that comes nearest of all others. Whether waits grow only the longer
+    run tells: filling and draining are a large part of a short one.
     """
-    tables = [runs.table for runs in compared.values()]
-    table = pd.concat(tables, ignore_index=True)
-    table = marked(table).assign(is_confirmed=False)
-    row = _to_confirm(table, compared)
-    while row is not None:
-        _confirm(row, table, compared[row["policy"]])
-        table = marked(table)
-        row = _to_confirm(table, compared)
-    return table
+    rows: list[dict[str, Any]] = []
+    least_use = math.inf  # of a longer run within the objective
+    overload = 0.0  # tokens/s of a short run; what serves less does not keep up, either
+    is_within = runs.table["bounds_missed"] == 0
+    for _, row in _best_first(runs.table[is_within]).iterrows():
+        is_behind = math.isfinite(least_use) and row["is_behind"]
+        if is_behind or row["worst_use"] >= least_use:
+            break
+        if row["throughput"] < overload or _is_close_to_missed(row, rows):
+            continue
+        longer = runs.longer(row)
+        rows.append(longer)
+        if longer["slo_met"]:
+            least_use = min(least_use, longer["worst_use"])
+        elif not longer["is_steady"]:
+            overload = max(overload, (1 - AS_GOOD) * row["throughput"])
+    others = runs.table[~is_within]
+    if math.isinf(least_use) and not others.empty:
+        rows.append(runs.longer(choose(others)))
+    return pd.DataFrame(rows)
 
 
-def _confirm(row: pd.Series, table: pd.DataFrame, runs: PolicyRuns) -> None:
-    """Write what a longer run gives into a row of `table`. If it does not keep up, it is
-    overloaded, and so are the rows of its policy that serve no more.
+def _best_first(within: pd.DataFrame) -> pd.DataFrame:
+    """Return rows that differ in their margins to the bounds, those with the most tokens/s first;
+    the others `is_behind`.
     """
-    longer = runs.longer(row)
-    for name, value in longer.items():
-        table.loc[row.name, name] = value
-    table.loc[row.name, "is_confirmed"] = True
-    if longer["is_steady"]:
-        return
-    is_same_policy = table["policy"] == row["policy"]
-    serves_no_more = table["throughput"] <= row["throughput"]
-    is_overloaded = is_same_policy & serves_no_more
-    table.loc[is_overloaded, ["is_steady", "slo_met"]] = False
+    least = (1 - AS_GOOD) * within["throughput"].max()
+    is_behind = within["throughput"] < least
+    return ranked(within.assign(is_behind=is_behind), "is_behind", "worst_use")
 
 
-def _to_confirm(table: pd.DataFrame, compared: Mapping[str, PolicyRuns]) -> pd.Series | None:
-    """Return a row that would be advised, or get flags, and was not confirmed; None if all were.
-
-    Of a policy that does not meet the objective, a run within all bounds that did not look steady
-    is tried longer, too: filling and draining are a large part of a short run.
-    """
-    if "slo_met" not in table:
-        return None
-    chosen = []
-    best = choose(table)
-    if best["is_steady"]:
-        chosen.append(best)
-    for label in compared:
-        rows = rows_of(table, label)
-        best_of_policy = choose(rows)
-        if best_of_policy["slo_met"]:
-            chosen.append(best_of_policy)
-        else:
-            chosen += _within_bounds(rows)
-    for row in chosen:
-        has_longer = compared[row["policy"]].has_longer
-        if has_longer and not row["is_confirmed"]:
-            return row
-    return None
-
-
-def _within_bounds(table: pd.DataFrame) -> list[pd.Series]:
-    """Return the row of a policy that serves most within all bounds, unless one was confirmed."""
-    is_within = (table["bounds_missed"] == 0) & ~table["is_steady"].astype(bool)
-    if table["is_confirmed"].any() or not is_within.any():
-        return []
-    rows = table[is_within]
-    serves_most = int(rows.throughput.to_numpy().argmax())
-    return [rows.iloc[serves_most]]
+def _is_close_to_missed(row: Row, longer_rows: list[dict[str, Any]]) -> bool:
+    """Return whether a longer run of nearly the same chunk exceeds a bound."""
+    for longer in longer_rows:
+        larger = max(row["chunk"], longer["chunk"])
+        smaller = min(row["chunk"], longer["chunk"])
+        if longer["bounds_missed"] and larger <= (1 + CLOSE) * smaller:
+            return True
+    return False

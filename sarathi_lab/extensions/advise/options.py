@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -98,13 +98,29 @@ class PolicyRuns:
         plan: A run under it; the chunk is any.
         slo: The objective in seconds; None without bounds.
         table: A row for each chunk that was tried, with what `predict` returns, the `policy` (its
-            label) and whether prompts are left whole (`is_whole`).
+            label), whether prompts are left whole (`is_whole`) and `num_requests`.
+        confirmed: Such rows of longer runs; empty where there are none.
     """
 
     option: Option
     plan: Plan
     slo: Slo | None
     table: pd.DataFrame
+    confirmed: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @property
+    def judged(self) -> pd.DataFrame:
+        """The rows that are chosen from, all of as many requests, the best of them marked."""
+        if self.confirmed.empty:
+            return self.table
+        return marked(self.confirmed)
+
+    def tried(self, row: Row) -> pd.Series:
+        """Return the row of `table` with the chunk of `row`, which may be of a longer run."""
+        is_same = (self.table["chunk"] == row["chunk"]) & (
+            self.table["is_whole"] == row["is_whole"]
+        )
+        return self.table[is_same].iloc[0]
 
     def config_of(self, row: Row) -> DictConfig:
         """Return the configuration of the run of a row of the table."""
@@ -138,11 +154,16 @@ class PolicyRuns:
         arrive = self.plan.load.has_times
         return self.slo is not None and is_any_number and arrive
 
-    def longer(self, row: Row) -> dict[str, float]:
-        """Hold a run of `LONGER` times the requests against the objective."""
-        assert self.slo is not None, "`has_longer`"
+    def longer(self, row: Row) -> dict[str, Any]:
+        """Return the row of a run of `LONGER` times the requests."""
         plan = self.option.longer.plan(int(row["chunk"]), self._parameters_of(row))
-        return outcome_of_run(plan, self.slo)
+        return {
+            "policy": row["policy"],
+            "chunk": row["chunk"],
+            "is_whole": row["is_whole"],
+            "num_requests": len(plan.load.requests),
+            **predict_run(plan, self.slo),
+        }
 
 
 def predict_run(plan: Plan, slo: Slo | None) -> dict[str, float]:
@@ -208,7 +229,8 @@ def try_chunks(option: Option, chunks: Sequence[int] | None) -> PolicyRuns:
         best = chunk_search.search(first, arrive=plan.load.has_times)
     else:
         best = chunk_search.among(chunks)
-    table = best.table.assign(policy=option.label, is_whole=False)
+    num_requests = len(plan.load.requests)
+    table = best.table.assign(policy=option.label, is_whole=False, num_requests=num_requests)
     runs = PolicyRuns(option, plan, slo, table)
     # Where smaller chunks miss the objective, no whole prompt was tried.
     has_largest = chunks is None and table.chunk.max() >= runs.longest_prompt
@@ -226,6 +248,7 @@ def _with_whole_prompts(runs: PolicyRuns) -> PolicyRuns:
         "policy": runs.option.label,
         "chunk": longest,
         "is_whole": True,
+        "num_requests": len(runs.plan.load.requests),
     }
     row |= predict_run(runs.plan_of(row), runs.slo)
     table = pd.concat([runs.table, pd.DataFrame([row])], ignore_index=True)

@@ -19,9 +19,9 @@ from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
-from sarathi_lab.experiment.advise import AS_GOOD, Row, choose
+from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, marked
 from sarathi_lab.extensions.advise import answer
-from sarathi_lab.extensions.advise.confirmation import confirmed, rows_of
+from sarathi_lab.extensions.advise.confirmation import confirmed
 from sarathi_lab.extensions.advise.options import (
     AN_OPTION,
     LONGER,
@@ -52,14 +52,22 @@ class Advice:
     Attributes:
         compared: The runs of each policy, by its label.
         left_out: Policies that can't run here, and why.
-        table: The rows of all policies.
-        best: The row that is advised.
+        judged: The rows of all policies that are chosen from, all of as many requests.
+        best: The row of these that is advised.
     """
 
     compared: dict[str, PolicyRuns]
     left_out: Sequence[str]
-    table: pd.DataFrame
+    judged: pd.DataFrame
     best: pd.Series
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The rows of all simulated runs."""
+        tables = []
+        for runs in self.compared.values():
+            tables += [runs.table, runs.confirmed]
+        return pd.concat(tables, ignore_index=True)
 
     @property
     def of_best(self) -> PolicyRuns:
@@ -117,10 +125,12 @@ class Advise(Task):
                     compared[option.label] = try_chunks(option, self.chunks)
                 except UserError as error:
                     left_out.append(f"{option.label} is left out: {error}")
-            table = confirmed(compared)
             for label, runs in compared.items():
-                compared[label] = replace(runs, table=rows_of(table, label))
-        return Advice(compared, left_out, table, advised(table, first.label))
+                if runs.has_longer:
+                    compared[label] = replace(runs, confirmed=confirmed(runs))
+        judged = pd.concat([runs.judged for runs in compared.values()], ignore_index=True)
+        judged = marked(judged)
+        return Advice(compared, left_out, judged, advised(judged, first.label))
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         with rare_collections():
@@ -134,13 +144,13 @@ class Advise(Task):
         print_plan(plan, replace(context, policy=None))
         flags = flags_of(advice, remedied)
         shown: list[DisplayTable | str] = [
-            *answer.best_lines(advice.best, runs, advice.table, advice.left_out),
-            answer.policies_table(advice.table, advice.best, runs.slo, len(plan.load.requests)),
+            *answer.best_lines(advice.best, runs, advice.judged, advice.left_out),
+            answer.policies_table(advice.judged, advice.best, runs.slo),
             *answer.remedy_lines(remedied.commands),
             *graphs_gain(runs, advice.best, self.chunks),
             answer.chunks_table(runs),
             *answer.flag_lines(flags, is_met=advice.is_met, has_server=remedied.server is not None),
-            answer.closing(advice.table, plan),
+            answer.closing(advice.table, runs, plan.config["seed"]),
         ]
         numbers = advice.best.drop(["policy", "is_as_good"]).to_dict()
         is_whole = answer.leaves_whole(advice.best, runs)
@@ -197,7 +207,7 @@ def check_settings(cfg: DictConfig) -> None:
 def with_requests(cfg: DictConfig) -> DictConfig:
     """Return `cfg` with its number of requests, the same for all policies and rates that are tried;
     where they arrive over time and it is not stated a share of a run's, as what is advised is
-    confirmed by a run of `LONGER` times as many.
+    chosen from runs of `LONGER` times as many.
     """
     workload = cfg.workload
     is_free = "num_requests" in workload and OmegaConf.is_interpolation(workload, "num_requests")
@@ -215,7 +225,7 @@ def advised(table: pd.DataFrame, label: str) -> pd.Series:
     if "slo_met" not in table or not best["slo_met"]:
         return best
     for row in answer.rows_alike(best, table):
-        if row["policy"] == label and row["is_confirmed"] == best["is_confirmed"]:
+        if row["policy"] == label:
             return row
     return best
 
@@ -232,6 +242,7 @@ def graphs_gain(runs: PolicyRuns, best: pd.Series, chunks: Sequence[int] | None)
     cfg.host.graphs.update(sizes=None, largest=longest)
     larger = try_chunks(replace(runs.option, cfg=cfg), chunks)
     row = choose(larger.table)
+    best = runs.tried(best)
     gain = row.throughput / best.throughput
     is_shorter = row.tbt_p99 < (1 - AS_GOOD) * best.tbt_p99
     present = max(graphs.captured)
@@ -254,7 +265,7 @@ def flags_of(advice: Advice, remedied: Remedies) -> list[ServerFlags]:
     if remedied.server is not None:
         plans = [remedied.server]
     elif advice.is_met:
-        best_rows = [choose(runs.table) for runs in advice.compared.values()]
+        best_rows = [choose(runs.judged) for runs in advice.compared.values()]
         plans = [advice.plan_of(row) for row in best_rows if row.get("slo_met", True)]
     else:
         plans = [advice.plan_of(advice.best)]

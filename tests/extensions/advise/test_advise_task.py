@@ -180,17 +180,17 @@ def test_a_bound_is_found_to_a_tenth_and_every_bound_is_shown(tmp_path):
     assert "farthest from its nearest bound" in lines_of(result)
 
 
-def test_each_row_states_its_tokens_a_second_and_its_requests(tmp_path):
-    """The advised one is confirmed by four times the requests."""
+def test_each_table_is_of_runs_of_one_number_of_requests(tmp_path):
+    """What is advised is confirmed by four times the requests."""
     bounds = ["slo.ttft=2", "slo.tbt=0.1", "workload.rate=8", "task.chunks=[256,512]"]
     result = run(tmp_path, *LOADED, *bounds, "task.policies=[]")
     tables = [shown for shown in result.shown if isinstance(shown, DisplayTable)]
     assert len(tables) == 2
-    for table in tables:
+    for table, number in zip(tables, (96, 24), strict=True):
+        assert table.title.endswith(f"in runs of {number} requests")
         assert all(row["tokens/s"] for row in table.rows)
-        assert "96" in [row["requests"] for row in table.rows]
-    advice = result.tables["advice"]
-    assert advice.is_confirmed.sum() == 1
+    assert sorted(result.tables["advice"].num_requests) == [24, 24, 96]
+    assert result.summary["num_requests"] == 96
 
 
 def test_what_would_meet_an_objective_is_found_by_runs_that_its_commands_repeat(tmp_path, capsys):
@@ -228,10 +228,11 @@ def test_what_is_advised_or_has_flags_was_confirmed_by_longer_runs(rate, tmp_pat
     load = [setting for setting in LOADED if not setting.startswith("workload.num_requests")]
     advice = advice_of(*load, *bounds, policies)
     assert advice.is_met
-    assert advice.best["is_confirmed"]
+    longest = advice.table["num_requests"].max()
+    assert advice.best["num_requests"] == longest == 4 * advice.table["num_requests"].min()
     for runs in advice.compared.values():
-        row = choose(runs.table)
-        assert row["is_confirmed"] or not row["slo_met"]
+        row = choose(runs.judged)
+        assert row["num_requests"] == longest
 
 
 def test_equal_schedules_are_not_distinguished_and_the_first_policy_is_taken(tmp_path):
@@ -347,6 +348,6 @@ def test_a_short_run_within_its_bounds_that_looks_overloaded_is_tried_longer() -
     one_run = ["task.chunks=[1024]", "task.policies=[]"]
     args = ["task=advise", "hardware=h100", "model=llama3.1-8b", *arrivals, *one_run]
     best = advice_of("executor=simulated", *args).best
-    assert best.is_confirmed
+    assert best.num_requests == 512
     assert best.slo_met
     assert best.chunk == 1024
