@@ -125,7 +125,8 @@ class ShadowExecutor:
         return self.executor.feeds_tokens or policy.follows_up or policy.shares_at_once
 
     def submit(self, batch: Batch) -> None:
-        for cache, part in zip(self.caches, getattr(batch, "parts", (batch,)), strict=True):
+        parts = batch.of_replicas if isinstance(batch, LockstepBatch) else (batch,)
+        for cache, part in zip(self.caches, parts, strict=True):
             cache.begin(part)
             if self._writes_at_once(cache):
                 cache.end()
@@ -175,7 +176,7 @@ class Checker(check.Checker):
         self.num_emits += batch.num_emits - num_rejected
 
     def batches(self, batch: Batch) -> Sequence[Batch]:
-        return batch.parts if isinstance(batch, LockstepBatch) else (batch,)
+        return batch.of_replicas if isinstance(batch, LockstepBatch) else (batch,)
 
     def check_cache(self, scheduler: Scheduler) -> None:
         check_integrity(scheduler.blocks, scheduler.running)
