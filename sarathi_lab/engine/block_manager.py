@@ -41,9 +41,11 @@ class BlockManager:
         if self.window is not None:
             share = self.window.share_of_blocks
             self._extra_blocks = []
-            for number in range(self.window.num_blocks(self.block_size) + 1):
+            num_blocks_of_window = self.window.num_blocks(self.block_size)
+            for number in range(num_blocks_of_window + 1):
                 in_window = math.ceil(share * number)
                 self._extra_blocks.append(self.state_blocks + in_window)
+        # The most blocks that one token more can need.
         steps = [after - before for before, after in pairwise(self._extra_blocks)]
         self._most_a_token = 1 + max(steps, default=0)
         # Of a pool for windows: the blocks that one fills, and those that are free.
@@ -63,8 +65,9 @@ class BlockManager:
     @property
     def empty(self) -> list[int]:
         """All empty blocks, of which the last is the next that is handed out."""
-        first = self.num_blocks - self._num_untouched
-        return [*range(self.num_blocks - 1, first - 1, -1), *self._returned]
+        first_untouched = self.num_blocks - self._num_untouched
+        untouched = range(first_untouched, self.num_blocks)
+        return [*reversed(untouched), *self._returned]
 
     @property
     def num_free(self) -> int:
@@ -109,8 +112,9 @@ class BlockManager:
         if self.window is None or beyond_window >= len(self._extra_blocks):
             return beyond_window * self.block_size
         # The inverse of `blocks_for` within the window.
-        blocks_of_own = 1 + self.window.share_of_blocks  # held for each block of tokens
-        within = math.floor((num_blocks - self.state_blocks) / blocks_of_own)
+        without_states = num_blocks - self.state_blocks
+        held_for_each = 1 + self.window.share_of_blocks  # block of tokens
+        within = math.floor(without_states / held_for_each)
         return within * self.block_size
 
     def room_for(self, num_tokens: int) -> int:
@@ -157,7 +161,8 @@ class BlockManager:
 
     def _windowed(self, num_blocks: int) -> int:
         """Blocks that a sequence with `num_blocks` holds in the pool of windows."""
-        return min(max(0, num_blocks - self.state_blocks), self._blocks_of_window)
+        of_tokens = max(0, num_blocks - self.state_blocks)
+        return min(of_tokens, self._blocks_of_window)
 
     def _missing_in_window(self, held: int, num_blocks: int) -> int:
         """Blocks of the pool of windows that a sequence needs to grow from `held` blocks."""
@@ -172,7 +177,8 @@ class BlockManager:
         num_blocks = self.blocks_for(num_tokens)
         if self._windowed(num_blocks) > self.num_free_of_windows:
             return False
-        return num_blocks + self.watermark_blocks(watermark) <= self.num_free
+        num_needed = num_blocks + self.watermark_blocks(watermark)
+        return num_needed <= self.num_free
 
     def has_room_for_all(self, num_decodes: int) -> bool:
         """Whether so many sequences could hold one token more, whatever they hold; False may be
@@ -189,14 +195,17 @@ class BlockManager:
     def num_missing_of_windows(self, sequence: SequenceState, num_tokens: int) -> int:
         """Blocks of the windows' pool that `sequence` needs in addition; 0 without one."""
         held = len(sequence.block_ids)
-        return self._missing_in_window(held, held + self.num_missing(sequence, num_tokens))
+        needed = held + self.num_missing(sequence, num_tokens)
+        return self._missing_in_window(held, needed)
 
     def have_room(self, sequences: Sequence[SequenceState]) -> bool:
         """Whether all `sequences` can hold their known tokens at a time."""
         num_missing = 0
         for sequence in sequences:
             num_missing += self.num_missing(sequence, sequence.num_known)
-        return num_missing <= self.num_free and self.have_room_in_windows(sequences)
+        if num_missing > self.num_free:
+            return False
+        return self.have_room_in_windows(sequences)
 
     def have_room_in_windows(self, sequences: Iterable[SequenceState], num_more: int = 0) -> bool:
         """Whether the windows' pool has room for `sequences` with `num_more` tokens each."""
@@ -204,7 +213,8 @@ class BlockManager:
             return True
         num_missing = 0
         for sequence in sequences:
-            num_missing += self.num_missing_of_windows(sequence, sequence.num_known + num_more)
+            num_tokens = sequence.num_known + num_more
+            num_missing += self.num_missing_of_windows(sequence, num_tokens)
         return num_missing <= self.num_free_of_windows
 
     def num_slots(self, sequence: SequenceState) -> int:
@@ -218,12 +228,13 @@ class BlockManager:
     def grow(self, sequence: SequenceState, num_tokens: int) -> bool:
         """Let `sequence` hold `num_tokens` tokens; False, with nothing changed, if it can't."""
         held = sequence.block_ids
-        num_missing = self.blocks_for(num_tokens) - len(held)
+        num_held = len(held)
+        num_missing = self.blocks_for(num_tokens) - num_held
         if num_missing <= 0:
             return True  # mostly: tokens come one at a time
         num_of_window = 0
         if self._blocks_of_window:
-            num_of_window = self._missing_in_window(len(held), len(held) + num_missing)
+            num_of_window = self._missing_in_window(num_held, num_held + num_missing)
             if num_of_window > self.num_free_of_windows:
                 return False
         num_to_evict = num_missing - len(self._returned) - self._num_untouched
@@ -244,13 +255,15 @@ class BlockManager:
         a fresh cache hands out neighbours, 0 and 1.
         """
         first = self.num_blocks - self._num_untouched
-        self._returned[:0] = range(first + number - 1, first - 1, -1)
+        touched = range(first, first + number)
+        self._returned[:0] = reversed(touched)
         self._num_untouched -= number
 
     def look_up(self, sequence: SequenceState) -> SequenceState:
         """Count the cached tokens of a waiting `sequence` as computed, and return it."""
         if self.prefix is not None:
-            sequence.num_computed = len(self.prefix.find(sequence)) * self.block_size
+            cached = self.prefix.find(sequence)
+            sequence.num_computed = len(cached) * self.block_size
         return sequence
 
     def warm(self, sequence: SequenceState) -> None:
@@ -284,15 +297,17 @@ class BlockManager:
         """
         num_taken = self.num_missing(sequence, num_tokens)
         if self._blocks_of_window:
-            held = len(sequence.block_ids)
-            if self._missing_in_window(held, held + num_taken) > self.num_free_of_windows:
+            num_held = len(sequence.block_ids)
+            num_of_window = self._missing_in_window(num_held, num_held + num_taken)
+            if num_of_window > self.num_free_of_windows:
                 return False
         if self.prefix is not None and not sequence.block_ids:
             shared = self.prefix.find(sequence)
             # A shared block is not taken, unless it has no holder yet and counts as free.
             num_without_holder = len(self.prefix.unused.keys() & shared)
             num_taken -= len(shared) - num_without_holder
-        return num_taken + self.watermark_blocks(watermark) <= self.num_free
+        num_needed = num_taken + self.watermark_blocks(watermark)
+        return num_needed <= self.num_free
 
     def admit(self, sequence: SequenceState, num_tokens: int, watermark: float = 0.0) -> bool:
         """Give a new sequence its cached prefix and room for more.
@@ -308,7 +323,8 @@ class BlockManager:
         if not self.fits(sequence, num_tokens, watermark):
             return False
         if self.prefix is not None:
-            self.prefix.share(sequence, self.prefix.find(sequence))
+            cached = self.prefix.find(sequence)
+            self.prefix.share(sequence, cached)
             self.num_free_of_windows -= self._windowed(len(sequence.block_ids))
         return self.grow(sequence, num_tokens)
 

@@ -33,6 +33,7 @@ _OF_REQUEST = (
 )
 ITERATION_COLUMNS = tuple(path.rpartition(".")[-1] for path in _OF_ITERATION)
 REQUEST_COLUMNS = tuple(path.rpartition(".")[-1] for path in _OF_REQUEST)
+Row = tuple[Any, ...]  # numbers of many types, of a request with lists of its tokens
 _iteration_row = attrgetter(*_OF_ITERATION)
 _request_row = attrgetter(*_OF_REQUEST)
 
@@ -42,9 +43,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self.on_iteration: Callable[[int], None] = lambda num_tokens: None
-        self._iterations: list[tuple[Any, ...]] = []
+        self._iterations: list[Row] = []
         self._windows: list[WindowSums] = []  # of each iteration, if layers have a window
-        self._requests: list[tuple[object, ...]] = []
+        self._requests: list[Row] = []
         # Start and end by stage, flat, as there may be millions.
         self._spans = array("d")
         self.num_stages = 1  # of a pipeline, whose times were measured
@@ -61,11 +62,13 @@ class Ledger:
             self._spans.extend(span)
         if result.bubbles:
             self._bubbles.extend(result.bubbles)
-            seconds = sum(bubble.end - bubble.start for bubble in result.bubbles)
+            idle = [bubble.end - bubble.start for bubble in result.bubbles]
+            seconds = sum(idle)
             for chunk in result.batch.chunks:
                 chunk.sequence.bubble_time += seconds
         self._requests.extend(map(_request_row, finished))
-        self.on_iteration(result.batch.num_tokens + result.batch.prefix_hit_tokens)
+        num_tokens = result.batch.num_tokens + result.batch.prefix_hit_tokens
+        self.on_iteration(num_tokens)
 
     @property
     def replayed_share(self) -> float:
@@ -73,8 +76,8 @@ class Ledger:
         if not self._iterations:
             return 0.0
         column = ITERATION_COLUMNS.index("is_replayed")
-        num_replayed = sum(row[column] for row in self._iterations)
-        return num_replayed / len(self._iterations)
+        is_replayed = [row[column] for row in self._iterations]
+        return sum(is_replayed) / len(is_replayed)
 
     def columns_of_iterations(self, *names: str) -> pd.DataFrame:
         """Return some of `ITERATION_COLUMNS`, in a tenth of the time of all of them."""
@@ -113,7 +116,8 @@ class Ledger:
     def stages(self) -> pd.DataFrame:
         """Return start and end by iteration and stage; without a pipeline there is one stage, 0."""
         spans = np.array(self._spans).reshape(-1, 2)
-        iteration, stage = np.divmod(np.arange(len(spans)), self.num_stages)
+        numbers = np.arange(len(spans))
+        iteration, stage = np.divmod(numbers, self.num_stages)
         table = pd.DataFrame({"iteration": iteration, "stage": stage})
         return table.assign(start=spans[:, 0], end=spans[:, 1])
 

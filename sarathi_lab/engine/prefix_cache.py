@@ -72,7 +72,9 @@ class PrefixCache:
         if num_full <= start:
             return
         keys = self._keys_of(sequence, num_full)
-        for key, block in zip(keys[start:num_full], sequence.block_ids[start:], strict=False):
+        new_keys = keys[start:num_full]
+        new_blocks = sequence.block_ids[start:]  # the last may not be full
+        for key, block in zip(new_keys, new_blocks, strict=False):
             if key not in self.blocks:
                 self.blocks[key] = block
                 self._keys[block] = key
@@ -107,8 +109,10 @@ class PrefixCache:
     def evict(self, num_blocks: int) -> list[int]:
         """Evict `num_blocks` blocks without a holder, and return them."""
         self._last = (None, [])
-        evicted = [self.unused.popitem(last=False)[0] for _ in range(num_blocks)]
-        for block in evicted:
+        evicted = []
+        for _ in range(num_blocks):
+            block, _ = self.unused.popitem(last=False)  # the oldest
+            evicted.append(block)
             del self.blocks[self._keys[block]]
         return evicted
 
@@ -123,12 +127,14 @@ class PrefixCache:
             first = hash((0, request.request_id))
             keys.extend(range(first + num_keys, first + num_blocks))
             return keys
-        size = self.block_size
-        content = known_tokens(sequence, num_keys * size, num_blocks * size).tobytes()
+        start = num_keys * self.block_size
+        end = num_blocks * self.block_size
+        content = known_tokens(sequence, start, end).tobytes()
         num_bytes = len(content) // (num_blocks - num_keys)  # of a block
         key = keys[-1] if keys else 0
         for offset in range(0, len(content), num_bytes):
-            key = hash((key, content[offset : offset + num_bytes]))
+            content_of_block = content[offset : offset + num_bytes]
+            key = hash((key, content_of_block))
             keys.append(key)
         return keys
 

@@ -105,13 +105,17 @@ class RowCheck:
 
     def require(self, column: pd.Series, is_valid: pd.Series) -> None:
         """Take rows for unusable in which a column's value is not valid."""
-        wrong = column.index[self.is_usable & ~is_valid]
+        is_first_fault = self.is_usable & ~is_valid
+        wrong = column.index[is_first_fault]
         if len(wrong) and not self.example:
-            value = column[wrong[0]]
-            said = f"{column.name}={str(value)[:SHOWN_VALUE]}"
-            if value is None or (isinstance(value, float) and np.isnan(value)):
-                said = f"{column.name} is missing"
-            self.example = f"{self._unit} {wrong[0]}: {said}"
+            row = wrong[0]
+            value = column[row]
+            is_nan = isinstance(value, float) and np.isnan(value)
+            shown = str(value)[:SHOWN_VALUE]
+            fault = f"{column.name}={shown}"
+            if value is None or is_nan:
+                fault = f"{column.name} is missing"
+            self.example = f"{self._unit} {row}: {fault}"
         self.is_usable &= is_valid
 
 

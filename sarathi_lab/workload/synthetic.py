@@ -130,10 +130,13 @@ class _Split(Generated):
         """Make the requests, with a note where whole tokens give another ratio."""
         load = super().generate(vocab_size, encode)
         num_prompt = sum(request.prompt_len for request in load.requests)
-        served = num_prompt / sum(request.output_len for request in load.requests)
-        if abs(served / self.pd_ratio - 1) <= ROUNDED:
+        num_output = sum(request.output_len for request in load.requests)
+        served = num_prompt / num_output
+        difference = abs(served / self.pd_ratio - 1)
+        if difference <= ROUNDED:
             return load
-        return replace(load, notes=[f"P:D {served:.3g} in whole tokens, not {self.pd_ratio:g}"])
+        note = f"P:D {served:.3g} in whole tokens, not {self.pd_ratio:g}"
+        return replace(load, notes=[note])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,11 +226,14 @@ class Zipf(Uniform):
     theta: float = number(0.4, above=0, fix="use an exponent such as 0.4")
 
     def total_lens(self) -> Sequence[int]:
-        ranks = np.arange(1, self.max_len - self.min_len + 2)
+        num_lengths = self.max_len - self.min_len + 1
+        ranks = np.arange(1, num_lengths + 1)
         weights = ranks ** -float(self.theta)
+        chances = weights / weights.sum()
         rng = np.random.default_rng([self.seed, 2])
-        drawn = rng.choice(ranks, self.num_requests, p=weights / weights.sum())
-        return (self.min_len + drawn - 1).tolist()
+        drawn = rng.choice(ranks, self.num_requests, p=chances)
+        lengths = self.min_len + drawn - 1
+        return lengths.tolist()
 
 
 @dataclass(frozen=True, kw_only=True)

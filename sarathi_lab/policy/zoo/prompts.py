@@ -48,8 +48,10 @@ def fit_prefill_cost(iteration_time: Callable[[Batch], float], longest: int) -> 
     """Fit by least squares over whole prompts of up to `longest` tokens, evenly spaced, with the
     seconds `iteration_time` of a batch. Coefficients are not negative; a token always takes time.
     """
-    lengths = np.unique(np.linspace(1, max(3, longest), NUM_SAMPLES).astype(int))
-    seconds = [iteration_time(make_batch(prefill_tokens=int(length))) for length in lengths]
+    evenly_spaced = np.linspace(1, max(3, longest), NUM_SAMPLES)
+    lengths = np.unique(evenly_spaced.astype(int))
+    prompts = [make_batch(prefill_tokens=length) for length in lengths.tolist()]
+    seconds = [iteration_time(prompt) for prompt in prompts]
     square, linear, _ = np.polyfit(lengths, seconds, 2)
     if square <= 0:  # a parabola that bends down would make the longest prompts cheap
         square = 0.0
