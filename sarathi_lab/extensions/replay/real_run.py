@@ -76,7 +76,7 @@ class ServerSettings:
         return settings
 
     def _settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {}
+        settings = dict[str, Any]()
         is_sglang = self.policy == SGLANG
         for statement in self.statements:
             of_source = dict(statement.settings)
@@ -109,7 +109,7 @@ class ServerSettings:
             return stated.get("cache.num_blocks")
         return int(stated["cache.tokens"] // stated.get("cache.block_size", BLOCK_SIZE))
 
-    def _weights_by_name(self, settings: Mapping[str, Any]) -> ToldWeights:
+    def _weights_by_name(self, settings: Mapping[str, object]) -> ToldWeights:
         """Find the type of weights in the model's names, if nothing else states it."""
         if WEIGHTS in settings or any(map(_states_weights, self._not_simulated())):
             return ToldWeights()
@@ -225,7 +225,7 @@ class Stated:
 
     log: str | None = None
     command: str | None = None
-    settings: Mapping[str, Any] | None = None
+    settings: Mapping[str, object] | None = None
 
 
 def read_runs(source: str | Path, stated: Stated = Stated()) -> list[RealRun]:
@@ -243,7 +243,7 @@ def read_runs(source: str | Path, stated: Stated = Stated()) -> list[RealRun]:
     if stated.command is not None:
         statements.append(read_command(stated.command))
     settings = {k: v for k, v in (stated.settings or {}).items() if v is not None}
-    sizes: dict[str, Any] = {n: settings[n] for n in ("chunk", "batch") if n in settings}
+    sizes: dict[str, object] = {n: settings[n] for n in ("chunk", "batch") if n in settings}
     if sizes:
         statements.append(Statement(TYPED, sizes))
     runs = []

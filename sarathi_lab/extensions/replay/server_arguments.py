@@ -59,7 +59,7 @@ NOTHING = ("", "none", "null")
 GRAPH_MODE = "host.graphs.mode"
 LEFT_TO_SERVER = ("auto", "-1")  # numbers that a server chooses itself
 # vLLM's numbers of its modes of CUDA graphs, and pairs of them: of decodes, of other batches.
-GRAPH_MODES: dict[Any, str] = {0: "none", 1: "piecewise", 2: "full"}
+GRAPH_MODES: dict[object, str] = {0: "none", 1: "piecewise", 2: "full"}
 GRAPH_MODES |= {(2, 0): "full_decode_only", (2, 1): "full_and_piecewise"}
 # Weights that a method has, by a part of its name; of GPTQ the usual 4 bits.
 WEIGHTS_OF_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
@@ -106,7 +106,7 @@ class Statement:
     """
 
     source: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # a setting's name tells the type of its value
     not_simulated: Sequence[str] = ()
     without_effect: Sequence[str] = ()
     is_complete: bool = False
@@ -157,7 +157,7 @@ def misspelt(system: str, name: str) -> str | None:
 
 def read_arguments(
     system: str,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     source: str,
     *,
     is_typed: bool = False,
@@ -178,7 +178,7 @@ def read_arguments(
     Raises:
         UserError: For a misspelt name and, unless it is a dump, a value of another kind.
     """
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     not_simulated, without_effect, unknown = list[str](), list[str](), list[str]()
     for name, value in _flattened(system, arguments).items():
         row = find(system, name)
@@ -220,7 +220,7 @@ def as_object(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _flattened(system: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _flattened(system: str, arguments: Mapping[str, object]) -> dict[str, object]:
     """Return arguments by their plain names, with those of compilation_config among them."""
     plain = {name.lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
     for name, value in as_object(plain.get("compilation_config")).items():
@@ -234,7 +234,7 @@ def _flattened(system: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def merged(first: Statement, *others: Statement) -> Statement:
     """Merge what one source states in several places, the last place first."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     not_simulated, without_effect = dict[str, None](), dict[str, None]()
     statements = (first, *others)
     for statement in statements:
@@ -290,7 +290,9 @@ def with_rules_of_version(statement: Statement) -> Statement:
     return with_rules_of_v0(statement)
 
 
-def selected(system: str, content: Mapping[str, Any], *, is_typed: bool = False) -> dict[str, Any]:
+def selected(
+    system: str, content: Mapping[str, object], *, is_typed: bool = False
+) -> dict[str, object]:
     """Select the server's arguments among other keys, and what looks like a misspelling of one if a
     person has typed them.
     """
@@ -311,21 +313,22 @@ def _check_name(system: str, name: str, source: str, *, is_typed: bool) -> None:
         )
 
 
-def _says_nothing(row: Argument | None, value: Any) -> bool:
+def _says_nothing(row: Argument | None, value: object) -> bool:
     """Return whether a value leaves an argument as it is."""
     if row is not None and row.setting == GRAPH_MODE and value:
         return False  # where "none" is a mode
-    is_text = isinstance(value, str)
-    return value is None or value in ([], {}) or (is_text and value.lower() in NOTHING)
+    if isinstance(value, str):
+        return value.lower() in NOTHING
+    return value is None or value in ([], {})
 
 
-def _is_idle(value: Any, neutral: str) -> bool:
+def _is_idle(value: object, neutral: str) -> bool:
     """Return whether an argument with this value does nothing."""
     valid = neutral.split("|")
     return "*" in valid or value is False or str(value) in (*valid, "False", "auto")
 
 
-def _with_reason(name: str, value: Any, reason: str) -> str:
+def _with_reason(name: str, value: object, reason: str) -> str:
     shown = str(value)
     if len(shown) > SHOWN_VALUE or isinstance(value, dict | list):
         stated = name
@@ -339,7 +342,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _converted(row: Argument, value: Any, source: str) -> dict[str, Any]:
+def _converted(row: Argument, value: object, source: str) -> dict[str, object]:
     """Return the settings that an argument is. Raises UserError and NotSimulated."""
     read = _parsed(row, value, source)
     names = row.setting.split()
@@ -350,7 +353,7 @@ def _converted(row: Argument, value: Any, source: str) -> dict[str, Any]:
     return {} if read is None else dict.fromkeys(names, read)
 
 
-def _parsed(row: Argument, value: Any, source: str) -> Any:
+def _parsed(row: Argument, value: object, source: str) -> object:
     """Read a value, which is text in some files, as one of the row's kind. Raises UserError."""
     text = str(value).strip()
     number: float | None = None
@@ -401,7 +404,7 @@ def _served_names(row: Argument, value: object) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
-def names_of_model(settings: Mapping[str, Any]) -> list[str]:
+def names_of_model(settings: Mapping[str, object]) -> list[str]:
     """Return the names that a server's model may have, the surest one first: that of its path or
     its hub's id, those that clients call it by, and those of the folders above.
     """
@@ -409,7 +412,9 @@ def names_of_model(settings: Mapping[str, Any]) -> list[str]:
     in_cache = CACHED_MODEL.search(path)
     own_names = [in_cache[1]] if in_cache is not None else []
     folders = [part for part in re.split(r"[/\\]+", path) if part]
-    served = [str(name).rpartition("/")[2] for name in settings.get(SERVED_NAMES, ())]
+    names = settings.get(SERVED_NAMES) or ()
+    assert isinstance(names, tuple), "as _served_names makes them"
+    served = [str(name).rpartition("/")[2] for name in names]
     return [*own_names, *folders[-1:], *served, *reversed(folders[:-1])]
 
 
@@ -465,15 +470,18 @@ def _queue_order(row: Argument, value: str) -> str:
     return value
 
 
-def _graph_mode(row: Argument, value: Any) -> str | None:
+def _graph_mode(row: Argument, value: object) -> str | None:
     if row.argument == "enforce_eager":
         return "none" if value else None
-    number = int(value) if str(value).isdigit() else value
-    key = tuple(number) if isinstance(number, list | tuple) else number
+    key = value
+    if str(value).isdigit():
+        key = int(str(value))
+    elif isinstance(value, list | tuple):
+        key = tuple(value)
     return GRAPH_MODES.get(key, str(key).rpartition(".")[2].lower())
 
 
-def _graph_sizes(row: Argument, value: Any) -> list[int]:
+def _graph_sizes(row: Argument, value: object) -> list[int]:
     if not isinstance(value, list | tuple):
         raise NotSimulated("it is no list of sizes")
     if row.argument == "cuda_graph_sizes" and len(value) == 1:
@@ -493,7 +501,7 @@ def _chunk(row: Argument, value: int) -> int:
     return UNCUT
 
 
-CONVERSIONS: dict[str, Callable[[Argument, Any], Any]] = {
+CONVERSIONS: dict[str, Callable[[Argument, Any], object]] = {
     "dtype": _dtype,
     "executor.weights": _weights,
     "cache.dtype": _cache_dtype,

@@ -39,7 +39,7 @@ SETTINGS = (
 )
 OF_WORKLOAD = ("workload.arrivals", "workload.users", "workload.think_time")
 # A server's defaults, of what depends neither on its device nor on its model.
-SERVER_DEFAULTS: dict[str, Any] = {
+SERVER_DEFAULTS: dict[str, object] = {
     "executor.tensor_parallel": 1,
     "executor.pipeline_parallel": 1,
     "executor.weights": "auto",
@@ -82,8 +82,8 @@ class ReplaySettings:
     """
 
     policy: DictConfig
-    as_run: Mapping[str, Any]
-    by_user: Mapping[str, Any]
+    as_run: Mapping[str, object]
+    by_user: Mapping[str, object]
     of_other_policy: bool
     assumed: Sequence[str]
     notes: Sequence[str]
@@ -146,7 +146,8 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
         elif name in SETTINGS or name.startswith("policy."):
             as_run[name] = value
     if as_run.get("chunk") == UNCUT:
-        as_run["chunk"] = _chunk_of_longest_prompt(run, as_run["cache.block_size"])
+        page_size = int(str(as_run["cache.block_size"]))
+        as_run["chunk"] = _chunk_of_longest_prompt(run, page_size)
         notes.append(
             f"chunked_prefill_size={UNCUT} cuts no prompt: chunk={as_run['chunk']}, the longest "
             "prompt's tokens in whole pages, is taken"
@@ -171,7 +172,7 @@ def further_facts(run: RealRun, policy: Policy) -> list[str]:
     those that every description of a replay has.
     """
     rules: Any = policy  # every policy is a dataclass
-    defaults: dict[str, Any] = {f"policy.{rule.name}": rule.default for rule in fields(rules)}
+    defaults: dict[str, object] = {f"policy.{rule.name}": rule.default for rule in fields(rules)}
     defaults |= {**SERVER_DEFAULTS, GRAPH_MODE: GRAPHS_BY_DEFAULT}
     stated = run.settings.stated
     return [
@@ -188,7 +189,7 @@ def typed_settings(cfg: DictConfig) -> dict[str, str]:
     return {name_of(setting): setting.partition("=")[2] for setting in cfg.task.stated or ()}
 
 
-def with_settings(cfg: DictConfig, settings: Mapping[str, Any]) -> DictConfig:
+def with_settings(cfg: DictConfig, settings: Mapping[str, object]) -> DictConfig:
     """Return a copy of `cfg` with other values of settings, by their dotted names."""
     cfg = cfg.copy()
     for name, value in settings.items():
@@ -201,7 +202,7 @@ def differences(first: DictConfig, second: DictConfig) -> list[str]:
     before, after = (_compared(cfg) for cfg in (first, second))
     changed = []
     if before["policy._target_"] != after["policy._target_"]:
-        policies = [flat["policy._target_"].rpartition(".")[2] for flat in (after, before)]
+        policies = [str(flat["policy._target_"]).rpartition(".")[2] for flat in (after, before)]
         changed.append(f"policy {policies[0]} ({policies[1]})")
         after = {name: value for name, value in after.items() if not name.startswith("policy.")}
     for name, value in after.items():
@@ -211,12 +212,12 @@ def differences(first: DictConfig, second: DictConfig) -> list[str]:
     return changed
 
 
-def _compared(cfg: DictConfig) -> dict[str, Any]:
+def _compared(cfg: DictConfig) -> dict[str, object]:
     config = resolved(cfg)
     return _flat({key: config[key] for key in COMPARED})
 
 
-def _stated_by_user(cfg: DictConfig, typed: Mapping[str, str]) -> dict[str, Any]:
+def _stated_by_user(cfg: DictConfig, typed: Mapping[str, str]) -> dict[str, object]:
     """Return what is typed, or otherwise than the lab's files have it; null states nothing."""
     executor = read_option("executor", option_files("executor")["simulated"])
     defaults = OmegaConf.create({**top_level(), "chunk": None, "batch": None})
@@ -242,7 +243,7 @@ def _names_other_policy(
 
 def _policy_fields(
     cfg: DictConfig, policy: DictConfig, run: RealRun, typed: Mapping[str, str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the fields of the run's policy that the user states; its budget is the chunk."""
     if class_of(cfg, "policy") is not class_of({"policy": policy}, "policy"):
         return {}  # the default of the command line, which names none
@@ -259,9 +260,9 @@ def _policy_fields(
     return stated
 
 
-def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(node: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Return nested values by their dotted names."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in node.items():
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
@@ -270,7 +271,7 @@ def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
