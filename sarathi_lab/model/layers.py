@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from sarathi_lab.config.checked import check_fields, checked, flag, one_of, whole
 from sarathi_lab.config.errors import UserError, require_int
-
-if TYPE_CHECKING:
-    from sarathi_lab.model.spec import ModelSpec
 
 FIX = "correct the model's settings"
 count_field = partial(whole, maximum=2**31 - 1, fix=FIX)  # token ids and kernels' sizes: 32 bits
@@ -467,7 +464,7 @@ class Layers:
             return "layers that are not alike"
         return f"{' and '.join(names)} attention"
 
-    def complaint(self, spec: ModelSpec) -> str | None:
+    def complaint(self, spec: Any) -> str | None:
         """Describe a contradiction with the other fields of `spec`, a `ModelSpec`."""
         for name, count in (("attention", self.attention), ("ffn", self.ffn)):
             if count is not None and count > spec.num_layers:
@@ -494,7 +491,7 @@ class Layers:
             return f"num_kv_heads={spec.num_kv_heads} is not num_heads, which share the latents"
         return None
 
-    def attention_flops(self, spec: ModelSpec, work: Work) -> tuple[Any, Any]:
+    def attention_flops(self, spec: Any, work: Work) -> tuple[Any, Any]:
         """Compute the FLOPs of attention of `spec` for prompts and for decodes: 4 L n_heads d_head
         per causal query-key pair, the products for scores and values, in layers with a window of
         the pairs within it; latent attention's two forms, with the context of each chunk expanded
