@@ -10,7 +10,7 @@ from importlib import import_module
 
 from sarathi_lab import __version__
 from sarathi_lab.config.console import typed
-from sarathi_lab.config.errors import report
+from sarathi_lab.config.errors import report, suggestion
 
 # The module whose `main(args)` runs a command, and its line in the list of commands.
 COMMANDS = {
@@ -86,7 +86,9 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"  {name:<12}{purpose}")
     if command in ("", "-h", "--help"):
         return 0
-    print(f"\nerror: {command} is not a command; use one of {', '.join(COMMANDS)}", file=sys.stderr)
+    similar = suggestion(command, list(COMMANDS))
+    advice = f"use one of {', '.join(COMMANDS)}"
+    print(f"\nerror: {command} is not a command{similar}; {advice}", file=sys.stderr)
     return 2
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.api.session import UNTRACKED, read
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.instantiate import option_files, read_option
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
@@ -139,6 +139,5 @@ def _gap(outcome: pd.Series) -> str:
 def _option(group: str, stated: object) -> DictConfig:
     options = option_files(group)
     name = str(stated)
-    if name not in options:
-        raise UserError(f"{group}={name} is unknown; use one of {', '.join(options)}")
+    require_one_of(group, name, options)
     return read_option(group, options[name])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, suggestion
 from sarathi_lab.config.paths import OUTPUTS
 from sarathi_lab.results import load as files
 from sarathi_lab.results import sweep_analysis
@@ -168,7 +168,8 @@ class Results:
 
         for name in names:
             if name not in self.names:
-                raise UserError(f"{name} is not one of the runs; use some of {self.names}")
+                similar = suggestion(name, self.names)
+                raise UserError(f"{name} is not one of the runs{similar}; use some of {self.names}")
         readers = self._tables.get("iterations")
         if not readers:
             raise UserError("these runs have no tables of iterations; load them by their folders")
@@ -202,7 +203,10 @@ class Results:
         """Return the runs with these settings, or else the baselines."""
         for name in wanted:
             if name not in self.runs:
-                raise UserError(f"{name} is not a setting of the runs; use some of {self.varying}")
+                similar = suggestion(name, self.varying)
+                raise UserError(
+                    f"{name} is not a setting of the runs{similar}; use some of {self.varying}"
+                )
         for runs in (sweep_analysis.without_baselines(self.runs), self.runs):
             is_equal = runs[list(wanted)] == pd.Series(wanted)
             matching = runs[is_equal.all(axis="columns")]

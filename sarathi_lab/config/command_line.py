@@ -21,7 +21,7 @@ from hydra.errors import ConfigCompositionException, HydraException, OverridePar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from sarathi_lab.config.errors import UserError, require_one_of, unknown_name
+from sarathi_lab.config.errors import UserError, require_one_of, suggestion, unknown_name
 from sarathi_lab.config.instantiate import (
     CHOICES,
     GROUPS,
@@ -157,8 +157,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _unknown(option: str) -> UserError:
+    options = [name for names in (*SWITCHES, *WITH_VALUE) for name in names.split()]
+    similar = suggestion(option, options)
     return UserError(
-        f"option {option} is unknown; settings are written name=value, --help lists the options"
+        f"option {option} is unknown{similar}; settings are written name=value, --help lists the "
+        "options"
     )
 
 

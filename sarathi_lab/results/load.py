@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_object, readable
 from sarathi_lab.config.run_context import SweepRecord
 from sarathi_lab.results.table import COLUMNS, RESULTS, rows_of_run
@@ -231,7 +231,7 @@ def load_paper(figure: str) -> pd.DataFrame:
     path = EXPERIMENTS / "sarathi" / "paper" / f"{figure}.csv"
     if not path.is_file():
         figures = sorted(file.stem for file in path.parent.glob("*.csv"))
-        raise UserError(f"figure {figure} is not there; use one of {', '.join(figures)}")
+        require_one_of("figure", figure, figures)
     points = pd.read_csv(path, dtype={"panel": str, "series": str}, keep_default_na=False)
     return points.astype({"x": float})
 

@@ -164,8 +164,7 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     options = option_files("policy")
     baselines = {}
     for name in cfg.baselines:
-        if name not in options:
-            raise UserError(f"baselines: {name} is not a policy; use some of {', '.join(options)}")
+        require_one_of("baselines", name, options)
         own = copy()
         own.policy = read_option("policy", options[name])
         baseline = _parts(own, setup)
@@ -200,6 +199,8 @@ def changed(cfg: DictConfig, **settings: object) -> DictConfig:
 
 def make_setup(cfg: DictConfig) -> Setup:
     """Build the device, and generate the requests. Raises UserError."""
+    if cfg.batch is not None:  # first, as the number of requests follows from it
+        _checked_batch(cfg.batch)
     backend: Backend = build(cfg.executor)
     spec, checkpoint = resolve_model(cfg, backend)
     cluster: Topology = build(cfg.cluster)
@@ -210,13 +211,17 @@ def make_setup(cfg: DictConfig) -> Setup:
     return Setup(backend, spec, checkpoint, cluster, _load(cfg, backend, spec, checkpoint))
 
 
+def _checked_batch(batch: object) -> int:
+    advice = "use the number of sequences to serve at a time, such as 8"
+    return require_int("batch", batch, 1, advice)
+
+
 def _parts(cfg: DictConfig, setup: Setup) -> Plan:
     """Build all parts of a run, the policy not yet fitted to the others; fill defaults in `cfg`."""
     require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
     backend, spec, load, cluster = setup.backend, setup.spec, setup.load, setup.cluster
     assumed = fill_defaults(cfg, backend, spec, load)
-    advice = "use the number of sequences to serve at a time, such as 8"
-    batch_size = require_int("batch", cfg.batch, 1, advice)
+    batch_size = _checked_batch(cfg.batch)
     policy: Policy = build(cfg.policy, Policy)
     max_model_len = cfg.max_model_len or max(request.total_len for request in load.requests)
     engine = EngineConfig(

@@ -24,6 +24,7 @@ QUICK = [
     (["--help"], "policy ("),
     (["polcy=orca"], "did you mean policy?"),
     (["policy=orcaa"], "did you mean orca?"),
+    (["--dryrun"], "did you mean --dry-run?"),
     (["policy.min_decode=2"], "did you mean policy.min_decodes?"),
     (["--cfg", "job", "chunk=128"], "chunk: 128"),
 ]
@@ -34,7 +35,20 @@ def test_without_arguments_it_says_what_there_is(capsys):
     out = capsys.readouterr().out
     assert all(f"  {command}" in out for command in COMMANDS)
     assert main(["runn"]) == 2
-    assert "error: runn is not a command; use one of run, claims" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "error: runn is not a command (did you mean run?); use one of run, claims" in said
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("baselines=[orka]", "baselines=orka is unknown (did you mean orca?)"),
+        ("batch=0", "batch=0 is below 1"),  # the number of requests follows from it
+    ],
+)
+def test_a_mistake_is_named_by_the_setting_that_was_typed(setting, words, capsys):
+    assert run([setting, "executor=simulated", "tracking=none"]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_help_typos_and_public_names_import_nothing_slow():
@@ -55,7 +69,7 @@ def test_help_typos_and_public_names_import_nothing_slow():
     lines = done.stdout.splitlines()
     assert lines[0] == lines[-1] == "[]"
     codes = [line for line in lines if line.startswith("code: ")]
-    assert codes == ["code: 0", *["code: 2"] * 3, "code: 0"]
+    assert codes == ["code: 0", *["code: 2"] * 4, "code: 0"]
     assert [words for _, words in QUICK if words not in done.stdout + done.stderr] == []
 
 

@@ -85,8 +85,8 @@ def choose_axes(
     Raises:
         UserError: for an unknown name, or a heat map of a single setting.
     """
-    if kind not in (None, *KINDS):
-        raise UserError(f"kind={kind} is no kind of picture; use one of {', '.join(KINDS)}")
+    if kind is not None:
+        require_one_of("kind", kind, KINDS)
     stated = [analysis.find_column(runs, name) if name else None for name in (x, hue, col)]
     swept = analysis.without_baselines(runs)
     free = analysis.independent(swept, analysis.varied(runs), num_chosen=1)
