@@ -60,8 +60,10 @@ class StealCorrectedClock:
             waiting_share = (after - before) / elapsed
             undisturbed *= 1 - min(1.0, waiting_share)
         lost = elapsed * (1 - undisturbed)
-        at_most = elapsed - (computed - self._computed)
-        self.lost += max(0.0, min(lost, at_most))
+        # While the calling thread computed, nothing was lost.
+        computing = computed - self._computed
+        most_lost = elapsed - computing
+        self.lost += max(0.0, min(lost, most_lost))
         self._last = now
         self._waits = waits
         self._computed = computed

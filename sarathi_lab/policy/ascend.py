@@ -83,16 +83,19 @@ class AscendV09(Policy):
         if self.enable_chunked_prefill:
             self._chunked.fill(batch, scheduler)
             return
+        # Without chunks prompts come first, and an iteration has prompts or decodes.
         scheduler.admit(batch, pass_over=self._is_barred(batch, scheduler))
         if not batch.chunks:
             scheduler.add_decodes(batch)
 
     def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Test:
+        # vLLM's default without chunks, which the longest prompt fits into.
         budget = self.max_num_batched_tokens or max(scheduler.max_model_len, 2048)
         fits = fits_whole(scheduler)
 
         def is_barred(sequence: SequenceState) -> bool:
-            return batch.num_tokens + sequence.num_pending > budget or not fits(sequence)
+            is_too_long = batch.num_tokens + sequence.num_pending > budget
+            return is_too_long or not fits(sequence)
 
         return is_barred
 
@@ -207,11 +210,13 @@ class AscendDynamic(Policy):
     def _budget(self, scheduler: Scheduler) -> int:
         largest = self.max_num_batched_tokens
         contexts = [sequence.num_known for sequence in scheduler.running if sequence.is_decoding]
-        if not contexts:
+        if not contexts:  # nobody whose next token would be late
             return largest
         mean = sum(contexts) / len(contexts)
         refined = self._table.budget(mean, len(contexts), self.slo_limits_for_dynamic_batch)
-        return largest if refined is None else min(refined, largest)
+        if refined is None:  # the table has no row that meets the objective
+            return largest
+        return min(refined, largest)
 
 
 class Row(NamedTuple):

@@ -26,6 +26,7 @@ class RequestLevel(Policy):
     reserve: Reserve = "max_model_len"
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        # A batch is decoded to its end before the next begins.
         if scheduler.running.idle:
             scheduler.add_decodes(batch)
         else:
@@ -94,11 +95,12 @@ class Sarathi(Policy):
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         missing = self.min_decodes - scheduler.num_idle_decodes(self.min_decodes)
-        if missing > 0:
+        if missing > 0:  # whole prompts, as no decode would ride along
             scheduler.continue_prefills(batch, max_prefills=missing)
             scheduler.admit(batch, max_prefills=missing)
             if batch.chunks:
                 return
+        # Decodes first, so that the chunk takes what they leave of the tile (section 4.4).
         scheduler.add_decodes(batch)
         scheduler.continue_prefills(batch, self.chunk, self.max_prefills)
         scheduler.admit(batch, self.chunk, self.max_prefills)
@@ -119,6 +121,7 @@ class SarathiServe(Policy):
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.sort_running()
+        # The order is the rule: no prompt stalls a decode, no new one a prompt that has begun.
         scheduler.add_decodes(batch)
         scheduler.continue_prefills(batch, self.chunk)
         scheduler.admit(batch, self.chunk)
@@ -177,7 +180,9 @@ class SarathiServeDynamic(Policy):
         tokens_per_stage = ceil(self.chunk_schedule_max_tokens / self.chunk_schedule_stages)
 
         def size(sequence: SequenceState, budget_left: int) -> int:
-            stage = min(sequence.num_computed // tokens_per_stage, self.chunk_schedule_stages - 1)
+            last_stage = self.chunk_schedule_stages - 1
+            stage = min(sequence.num_computed // tokens_per_stage, last_stage)
+            # The size of a stage is of the iteration, decodes included.
             return min(budget_left, self.chunk_sizes[stage] - batch.num_tokens)
 
         scheduler.sort_running()
@@ -233,6 +238,7 @@ class ChunkedOnly(Policy):
         state.ran_prompts = ran_prompts
         length = self.chunks_per_turn if ran_prompts else self.decodes_per_turn
         is_over = state.num_iterations >= length
+        # Decodes are next behind the last chunk of a turn, and while their own turn goes on.
         state.is_decodes = ran_prompts == is_over
 
     def _prefill(self, batch: Batch, scheduler: Scheduler) -> None:

@@ -146,6 +146,7 @@ class OpenVINO(Policy):
         scheduler.add_decodes(batch)
         scheduler.continue_prefills(batch, budget, size=size)
         scheduler.admit(batch, budget, size=size)
+        # Prompts alone, none of which has a slot: without the limit the newest is evicted.
         if not batch.chunks:
             scheduler.continue_prefills(batch, budget)
 
@@ -186,6 +187,7 @@ class LlamaCpp(Policy):
             entering = scheduler.upcoming(scheduler.max_num_seqs - len(scheduler.running))
             prompts = [*scheduler.idle_prefills, *entering]
             wanted = sum(sequence.num_pending for sequence in prompts)
+            # The round is fixed now: prompts that come meanwhile wait for the next.
             state.num_left = min(self.n_batch - batch.num_tokens, wanted)
             self._add_piece(batch, scheduler)
 
@@ -233,6 +235,7 @@ class TensorRTLLM(Policy):
     )
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
+        # Requests that may be paused reserve no cache for their answers.
         pauses = self.capacity_scheduler_policy == "MAX_UTILIZATION"
         return num_known if pauses else request.total_len
 
@@ -243,6 +246,7 @@ class TensorRTLLM(Policy):
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         batch_size = scheduler.batch_size
         budget = self.max_num_tokens
+        # A static batch is served to its end before another begins.
         is_static = self.capacity_scheduler_policy == "STATIC_BATCH"
         may_begin = not (is_static and scheduler.running.idle)
         scheduler.add_decodes(batch, min(batch_size, budget))

@@ -87,6 +87,7 @@ class SGLang(Policy):
             super().check_budget(1, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        # An idle server forgets what it has learned of the lengths of answers.
         if not scheduler.running:
             scheduler.state(_Estimate).new_token_ratio = self._initial_ratio
         budget = self.chunked_prefill_size

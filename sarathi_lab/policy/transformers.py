@@ -40,6 +40,7 @@ class _Transformers(Policy):
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         starved = self._try_all(batch, scheduler)
+        # What is freed is used in the next iteration, unless this one would be empty.
         while starved and _preempt_newest(starved, scheduler) and not batch.chunks:
             starved = self._try_all(batch, scheduler)
 

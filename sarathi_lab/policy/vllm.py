@@ -275,8 +275,12 @@ class VllmV1(Policy):
         running = scheduler.running
 
         def may_enter(sequence: SequenceState) -> bool:
-            has_slot = len(running) < limit and (is_open or sequence.num_pending == 1)
-            return has_slot and (not must_fit or fits(sequence))
+            has_slot = len(running) < limit
+            # Between the turns of prompts only a last token enters.
+            is_admitted = is_open or sequence.num_pending == 1
+            if not has_slot or not is_admitted:
+                return False
+            return not must_fit or fits(sequence)
 
         return may_enter
 

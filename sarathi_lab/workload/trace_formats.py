@@ -478,18 +478,22 @@ def _nanoseconds(column: pd.Series, unit: int) -> tuple[pd.Series, pd.Series]:
 
 def _ids(value: Any) -> tuple[int, ...] | None:
     """Read the identifiers of a prompt's blocks; None for what is none."""
+    ids: object = value
     if isinstance(value, str):
-        if "[" not in value:
-            value = f"[{value.replace('|', ',')}]"
+        text = value
+        if "[" not in text:  # "1|2|3" is a list as well
+            text = f"[{text.replace('|', ',')}]"
         try:
-            value = json.loads(value)
+            ids = json.loads(text)
         except ValueError:
             return None
-    if not isinstance(value, list):
-        return () if pd.isna(value) else None
-    if any(type(number) is not int or number < 0 for number in value):
-        return None
-    return tuple(value)
+    if isinstance(ids, list):
+        # A boolean is a number to Python, and no identifier.
+        is_valid = [type(number) is int and number >= 0 for number in ids]
+        return tuple(ids) if all(is_valid) else None
+    if pd.isna(value):  # an empty cell
+        return ()
+    return None
 
 
 def _size_of_blocks(

@@ -13,7 +13,9 @@ def write_kv(
     slots: Tensor,  # [num_tokens] int64: block * block_size + offset within the block
 ) -> None:
     """Store each token's key and value at its slot; slots are distinct."""
-    if key.shape != value.shape or key.shape[1:] != key_cache.shape[2:] or len(slots) != len(key):
+    has_heads_of_cache = key.shape[1:] == key_cache.shape[2:]
+    has_a_slot_each = len(slots) == len(key) == len(value)
+    if key.shape != value.shape or not has_heads_of_cache or not has_a_slot_each:
         raise ValueError(
             f"keys {tuple(key.shape)} and {len(slots)} slots do not match {tuple(key_cache.shape)}"
         )

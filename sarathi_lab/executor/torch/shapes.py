@@ -93,8 +93,8 @@ class Parts:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._left = 0  # iterations of this plan
-        self._next: tuple[object, ...] = ()  # decodes, contexts and room that continue it
+        self._num_iterations_left = 0  # of this plan
+        self._expected: tuple[object, ...] = ()  # decodes, contexts and room that continue it
         self._parts = self._reductions = np.zeros((0, 0), dtype=np.int32)
         self._are_last = np.zeros(0, dtype=bool)
 
@@ -106,9 +106,11 @@ class Parts:
         """
         contexts = kv_lens[decodes]
         room = (shape.num_parts, shape.num_reductions)
-        if self._left and (decodes.tobytes(), contexts.tobytes(), room) == self._next:
+        asked = (decodes.tobytes(), contexts.tobytes(), room)
+        if self._num_iterations_left and asked == self._expected:
+            # Each context has a token more, at the end of its last part.
             self._parts[:, 2] += self._are_last
-            self._left -= 1
+            self._num_iterations_left -= 1
         else:
             spec = self._limits.spec
             max_parts = shape.num_parts if shape.num_reductions else 0
@@ -122,8 +124,9 @@ class Parts:
             )
             sequences = self._parts[:, 0]
             self._are_last = self._parts[:, 2] == kv_lens[sequences]
-            self._left = ITERATIONS
-        self._next = (decodes.tobytes(), (contexts + 1).tobytes(), room)
+            self._num_iterations_left = ITERATIONS
+        one_token_later = contexts + 1
+        self._expected = (decodes.tobytes(), one_token_later.tobytes(), room)
         return self._parts, self._reductions
 
 
