@@ -271,7 +271,9 @@ def _clients(cfg: DictConfig, run: RealRun) -> tuple[Client, Client]:
         return run.client, run.client
     # The recorded times are no other load: they are asked for where a loop was recognised wrongly.
     is_of_run = run.client.source != "stated" or asked.users is None
-    return (asked if is_of_run else run.client), asked
+    if is_of_run:
+        return asked, asked
+    return run.client, asked
 
 
 def _named(client: Client) -> str:
@@ -334,7 +336,9 @@ def _replay(
         if not run.has_conversations:
             think_time = measured_thought(run.requests, client)
     loop = loop_of(run.requests, client, think_time)
-    config["users"] = None if loop is None else [loop.users, loop.think_time]
+    config["users"] = None
+    if loop is not None:
+        config["users"] = [loop.users, loop.think_time]
     return Replay(run, backend, spec, engine, config, client, loop)
 
 

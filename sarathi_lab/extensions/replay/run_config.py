@@ -151,7 +151,9 @@ def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
     chosen = _option_of(group, name or "")
     if not chosen:
         options = [option for option in files if option != AUTO]
-        by_file = _remedy_of_model(run) if group == "model" else ""
+        by_file = ""
+        if group == "model":
+            by_file = _remedy_of_model(run)
         raise UserError(
             f"{run.source}: {group} {name or 'is not named and'} has no file in conf/{group}; add "
             f"{by_file}{group}=NAME, one of {', '.join(options)}"
@@ -203,7 +205,9 @@ def _host(run: RealRun) -> DictConfig:
     files = option_files("host")
     names = [name for name in files if name.startswith(f"{server_of(run)}_")]
     # The newest, where the version is not known.
-    nearest = min(names, key=distance) if run.version else max(names)
+    nearest = max(names)
+    if run.version:
+        nearest = min(names, key=distance)
     node = read_option("host", files[nearest])
     node.overlaps = run.settings.stated.get("host.overlaps", node.overlaps)
     return node
@@ -262,7 +266,9 @@ def num_blocks(
             return number
         window = backend.window_in_cache(spec, None)
         return _logged_blocks(cfg, logged, spec, window, number)
-    held_back = 0 if run.policy in (CHUNKED_V0, WHOLE_PROMPTS_V0) else NULL_BLOCKS
+    held_back = NULL_BLOCKS
+    if run.policy in (CHUNKED_V0, WHOLE_PROMPTS_V0):
+        held_back = 0
     num_bytes = run.settings.stated.get(CACHE_BYTES)
     if num_bytes is not None:
         return backend.blocks_in(spec, cfg.cache.block_size, num_bytes) - held_back

@@ -188,7 +188,8 @@ def read_arguments(
             _check_name(system, name, source, is_typed=is_typed)
             if not _is_idle(value, ""):
                 meant = misspelt(system, name)
-                unknown.append(name if meant is None else f"{name}, maybe {meant}")
+                guess = "" if meant is None else f", maybe {meant}"
+                unknown.append(f"{name}{guess}")
         elif row.setting == NO_EFFECT:
             without_effect.append(name)
         elif not row.setting:
@@ -217,7 +218,9 @@ def as_object(value: object) -> Mapping[str, object]:
     if isinstance(value, str):
         with suppress(ValueError):
             value = json.loads(value)
-    return value if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        return value
+    return {}
 
 
 def _flattened(system: str, arguments: Mapping[str, object]) -> dict[str, object]:
@@ -227,7 +230,9 @@ def _flattened(system: str, arguments: Mapping[str, object]) -> dict[str, object
         plain.pop("compilation_config", None)
         row = find(system, misspelt(system, name) or name)
         is_of_graphs = row is not None and row.setting.startswith("host.graphs.")
-        plain[name if is_of_graphs else f"compilation_config.{name}"] = value
+        if not is_of_graphs:
+            name = f"compilation_config.{name}"
+        plain[name] = value
     # Last, as it overrules the mode of graphs.
     return dict(sorted(plain.items(), key=lambda item: item[0] == "enforce_eager"))
 
@@ -334,12 +339,17 @@ def _with_reason(name: str, value: object, reason: str) -> str:
         stated = name
     else:
         stated = f"{name}={shown}"
-    return f"{stated} ({reason})" if reason else stated
+    if reason:
+        return f"{stated} ({reason})"
+    return stated
 
 
 def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN_NAMES])
     more = len(names) - SHOWN_NAMES
-    return ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+    if more > 0:
+        shown += f" and {more} more"
+    return shown
 
 
 def _converted(row: Argument, value: object, source: str) -> dict[str, object]:
@@ -349,8 +359,9 @@ def _converted(row: Argument, value: object, source: str) -> dict[str, object]:
     convert = CONVERSIONS.get(names[0])
     if convert is not None:
         read = convert(row, read)
-    # Such as of enforce_eager=False, which leaves the mode to others.
-    return {} if read is None else dict.fromkeys(names, read)
+    if read is None:  # such as of enforce_eager=False, which leaves the mode to others
+        return {}
+    return dict.fromkeys(names, read)
 
 
 def _parsed(row: Argument, value: object, source: str) -> object:
@@ -366,14 +377,18 @@ def _parsed(row: Argument, value: object, source: str) -> object:
             number = None
         if number is None or isinstance(value, bool) or (row.kind == "int" and number % 1):
             raise UserError(f"{source}: {row.argument}={text} is not a number; correct it")
-        return int(number) if row.kind == "int" else number
+        if row.kind == "int":
+            return int(number)
+        return number
     if row.kind in FLAGS:
         if text.lower() not in (*TRUE, *FALSE):
             raise UserError(
                 f"{source}: {row.argument}={text} is neither true nor false; correct it"
             )
         return (text.lower() in TRUE) != (row.kind == "inverse")
-    return text if row.kind == "text" else value
+    if row.kind == "text":
+        return text
+    return value
 
 
 def _scaled(text: str) -> str:
@@ -383,7 +398,9 @@ def _scaled(text: str) -> str:
         return text
     number, decimals, unit = match.groups()
     if unit in BINARY_UNITS:
-        return text if decimals else str(int(number) * BINARY_UNITS[unit])
+        if decimals:
+            return text  # which vLLM refuses
+        return str(int(number) * BINARY_UNITS[unit])
     return str(int(float(number + (decimals or "")) * UNITS[unit]))
 
 
@@ -409,8 +426,10 @@ def names_of_model(settings: Mapping[str, object]) -> list[str]:
     its hub's id, those that clients call it by, and those of the folders above.
     """
     path = str(settings.get("model", ""))
+    own_names = []
     in_cache = CACHED_MODEL.search(path)
-    own_names = [in_cache[1]] if in_cache is not None else []
+    if in_cache is not None:
+        own_names.append(in_cache[1])
     folders = [part for part in re.split(r"[/\\]+", path) if part]
     names = settings.get(SERVED_NAMES) or ()
     assert isinstance(names, tuple), "as _served_names makes them"

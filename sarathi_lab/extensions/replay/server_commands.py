@@ -155,7 +155,9 @@ def find_command(text: str, source: str) -> Statement | None:
             _check_is_one(servers, source)
             return _read_words(servers[0], source)
     servers = _servers_in(text, {}, source)
-    return _read_words(servers[0], source) if servers else None
+    if not servers:
+        return None
+    return _read_words(servers[0], source)
 
 
 def _is_of_server(words: Sequence[str]) -> bool:
@@ -207,7 +209,9 @@ def _read_words(command: Words, source: str) -> Statement:
     variables = command.variables
     words = [substituted(word, variables) for word in command.words]
     for position, word in enumerate(words):  # as in bash -c 'vllm serve MODEL'
-        inner = _servers_in(word, variables, source) if " " in word else []
+        inner = []
+        if " " in word:
+            inner = _servers_in(word, variables, source)
         if inner:
             words = [*words[:position], *inner[0].words]
             variables = inner[0].variables
@@ -235,7 +239,9 @@ def _read_words(command: Words, source: str) -> Statement:
     switch = environment.get(V0_SWITCH)
     if switch is None:
         return with_rules_of_version(statement)
-    return with_rules_of_v0(statement) if switch == "0" else statement
+    if switch == "0":
+        return with_rules_of_v0(statement)
+    return statement
 
 
 def _without_unset(
@@ -247,8 +253,8 @@ def _without_unset(
     known = dict[str, object]()
     notes = list[str]()
     for name, value in arguments.items():
-        variable = VARIABLE.search(value) if isinstance(value, str) else None
-        if variable is None:
+        is_unset = isinstance(value, str) and VARIABLE.search(value) is not None
+        if not is_unset:
             known[name] = value
             continue
         row = find(system, name)
@@ -268,7 +274,9 @@ def _in_list(text: str) -> list[Words]:
         words = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError):
         return []
-    return [Words([str(word) for word in words])] if isinstance(words, list) else []
+    if not isinstance(words, list):
+        return []
+    return [Words([str(word) for word in words])]
 
 
 def _servers_in(script: str, variables: Mapping[str, str], source: str) -> list[Words]:
@@ -353,7 +361,8 @@ def _words_of_helm(content: Mapping[str, object]) -> list[str]:
             continue
         flag = re.sub(r"(?=[A-Z])", "-", str(name)).lower()
         if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
+            switch = "" if value else "no-"
+            words.append(f"--{switch}{flag}")
         elif value is not None:
             words += [f"--{flag}", str(value)]
     return words
@@ -363,7 +372,9 @@ def _words_of(value: object) -> list[str]:
     """Return the words of a command, which is text or a list."""
     if isinstance(value, str):
         return split(CONTINUED.sub(" ", value))
-    return [str(word) for word in value] if isinstance(value, list) else []
+    if isinstance(value, list):
+        return [str(word) for word in value]
+    return []
 
 
 def _variables_of(value: object) -> dict[str, str]:
@@ -371,7 +382,9 @@ def _variables_of(value: object) -> dict[str, str]:
     if isinstance(value, Mapping):
         return {str(name): str(content) for name, content in value.items()}
     variables = dict[str, str]()
-    for entry in value if isinstance(value, list) else ():
+    if not isinstance(value, list):
+        return variables
+    for entry in value:
         if isinstance(entry, Mapping) and "value" in entry:
             variables[str(entry.get("name"))] = str(entry["value"])
         elif isinstance(entry, str) and "=" in entry:
@@ -462,7 +475,9 @@ def _arguments_of(system: str, words: Sequence[str]) -> tuple[dict[str, object],
 def _take_value(system: str, name: str, remaining: list[str], *, is_on: bool) -> object:
     """Take the words behind a flag that are its value; of none, whether it is on."""
     row = find(system, name)
-    is_flag = name.startswith(FLAG_PREFIXES) if row is None else row.kind in FLAGS
+    is_flag = name.startswith(FLAG_PREFIXES)
+    if row is not None:
+        is_flag = row.kind in FLAGS
     if is_flag and not (remaining and remaining[0].lower() in (*TRUE, *FALSE)):
         return is_on
     values = _take_words(remaining)

@@ -193,8 +193,11 @@ class Comparison:
             others = []
         real = mean_of([load.real for load in loads])
         simulated = mean_of([load.simulated for load in loads])
-        changed = mean_of([load.simulated for load in others]) if has_changes else None
-        summary = simulated if changed is None else changed
+        changed = None
+        summary = simulated
+        if has_changes:
+            changed = mean_of([load.simulated for load in others])
+            summary = changed
         measured = {name: value for name, value in real.items() if value == value}  # but NaN
         self._keep_recorded(measured)
         compared = metrics.compare(summary, measured, REAL)
@@ -275,7 +278,9 @@ class Comparison:
         server = f"{server_of(run)} {run.version}".rstrip()
         title = f"{place_of(self.first)}: {server}, real and simulated"
         changed = self.cases[0].changed
-        return f"{title}\nwhat if (as run): {', '.join(changed)}" if changed else title
+        if not changed:
+            return title
+        return f"{title}\nwhat if (as run): {', '.join(changed)}"
 
     def _keep_recorded(self, measured: dict[str, float]) -> None:
         """Keep what was measured as a baseline of a command's runs."""

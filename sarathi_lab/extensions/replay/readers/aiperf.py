@@ -227,7 +227,7 @@ def _model_of(summary: Object) -> object:
         # As newer versions write it.
         models = list_of(nested(config, "models", "items"))
         names = [as_object(model).get("name") for model in models]
-    return names[0] if names else None
+    return next(iter(names), None)
 
 
 def is_of_genai_perf(content: Content) -> bool:
@@ -291,7 +291,9 @@ def _rows_of_responses(
 
 def round_or_nan(number: float) -> float:
     """Round a number to a whole one; NaN stays."""
-    return number if math.isnan(number) else max(1, round(number))
+    if math.isnan(number):
+        return number
+    return max(1, round(number))
 
 
 def _counted(pattern: re.Pattern[str], outputs: Sequence[str]) -> int | None:
