@@ -343,7 +343,7 @@ def _limits(sizes: Sizes) -> Limits:
         ys={"a": "share of requests"},
         xs={"a": "bubble time of a request [s]"},
         left_out=("ratios",),
-        is_swapped=("a",),
+        swapped=("a",),
         names={"sarathi": "SARATHI, TP 8, PP 8"},
     ),
 )

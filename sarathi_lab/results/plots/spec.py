@@ -55,7 +55,7 @@ class PlotSpec:
         ys: Labels upwards of panels that differ from `y`.
         xs: Labels along x of panels that differ from `x`.
         left_out: Patterns of panels that are not drawn, such as "* over Orca".
-        is_swapped: Panels that hold quantiles by share, drawn as shares by quantile.
+        swapped: Panels whose rows are quantiles by share, drawn as shares by quantile.
         names: Display names of series.
     """
 
@@ -77,7 +77,7 @@ class PlotSpec:
     ys: Mapping[str, str] = field(default_factory=dict)
     xs: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
-    is_swapped: tuple[str, ...] = ()
+    swapped: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
 
     def panel_name(self, panel: str) -> str:
