@@ -6,7 +6,7 @@ Sweeps, figures, maps, searches, boards and replays differ in how rows, looks an
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
@@ -29,7 +29,8 @@ MOST_MARKERS = 22  # on a line
 BAND = 0.12  # opacity of the interval of a line across
 UNSTEADY = "x"  # marker of runs that are not steady
 UNSTEADY_RUNS = "not steady: waits depend on the length of the run"
-FONT, NARROW_FONT = 8.0, 6.5  # points
+FONT = 8.0  # points, of a cell's number
+NARROW_FONT = 6.5  # points, the smallest in narrow cells
 LETTER_SHARE = 0.62  # of a font's height that a letter is wide
 DARK = 0.45  # luminance below which a cell's text is white
 LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue
@@ -57,8 +58,13 @@ class Look:
 
     def marks(self) -> dict[str, Any]:
         """Return matplotlib's settings of the line."""
-        marks: dict[str, Any] = {"color": self.colour, "ls": self.dash, "marker": self.marker}
-        marks |= {"markersize": self.size, "drawstyle": self.drawstyle}
+        marks: dict[str, Any] = {
+            "color": self.colour,
+            "ls": self.dash,
+            "marker": self.marker,
+            "markersize": self.size,
+            "drawstyle": self.drawstyle,
+        }
         if self.is_hollow:
             marks["fillstyle"] = "none"
         return marks
@@ -113,23 +119,20 @@ def plot(
     Returns:
         The figure, and its axes by panel.
     """
-    num_rows = max(1, math.ceil(len(grid.panels) / grid.columns))
-    figure, places = style.panels(num_rows, grid.columns, grid.size, **grid.shares)
+    num_rows = math.ceil(len(grid.panels) / grid.columns)
+    figure, every_ax = style.panels(max(1, num_rows), grid.columns, grid.size, **grid.shares)
     axes: dict[Hashable, Axes] = {}
-    for ax, panel in zip_longest(places, grid.panels):
+    # The last row may have fewer panels than columns: it is filled with None.
+    for ax, panel in zip_longest(every_ax, grid.panels):
         if panel is None:
             ax.set_axis_off()
             continue
         axes[panel] = ax
-        shown = rows[rows[col].isin([panel])]
-        for _, marks in shown.groupby(hue, sort=False):
+        is_in_panel = rows[col].isin([panel])  # compares tuples as one value, which == does not
+        series = rows[is_in_panel].groupby(hue, sort=False)
+        for _, marks in series:
             look = marks[hue].iloc[0]
-            if kind == "heat":
-                _draw_cells(ax, marks, x, y, look)
-            elif kind == "bar":
-                _draw_bars(ax, marks, x, y, look)
-            else:
-                _draw_line(ax, marks, x, y, look)
+            DRAW[kind](ax, marks, x, y, look)
     return figure, axes
 
 
@@ -161,10 +164,11 @@ def _draw_line(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> None
 
 
 def _draw_bars(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> None:
-    bars = rows.dropna(subset="width")
+    is_point = rows["width"].isna()
+    bars = rows[~is_point]
     ax.bar(bars[x], bars[y], bars["width"], color=look.colour)
     ax.vlines(bars[x], bars["low"], bars["high"], color="black", linewidth=0.9)
-    _draw_points(ax, rows[rows["width"].isna()], x, y, look)
+    _draw_points(ax, rows[is_point], x, y, look)
 
 
 def _draw_across(ax: Axes, rows: pd.DataFrame, y: str, look: Look) -> None:
@@ -172,45 +176,72 @@ def _draw_across(ax: Axes, rows: pd.DataFrame, y: str, look: Look) -> None:
     for _, row in rows.iterrows():
         ax.axhline(row[y], color=look.colour, ls=look.dash)
         if row.get("is_unsteady", False):
-            ax.plot([0.97], [row[y]], transform=ax.get_yaxis_transform(), **crosses())
-        if not math.isnan(row.get("low", math.nan)):
+            near_right_end = ax.get_yaxis_transform()
+            ax.plot([0.97], [row[y]], transform=near_right_end, **crosses())
+        has_interval = "low" in row and not math.isnan(row["low"])
+        if has_interval:
             ax.axhspan(row["low"], row["high"], color=look.colour, alpha=BAND, lw=0)
 
 
 def _draw_points(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> None:
-    """Draw a line through points with their intervals."""
+    """Draw a line through points with their intervals, or the area below it."""
     if rows.empty:
         return
-    marks = look.marks()
-    if not look.marker and len(rows) == 1:
-        marks["marker"] = "o"  # a line of one point cannot be seen
-    marks |= {"zorder": 3, "label": look.name}
-    if look.is_thinned:
-        marks["markevery"] = math.ceil(len(rows) / MOST_MARKERS)
     along = rows[x].to_numpy(float)
     upwards = rows[y].to_numpy(float)
     if look.is_filled:
         ax.fill_between(along, upwards, color=look.colour, linewidth=0)
         return
-    if "low" in rows and rows["low"].notna().any():
-        values = rows["value"]
-        below = (values - rows["low"]).clip(lower=0.0)
-        above = (rows["high"] - values).clip(lower=0.0)
-        side = "yerr" if y == "value" else "xerr"
-        marks |= {side: [below, above], "elinewidth": 0.8}
-    ax.errorbar(along, upwards, capsize=2, **marks)
-    if "is_unsteady" in rows and rows["is_unsteady"].any():
+    marks = look.marks()
+    if not look.marker and len(rows) == 1:
+        marks["marker"] = "o"  # a line of one point cannot be seen
+    if look.is_thinned:
+        marks["markevery"] = math.ceil(len(rows) / MOST_MARKERS)
+    marks |= _error_bars(rows, y)
+    ax.errorbar(along, upwards, capsize=2, zorder=3, label=look.name, **marks)
+    if "is_unsteady" in rows:
         is_unsteady = rows["is_unsteady"].to_numpy(bool)
-        ax.plot(along[is_unsteady], upwards[is_unsteady], **crosses())
-    if "is_decided" in rows and not rows["is_decided"].all():
+        if is_unsteady.any():
+            ax.plot(along[is_unsteady], upwards[is_unsteady], **crosses())
+    if "is_decided" in rows:
         is_open = ~rows["is_decided"].to_numpy(bool)
-        hollow: dict[str, Any] = {"color": look.colour, "markerfacecolor": "w", "zorder": 4}
-        ax.plot(along[is_open], upwards[is_open], look.marker or "o", **hollow)
+        if is_open.any():
+            ax.plot(along[is_open], upwards[is_open], **_hollow_marks(look))
+
+
+def _error_bars(rows: pd.DataFrame, y: str) -> dict[str, Any]:
+    """Return matplotlib's settings of the intervals, along the axis that has the value."""
+    if "low" not in rows or rows["low"].isna().all():
+        return {}
+    # A length is not negative: a median may lie outside of its interval by rounding.
+    below = rows["value"] - rows["low"]
+    above = rows["high"] - rows["value"]
+    lengths = [below.clip(lower=0.0), above.clip(lower=0.0)]
+    side = "xerr"
+    if y == "value":
+        side = "yerr"
+    return {side: lengths, "elinewidth": 0.8}
+
+
+def _hollow_marks(look: Look) -> dict[str, Any]:
+    """Return matplotlib's settings of points that are not decided, which cover the filled ones."""
+    return {
+        "color": look.colour,
+        "marker": look.marker or "o",
+        "ls": "",
+        "markerfacecolor": "w",
+        "zorder": 4,
+    }
 
 
 def crosses() -> dict[str, Any]:
     """Return matplotlib's settings of the marks of runs that are not steady."""
-    return {"color": "black", "marker": UNSTEADY, "ls": "", "zorder": 5}
+    return {
+        "color": "black",
+        "marker": UNSTEADY,
+        "ls": "",
+        "zorder": 5,  # above all points
+    }
 
 
 def _draw_cells(ax: Axes, cells: pd.DataFrame, x: str, y: str, scale: HeatScale) -> None:
@@ -218,20 +249,42 @@ def _draw_cells(ax: Axes, cells: pd.DataFrame, x: str, y: str, scale: HeatScale)
 
     Seaborn's heat map would lay out the whole picture again for every panel.
     """
+    columns = cells[x].cat
+    rows = cells[y].cat
+    num_columns = len(columns.categories)
+    num_rows = len(rows.categories)
     cmap = plt.get_cmap(scale.cmap)
-    num_columns = len(cells[x].cat.categories)
-    shades = np.full((len(cells[y].cat.categories), num_columns), np.nan)
-    letters = max(1, cells["text"].str.len().max())
-    width = 72 * style.inches_wide(ax) / num_columns  # points
-    font = min(FONT, max(NARROW_FONT, width / letters / LETTER_SHARE))
-    for column, row, shade, number in zip(
-        cells[x].cat.codes, cells[y].cat.codes, cells["shade"], cells["text"], strict=True
-    ):
+    shades = np.full((num_rows, num_columns), np.nan)
+    font = _font_of_cells(ax, cells["text"], num_columns)
+    places = zip(columns.codes, rows.codes, cells["shade"], cells["text"], strict=True)
+    for column, row, shade, number in places:
         shades[row, column] = shade
-        red, green, blue, _ = cmap(scale.norm(shade))
-        luminance = float(np.dot((red, green, blue), LUMINANCE))
-        look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": font}
-        look["color"] = "white" if luminance < DARK else "black"
-        ax.text(column + 0.5, row + 0.5, number, **look)
+        rgba = cmap(scale.norm(shade))
+        luminance = float(np.dot(rgba[:3], LUMINANCE))
+        ax.text(
+            column + 0.5,
+            row + 0.5,
+            number,
+            color="white" if luminance < DARK else "black",
+            ha="center",
+            va="center",
+            fontsize=font,
+        )
     drawn = np.ma.masked_invalid(shades)
     ax.pcolormesh(drawn, cmap=cmap, norm=scale.norm, edgecolors="white", linewidth=0.5)
+
+
+def _font_of_cells(ax: Axes, texts: pd.Series, num_columns: int) -> float:
+    """Return the size of a font [points] in which the longest text fits into a cell."""
+    letters = max(1, texts.str.len().max())
+    cell_width = 72 * style.inches_wide(ax) / num_columns  # points
+    fitting = cell_width / letters / LETTER_SHARE
+    return min(FONT, max(NARROW_FONT, fitting))
+
+
+# The last argument is a `Look`, in a heat map a `HeatScale`.
+DRAW: Mapping[Kind, Callable[[Axes, pd.DataFrame, str, str, Any], None]] = {
+    "line": _draw_line,
+    "bar": _draw_bars,
+    "heat": _draw_cells,
+}

@@ -31,10 +31,8 @@ def selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
         shown = _with_both_quantities(shown, spec)
     shown = _with_axes_swapped(shown, spec)
     if spec.hue == "x":
-        key = shown.x.map("{:g}".format)
-    else:
-        key = shown.series.map(in_tokens)
-    return shown.assign(key=key)
+        return shown.assign(key=shown.x.map("{:g}".format))
+    return shown.assign(key=shown.series.map(in_tokens))
 
 
 def _with_all_labels(rows: pd.DataFrame) -> pd.DataFrame:
