@@ -33,12 +33,14 @@ SIMULATED: Sequence[Dash] = (
     "-.",
     (0, (5, 1, 1, 1, 1, 1)),
 )
-PANEL, COLUMN, LEAST_WIDTH = 2.5, 3.2, 5.0  # inches: height of a panel, width of one and of all
+PANEL_HEIGHT = 2.5  # inches
+PANEL_WIDTH = 3.2  # inches
+LEAST_WIDTH = 5.0  # inches, of the picture
 PREDICTED = "simulated"  # group of the paper's points and all that is simulated
 LETTERS = 11  # of a title in an inch
 YLABEL = 24  # letters of a line of an axis' label
 LEAST_SPAN = 0.02  # of the largest value, that an axis shows
-MOST_LEVEL = 5  # bars whose names fit beside each other
+MOST_LEVEL = 5  # bars whose names fit beside each other; names of more are upright
 NOT_RUN = "not run: exceeds the cache, or the chunk is below the batch"
 UNITS = {"1/s": "requests/s", "times": "ratio"}
 BAR_UNITS = {**UNITS, "s": "seconds"}
@@ -57,56 +59,74 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     rows = selected(rows, spec)
     notes: list[str] = []
     if is_all:
-        shown = rows[rows.value.notna()]
+        shown = rows.dropna(subset="value")
     else:
-        shown, note = without_sparse(rows, spec)
-        notes = [*filter(None, [note]), *_not_drawn(rows, shown, spec)]
+        shown, note_on_sparse = without_sparse(rows, spec)
+        notes = [note_on_sparse, _note_on_simulations(rows, shown, spec)]
     if spec.kind == "heat":
         return style.finished(_gain_map(shown, spec), spec.title)
-    grouped = _by_device(shown, spec) if spec.is_by_device else _by_source(shown)
+    return style.finished(_panels(shown, spec, notes), spec.title)
+
+
+def _panels(rows: pd.DataFrame, spec: PlotSpec, notes: Sequence[str]) -> Figure:
+    """Draw lines, points, bars or pairs, with the notes above the legend."""
+    panels = list(rows.panel.unique())  # in the order of the table
+    grouped = _by_device(rows, spec) if spec.is_by_device else _by_source(rows)
     cells = zip(grouped.group, grouped.panel, strict=True)
     grouped = grouped.assign(cell=column_of(cells, grouped))
-    looks = _looks_of_series(shown, spec)
-    dashes = _dashes(shown, spec)
-    grid = _grid(grouped, spec, list(shown.panel.unique()))
+    looks = _looks_of_series(rows, spec)
+    dashes = _dashes(rows, spec)
+    grid = _grid(grouped, spec, panels)
     marks = _with_coordinates(grouped, spec, looks, dashes)
     kind: Kind = "bar" if spec.kind == "bar" else "line"
     figure, axes = plot(marks, x="at", col="cell", kind=kind, grid=grid)
+
     width, _ = grid.size
-    letters = int(LETTERS * width)
+    letters_of_picture = int(LETTERS * width)
+    letters_of_panel = letters_of_picture // grid.columns
     num_groups = grouped.group.nunique()
-    for cell, group in grouped.groupby("cell", sort=False):
-        LABEL[spec.kind](axes[cell], group, spec)
-        title = _panel_title(group, spec, letters // grid.columns, num_groups)
-        axes[cell].set_title(title, fontsize=9)
-    legend_title = "\n".join(textwrap.fill(note, letters) for note in notes)
+    for cell, rows_of_cell in grouped.groupby("cell", sort=False):
+        ax = axes[cell]
+        LABEL[spec.kind](ax, rows_of_cell, spec)
+        title = _panel_title(rows_of_cell, spec, letters_of_panel, num_groups)
+        ax.set_title(title, fontsize=9)
+
+    above_keys = [textwrap.fill(note, letters_of_picture) for note in notes]
     keys: list[Artist] = []
-    if spec.kind != "bar" or _has_several_devices(grouped):  # else names are below the bars
-        legend_title += f"\n{spec.legend}"
-        keys += [replace(look, dash=_dash_of(spec)).key() for look in looks.values()]
-    keys += _source_keys(shown, spec, dashes)
-    style.legend_below(figure, keys, legend_title.strip())
-    return style.finished(figure, spec.title)
+    # The names of bars are below them, unless devices share a panel.
+    if spec.kind != "bar" or _has_several_devices(grouped):
+        above_keys.append(spec.legend)
+        for look in looks.values():
+            dashed = replace(look, dash=_dash_of(spec))
+            keys.append(dashed.key())
+    keys += _source_keys(rows, spec, dashes)
+    legend_title = "\n".join(filter(None, above_keys))
+    style.legend_below(figure, keys, legend_title)
+    return figure
 
 
-def _not_drawn(rows: pd.DataFrame, shown: pd.DataFrame, spec: PlotSpec) -> list[str]:
+def _note_on_simulations(rows: pd.DataFrame, shown: pd.DataFrame, spec: PlotSpec) -> str:
     """State how many simulations of the same points are left out beside the best one."""
     if spec.is_by_device:
-        return []
-    devices = set(rows.device[is_simulated(rows)])
-    num_left_out = len(devices.difference(shown.device))
-    if not num_left_out:
-        return []
-    simulations = "other simulation is" if num_left_out == 1 else "other simulations are"
-    return [f"{num_left_out} {simulations} not drawn (figures --all)"]
+        return ""
+    simulated_devices = set(rows.device[is_simulated(rows)])
+    num_left_out = len(simulated_devices.difference(shown.device))
+    if num_left_out == 0:
+        return ""
+    if num_left_out == 1:
+        return "1 other simulation is not drawn (figures --all)"
+    return f"{num_left_out} other simulations are not drawn (figures --all)"
 
 
 def _gain_map(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
     """Draw ratios as gains in percent: x along, series upwards, a row of panels for each device."""
     percent = 100 * (rows.value - 1)
     is_neutral = percent.abs() <= heat.NEUTRAL
-    texts = percent.map("{:+.0f}".format)
-    cells = rows.assign(shade=percent.where(~is_neutral, 0.0), text=texts)
+    cells = rows.assign(
+        shade=percent.mask(is_neutral, 0.0),
+        text=percent.map("{:+.0f}".format),
+    )
+    # A map's labels are the names of its columns.
     panel = spec.prefix.strip()
     cells = cells.rename(columns={"x": spec.x, "panel": panel})
     scale = heat.gain_scale(spec.title)
@@ -124,80 +144,105 @@ def _by_source(rows: pd.DataFrame) -> pd.DataFrame:
     each of which others measured the kernels.
     """
     group = pd.Series(PREDICTED, rows.index)
-    group = group.where(rows.level != MEASURED, "measured on " + rows.device)
-    group = group.where(rows.level != COMPOSED, rows.device)
+    group = group.mask(rows.level == MEASURED, "measured on " + rows.device)
+    group = group.mask(rows.level == COMPOSED, rows.device)
     grouped = rows.assign(group=group)
-    is_first = group == PREDICTED
-    return pd.concat([grouped[is_first], grouped[~is_first]])
+    is_predicted = group == PREDICTED
+    return pd.concat([grouped[is_predicted], grouped[~is_predicted]])
 
 
 def _by_device(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
-    """Add each row's `group`, its device, and repeat the paper's rows beside those of the same
-    hardware and panels; simulated GPUs that ran the same model share their bars' group.
+    """Add each row's `group`, its device, and repeat the paper's rows in the groups they belong to.
+
+    Simulated GPUs that ran the same model share their bars' group.
     """
     is_paper = rows.level == PAPER
     of_paper = rows[is_paper]
     others = rows[~is_paper]
-    titles = others.device
-    if spec.kind == "bar":
-        is_joined = is_simulated(others) & (others.hardware != "")
-        titles = titles.where(~is_joined, "simulated GPUs, " + others.model)
     if others.empty:
         return rows.assign(group="")
+    group_name = others.device
+    if spec.kind == "bar":
+        is_simulated_gpu = is_simulated(others) & (others.hardware != "")
+        group_name = group_name.mask(is_simulated_gpu, "simulated GPUs, " + others.model)
     groups = []
-    for title, group in others.groupby(titles, sort=False):
-        hardware = {*group.hardware, ""}
-        if not is_simulated(group).all():
-            hardware.discard("")
-        is_of_hardware = of_paper.hardware.isin(hardware)
-        beside = of_paper[is_of_hardware & of_paper.panel.isin(group.panel)]
-        devices = list(group.device.unique())
-        name = devices[0] if len(devices) == 1 else str(title)
-        groups.append(pd.concat([group, beside]).assign(group=name))
+    for common_name, group in others.groupby(group_name, sort=False):
+        devices = group.device.unique()
+        title = str(common_name)
+        if len(devices) == 1:
+            title = devices[0]
+        beside = _of_same_hardware(of_paper, group)
+        with_paper = pd.concat([group, beside])
+        groups.append(with_paper.assign(group=title))
     return pd.concat(groups, ignore_index=True)
+
+
+def _of_same_hardware(of_paper: pd.DataFrame, group: pd.DataFrame) -> pd.DataFrame:
+    """Return the paper's rows of the group's panels and hardware.
+
+    Points of the paper that name no hardware are compared with simulations alone.
+    """
+    hardware = set(group.hardware)
+    if is_simulated(group).all():
+        hardware.add("")
+    else:
+        hardware.discard("")
+    is_of_hardware = of_paper.hardware.isin(hardware)
+    is_in_panels = of_paper.panel.isin(group.panel)
+    return of_paper[is_of_hardware & is_in_panels]
 
 
 def _has_several_devices(rows: pd.DataFrame) -> bool:
     """Return whether a group has several devices, without the paper."""
     others = rows[rows.level != PAPER]
-    return bool((others.groupby("group").device.nunique() > 1).any())
+    num_devices = others.groupby("group").device.nunique()
+    return bool((num_devices > 1).any())
 
 
 def _grid(rows: pd.DataFrame, spec: PlotSpec, panels: Sequence[str]) -> PanelLayout:
     """Place the panels of each group in rows of their own, in the order of `panels`."""
-    num_panels = rows.groupby("group").panel.nunique()
-    across = 1  # panels of the widest group beside each other
-    if len(rows):
-        across = min(spec.columns, int(num_panels.max()))
-    cells: list[tuple[str, str] | None] = []
+    cells_of_group: list[list[tuple[str, str] | None]] = []
     for group in rows.group.unique():
         present = set(rows.panel[rows.group == group])
-        cells += [(group, panel) for panel in panels if panel in present]
-        num_empty = -len(cells) % across
+        cells_of_group.append([(group, panel) for panel in panels if panel in present])
+    most_panels = max(map(len, cells_of_group), default=1)
+    across = min(spec.columns, most_panels)  # panels of a group beside each other
+    cells: list[tuple[str, str] | None] = []
+    for of_group in cells_of_group:
+        num_empty = -len(of_group) % across
+        cells += of_group
         cells += [None] * num_empty
+    # Narrow groups stand beside each other.
     groups_beside = spec.columns // across
     columns = min(groups_beside * across, max(1, len(cells)))
-    width = max(COLUMN * columns, LEAST_WIDTH)
-    height = PANEL
-    if spec.kind == "bar":
-        num_bars = rows.groupby("panel").key.nunique().max()
-        if num_bars > MOST_LEVEL:
-            names = map(spec.series_name, rows.key.unique())
-            height += style.LETTER * max(map(len, names))  # they are upright
     num_rows = max(1, math.ceil(len(cells) / columns))
+    width = max(PANEL_WIDTH * columns, LEAST_WIDTH)
+    height = PANEL_HEIGHT + _height_of_names(rows, spec)
     size = (min(style.WIDTH, width), height * num_rows + 0.5)
     return PanelLayout(cells, columns, size)
 
 
+def _height_of_names(rows: pd.DataFrame, spec: PlotSpec) -> float:
+    """Return the inches that upright names below many bars take, else 0."""
+    if spec.kind != "bar":
+        return 0.0
+    num_bars = rows.groupby("panel").key.nunique().max()
+    if num_bars <= MOST_LEVEL:
+        return 0.0
+    names = map(spec.series_name, rows.key.unique())
+    return style.LETTER * max(map(len, names))
+
+
 def _panel_title(rows: pd.DataFrame, spec: PlotSpec, letters: int, num_groups: int) -> str:
     group, panel = rows["cell"].iloc[0]
-    if group == PREDICTED:
+    if group == PREDICTED:  # the words that hold for this panel
         sources = rows.level.where(rows.level == PAPER, PREDICTED)
         group = " and ".join(sorted(sources.unique()))
-    lines = [spec.panel_name(panel)]
+    titles = [spec.panel_name(panel)]
     if num_groups > 1 or spec.is_by_device:
-        lines.insert(0, group)
-    return "\n".join(textwrap.fill(line, letters) for line in lines if line)
+        titles.insert(0, group)
+    wrapped = [textwrap.fill(title, letters) for title in titles]
+    return "\n".join(filter(None, wrapped))
 
 
 # -- looks and coordinates -------------------------------------------------------------------------
@@ -219,8 +264,10 @@ def _number(series: str) -> float:
     number = re.fullmatch(r"(?:C=|sarathi)?([\d.]+)(K?)", series)
     if number is None:
         return math.inf
-    digits, thousands = number.groups()
-    return float(digits) * (1024 if thousands else 1)
+    digits, is_in_thousands = number.groups()
+    if is_in_thousands:
+        return 1024 * float(digits)
+    return float(digits)
 
 
 def _dashes(rows: pd.DataFrame, spec: PlotSpec) -> dict[str, Dash]:
@@ -242,24 +289,29 @@ def _with_coordinates(
     if spec.kind == "pair":
         return _pairs(rows, spec, looks)
     if spec.kind == "bar":
-        bars = [_bars(group, looks) for _, group in rows.groupby("cell", sort=False)]
+        bars = [_bars(of_cell, looks) for _, of_cell in rows.groupby("cell", sort=False)]
         return pd.concat(bars)
-    series = []
     cells_with_paper = set(rows.cell[rows.level == PAPER])
+    series = []
     for _, points in rows.groupby(["cell", "key", "device"], sort=False):
         first = points.iloc[0]
-        line = points.sort_values("x").assign(at=points.x)
+        has_interval = True
         look = replace(looks[first.key], dash=_dash_of(spec), is_thinned=spec.kind == "line")
         if spec.is_by_device:
             look = replace(look, size=4.0)
         if first.level == PAPER:
             look = replace(look, dash="", is_hollow=True)
-            line = line.assign(**NO_INTERVAL)
+            has_interval = False
         elif first.device in dashes:
             look = replace(look, dash=dashes[first.device])
-            line = line.assign(**NO_INTERVAL)  # it is the cost model's error
-            if first.cell in cells_with_paper and len(points) > 1:
-                look = replace(look, marker="")  # the paper's, which the line runs through, name it
+            has_interval = False  # it is the cost model's error
+            is_through_paper = first.cell in cells_with_paper and len(points) > 1
+            if is_through_paper:
+                look = replace(look, marker="")  # the paper's markers name the line
+        line = points.sort_values("x")
+        line = line.assign(at=line.x)
+        if not has_interval:
+            line = line.assign(**NO_INTERVAL)
         series.append(styled(line, look))
     return pd.concat(series)
 
@@ -274,59 +326,74 @@ def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
     if bars.empty:  # nothing that was measured is enough to draw beside the paper's values
         names = list(rows.key.unique())
         devices = [PAPER]
-    centre = (len(names) - 1) / 2
     width = 0.6
-    step = 1.0  # between bars; those of several devices touch
+    step = 1.0  # from a bar to the next
     if len(devices) > 1:
-        width = step = 0.8 / len(names)
-    device_of = dict(zip(bars.hardware, bars.device, strict=True))
+        # Bars of a device touch, and fill four fifths of its place.
+        step = 0.8 / len(names)
+        width = step
+    bars = bars.assign(width=width)
+
+    device_of_hardware = dict(zip(bars.hardware, bars.device, strict=True))
     of_paper = rows[is_paper & rows.key.isin(names)]
-    device = of_paper.hardware.map(device_of).fillna(devices[0])
-    hollow = of_paper.assign(device=device, width=math.nan, **NO_INTERVAL)
-    hollow = styled(hollow, HOLLOW)
-    marks = pd.concat([bars.assign(width=width), hollow])
-    of_device = marks.device.map(devices.index)
-    beside = marks.key.map(names.index) - centre
-    return marks.assign(at=of_device + step * beside)
+    device = of_paper.hardware.map(device_of_hardware).fillna(devices[0])
+    # Rows without a width are points.
+    of_paper = of_paper.assign(device=device, width=math.nan, **NO_INTERVAL)
+
+    marks = pd.concat([bars, styled(of_paper, HOLLOW)])
+    device_number = marks.device.map(devices.index)
+    middle = (len(names) - 1) / 2
+    from_middle = marks.key.map(names.index) - middle
+    return marks.assign(at=device_number + step * from_middle)
 
 
 def _pairs(rows: pd.DataFrame, spec: PlotSpec, looks: Mapping[str, Look]) -> pd.DataFrame:
     """Place one quantity by another: down and left is better."""
     y, x = spec.quantities
-    both = rows.pivot(index=["cell", "x", "key"], columns="quantity", values="value")
-    both = both.sort_index().reset_index().rename(columns={x: "at", y: "value"})
-    panels = []
-    for _, points in both.groupby("cell", sort=False):
-        if spec.hue == "x":
-            panels.append(styled(points, PATH))
+    pairs = rows.pivot(index=["cell", "x", "key"], columns="quantity", values="value")
+    pairs = pairs.sort_index().reset_index()
+    pairs = pairs.rename(columns={x: "at", y: "value"})
+    marks = []
+    for _, points in pairs.groupby("cell", sort=False):
+        if spec.hue == "x":  # a path through the points, by x
+            marks.append(styled(points, PATH))
         # The first ones are larger, so that equal places show, too.
         sizes = np.linspace(9, 5, len(points))
-        marks = []
+        looks_of_points = []
         for key, size in zip(points.key, sizes, strict=True):
-            marks.append(replace(looks[key], size=size))
-        panels.append(points.assign(look=column_of(marks, points)))
-    return pd.concat(panels)
+            look = replace(looks[key], size=size)
+            looks_of_points.append(look)
+        marks.append(points.assign(look=column_of(looks_of_points, points)))
+    return pd.concat(marks)
 
 
 # -- labels ----------------------------------------------------------------------------------------
 
 
 def _label_lines(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
+    first = rows.iloc[0]
     x = np.sort(rows.x.unique())
     is_log_x = spec.log_x and x[0] > 0
     style.scale_x(ax, x, is_log=is_log_x)
-    first = rows.iloc[0]
-    label = UNITS.get(first.unit, first.unit)
-    if spec.quantities:
-        label = f"{first['quantity']} [{label}]"
-    label = spec.ys.get(first.panel, spec.y or label)
-    note = _scale_y(ax, rows.value, is_log=spec.log_y)
-    along = spec.xs.get(first.panel, spec.x)
+    x_label = spec.xs.get(first.panel, spec.x)
     if is_log_x:
-        along = f"{along}, {LOG_SCALE}"
+        x_label = f"{x_label}, {LOG_SCALE}"
     letters = int(style.inches_wide(ax) / style.LETTER)
-    ax.set_xlabel(textwrap.fill(along, letters))
-    ax.set_ylabel(textwrap.fill(f"{label}, {note}" if note else label, YLABEL))
+    ax.set_xlabel(textwrap.fill(x_label, letters))
+
+    y_label = spec.ys.get(first.panel, spec.y) or _label_of_quantity(first, spec)
+    note = _scale_y(ax, rows.value, is_log=spec.log_y)
+    if note:
+        y_label = f"{y_label}, {note}"
+    ax.set_ylabel(textwrap.fill(y_label, YLABEL))
+
+
+def _label_of_quantity(row: pd.Series, spec: PlotSpec) -> str:
+    """Return the unit of a row, after the name of its quantity where the spec chooses some."""
+    unit = UNITS.get(row.unit, row.unit)
+    if spec.quantities:
+        return f"{row['quantity']} [{unit}]"
+    return str(unit)
 
 
 def _scale_y(ax: Axes, values: pd.Series, *, is_log: bool) -> str:
@@ -340,42 +407,51 @@ def _scale_y(ax: Axes, values: pd.Series, *, is_log: bool) -> str:
     if low > 0 and high > 2 * low:
         ax.set_ylim(bottom=0)
         return ""
-    if high - low < LEAST_SPAN * high:  # else ticks would show the last digits alone
-        ax.set_ylim(high - LEAST_SPAN * high, high + LEAST_SPAN * high)
-    start = ax.get_ylim()[0]
-    return f"axis\N{NO-BREAK SPACE}from\N{NO-BREAK SPACE}{start:.3g}" if start > 0 else ""
+    least_span = LEAST_SPAN * high
+    if high - low < least_span:  # else ticks would show the last digits alone
+        ax.set_ylim(high - least_span, high + least_span)
+    start, _ = ax.get_ylim()
+    if start <= 0:
+        return ""
+    return f"axis from {start:.3g}".replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _label_bars(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
     bars = rows[rows.level != PAPER]
     if bars.empty:
         bars = rows
-    names = list(bars.key.unique())
     num_devices = bars.device.nunique()
     if num_devices > 1:
         chips = [chip.replace("_", "\n") for chip in bars.hardware.unique()]
         ax.set_xticks(range(num_devices), chips, fontsize=8)
     else:
-        space = "\n"
-        rotation = 0
-        if len(names) > MOST_LEVEL:
-            space = " "
-            rotation = 90
-        labels = [re.sub("[_ ]", space, spec.series_name(name)) for name in names]
-        numbers = np.arange(len(names))
-        ax.set_xticks(numbers - numbers.mean(), labels, fontsize=8, rotation=rotation)
+        _name_bars(ax, list(bars.key.unique()), spec)
     unit = bars.unit.iloc[0]
     ax.set_ylabel(spec.y or BAR_UNITS.get(unit, unit))
     ax.grid(axis="x", visible=False)
 
 
+def _name_bars(ax: Axes, keys: Sequence[str], spec: PlotSpec) -> None:
+    """Write names below bars: a word a line, or upright where there are many."""
+    space = "\n"
+    rotation = 0
+    if len(keys) > MOST_LEVEL:
+        space = " "
+        rotation = 90
+    names = [re.sub("[_ ]", space, spec.series_name(key)) for key in keys]
+    numbers = np.arange(len(keys))
+    ax.set_xticks(numbers - numbers.mean(), names, fontsize=8, rotation=rotation)
+
+
 def _label_pairs(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
     y, x = spec.quantities
-    ax.set(xlabel=f"{x} [s], {LOG_SCALE}", ylabel=f"{y} [s], {LOG_SCALE}")
-    ax.set(xscale="log", yscale="log")
+    ax.set_xlabel(f"{x} [s], {LOG_SCALE}")
+    ax.set_ylabel(f"{y} [s], {LOG_SCALE}")
+    ax.set_xscale("log")
+    ax.set_yscale("log")
     ax.margins(0.1)
-    for axis in (ax.xaxis, ax.yaxis):
-        style.tick_in_steps(axis)
+    style.tick_in_steps(ax.xaxis)
+    style.tick_in_steps(ax.yaxis)
 
 
 LABEL = {"line": _label_lines, "point": _label_lines, "bar": _label_bars, "pair": _label_pairs}
