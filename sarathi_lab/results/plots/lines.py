@@ -26,6 +26,7 @@ from sarathi_lab.results.plots.choice import MANY_NAMES, PlotAxes
 from sarathi_lab.results.plots.plot import Look, PanelLayout, column_of, plot, styled
 from sarathi_lab.results.plots.series import (
     BASELINE,
+    MISSING,
     Series,
     centres_of,
     equal_everywhere,
@@ -89,29 +90,26 @@ def draw_lines(
         names = _names_from_below(rows, axes, quantities[0])
     rows = with_places(with_series(rows, axes), axes, names)
     looks = looks_of(rows, axes, is_in_rows=bool(names))
-    facets = values_of(rows, axes.col) if axes.col else [""]
-    series_of: dict[Panel, PointsBySeries] = {}
-    for quantity, facet in product(quantities, facets):
-        series_of[quantity, facet] = _series_of_panel(rows, axes, quantity, facet)
-    equal = equal_everywhere(list(series_of.values()))
+    points_of_panel = _points_of_panels(rows, axes, quantities)
+    equal = equal_everywhere(list(points_of_panel.values()))
     drawing = _drawing_of(rows, axes, names, quantities, _joint_looks(equal, looks))
-    grid = _grid(list(series_of), drawing, num_in_row=1 if has_row_each(axes) else len(looks))
-    lines_of: dict[Panel, list[_Line]] = {}
-    tables = []
-    for panel, points_of_series in series_of.items():
-        lines = _lines_of_panel(_only(points_of_series, equal), panel, drawing)
-        lines_of[panel] = lines
-        for line in lines:
-            of_panel = column_of([panel] * len(line.points), line.points)
-            tables.append(styled(line.points.assign(panel=of_panel), line.look))
-    marks = pd.concat(tables) if tables else rows.iloc[:0].assign(panel="", look="")
+    lines_of_panel: dict[Panel, list[_Line]] = {}
+    for panel, points_of_series in points_of_panel.items():
+        first_of_equal = _only(points_of_series, equal)
+        lines_of_panel[panel] = _lines_of_panel(first_of_equal, panel, drawing)
+
+    num_in_row = 1 if has_row_each(axes) else len(looks)
+    grid = _grid(list(points_of_panel), drawing, num_in_row=num_in_row)
+    marks = _marks(lines_of_panel)
     if names:
         figure, axes_of = plot(marks, x="value", y="at", grid=grid)
     else:
         figure, axes_of = plot(marks, x="at", y="value", grid=grid)
-    width = style.inches_wide(next(iter(axes_of.values())))
+
+    in_first_column = figure.axes[:: grid.columns]
+    width = style.inches_wide(figure.axes[0])
     along = np.sort(rows["at"].dropna().unique())
-    for panel, lines in lines_of.items():
+    for panel, lines in lines_of_panel.items():
         ax = axes_of[panel]
         ax.set_title(_title(panel, lines, drawing, width), fontsize=9)
         if not lines:
@@ -119,46 +117,71 @@ def draw_lines(
         _label(ax, panel, along, drawing, width)
         if axes.col:
             ax.label_outer()
-        elif names and ax not in figure.axes[:: grid.columns]:
+        elif names and ax not in in_first_column:
             ax.tick_params(labelleft=False)
-    explained: list[Artist] = []
-    if len(looks) > 1 and not has_row_each(axes):
-        explained = _legend(looks, equal, drawing)
-    style.legend_below(figure, [*explained, *notes])
+
+    keys: list[Artist] = []
+    if len(looks) > 1 and not has_row_each(axes):  # else the names are in rows
+        keys = _legend(looks, equal, drawing)
+    style.legend_below(figure, [*keys, *notes])
     return figure
 
 
 def _with_names(rows: pd.DataFrame, axes: PlotAxes) -> pd.DataFrame:
     """Add the `name` of each row's place, a joint one for places that are equal."""
-    settings = filter(None, [axes.hue, axes.col, *axes.others, "policy"])
-    keys = [key for key in dict.fromkeys(settings) if key != axes.x]
-    bound = axes.bound if axes.x == "policy" else ()
+    settings = dict.fromkeys([axes.hue, axes.col, *axes.others, "policy"])
+    compared = [setting for setting in settings if setting not in (None, axes.x)]
+    bound: Sequence[str] = ()
+    if axes.x == "policy":
+        bound = axes.bound
     names = names_in_rows(rows, axes.x, bound)
-    return equal_names_once(rows, names, keys)
+    return equal_names_once(rows, names, compared)
 
 
 def _names_from_below(rows: pd.DataFrame, axes: PlotAxes, quantity: str) -> list[str]:
     """Return the names in rows from below: of policies the best by `quantity` on top."""
-    names = list(dict.fromkeys(rows["name"]))
+    names = list(rows["name"].unique())
     if not has_row_each(axes):
-        return names[::-1]
+        return names[::-1]  # the first on top
     shown = rows[rows["quantity"] == quantity]
     values = shown.groupby("name")["value"].median().reindex(names)
     is_less_better = bool(shown["is_less_better"].iloc[0])
     return list(values.sort_values(ascending=not is_less_better, kind="stable").index)
 
 
-def _series_of_panel(
-    rows: pd.DataFrame, axes: PlotAxes, quantity: str, facet: str
-) -> PointsBySeries:
-    """Return the points of one panel by series, along the setting."""
-    shown = rows[rows["quantity"] == quantity].dropna(subset="value")
+def _points_of_panels(
+    rows: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]
+) -> dict[Panel, PointsBySeries]:
+    """Return the points of each panel by series, along the setting."""
+    facets = [""]
     if axes.col:
-        values = shown[axes.col].map(text)
-        shown = shown[values.isin([facet, "-"])]  # a run without the setting is in every panel
-    shown = shown.sort_values("at", kind="stable")
-    groups = shown.groupby("series", sort=False)
-    return {points["series"].iloc[0]: points for _, points in groups}
+        facets = values_of(rows, axes.col)
+    panels: dict[Panel, PointsBySeries] = {}
+    for quantity, facet in product(quantities, facets):
+        is_shown = (rows["quantity"] == quantity) & rows["value"].notna()
+        if axes.col:
+            value_of_facet = rows[axes.col].map(text)
+            is_shown &= value_of_facet.isin([facet, MISSING])  # what lacks it is in all panels
+        points_in_order = rows[is_shown].sort_values("at", kind="stable")
+        points_of_series = {}
+        for _, points in points_in_order.groupby("series", sort=False):
+            series = points["series"].iloc[0]
+            points_of_series[series] = points
+        panels[quantity, facet] = points_of_series
+    return panels
+
+
+def _marks(lines_of_panel: Mapping[Panel, Sequence[_Line]]) -> pd.DataFrame:
+    """Return the rows that `plot` draws."""
+    tables = []
+    for panel, lines in lines_of_panel.items():
+        for line in lines:
+            panels = column_of([panel] * len(line.points), line.points)
+            points = line.points.assign(panel=panels)
+            tables.append(styled(points, line.look))
+    if not tables:
+        return pd.DataFrame(columns=["panel", "look", "at", "value"])
+    return pd.concat(tables)
 
 
 def _only(points_of_series: PointsBySeries, equal: Mapping[Series, object]) -> PointsBySeries:
@@ -171,6 +194,7 @@ def _joint_looks(
 ) -> dict[Series, Look]:
     """Return the looks of the series that are drawn, with the names of all that equal them."""
     joint = {}
+    # All are stated in the legend, where no panel tells them apart.
     for series, same in equal.items():
         names = [looks[equal_series].name for equal_series in same]
         joint[series] = replace(looks[series], name=" = ".join(names))
@@ -184,6 +208,7 @@ def _drawing_of(
     quantities: Sequence[str],
     looks: Mapping[Series, Look],
 ) -> _Drawing:
+    # One scale for all panels of a quantity, so that they can be compared by eye.
     scales = {}
     headings = {}
     for quantity in quantities:
@@ -207,18 +232,20 @@ def _grid(panels: Sequence[Panel], drawing: _Drawing, *, num_in_row: int) -> Pan
         columns = num_facets
     elif len(names) > MANY_NAMES:
         columns = num_quantities
-    num_lines = sum(map(height_of, names)) * max(1.0, 0.5 * num_in_row)
-    height = max(PANEL, 0.9 + ROW * num_lines)  # of a panel
     num_rows = math.ceil(len(panels) / columns)
+    num_lines = sum(map(height_of, names)) * max(1.0, 0.5 * num_in_row)
+    panel_height = max(PANEL, 0.9 + ROW * num_lines)
     width = WIDTHS.get(columns, style.WIDTH)
-    if names and columns < 3:
+    if names and columns < 3:  # three columns have the page's width already
         lines = "\n".join(names).split("\n")
         width += style.LETTER * max(map(len, lines))
-    size = (min(style.WIDTH, width), height * num_rows + 0.5)
-    if num_facets == 1:
-        return PanelLayout(panels, columns, size)
-    shared_x = "row" if names else False
-    return PanelLayout(panels, columns, size, {"sharey": "row", "sharex": shared_x})
+    size = (min(style.WIDTH, width), panel_height * num_rows + 0.5)
+    shares: dict[str, object] = {}
+    if num_facets > 1:
+        shares["sharey"] = "row"
+        if names:  # the quantity is along x
+            shares["sharex"] = "row"
+    return PanelLayout(panels, columns, size, shares)
 
 
 # -- panels ----------------------------------------------------------------------------------------
@@ -231,23 +258,24 @@ def _lines_of_panel(
     if drawing.names:
         return [_Line(points, drawing.looks[series]) for series, points in points_of_series.items()]
     quantity, _ = panel
-    policy = quantity.partition("_vs_")[2]
-    base = []  # the series that ratios are to
-    groups: dict[Hashable, list[Series]] = {}
+    _, _, reference = quantity.partition("_vs_")  # the policy that ratios are to
+    reference_series = []
+    equal_series: dict[Hashable, list[Series]] = {}
     for series, points in points_of_series.items():
-        if series.policy == policy and bool((points["value"] == 1).all()):
-            base.append(series)
+        if series.policy == reference and bool((points["value"] == 1).all()):
+            reference_series.append(series)
         else:
-            groups.setdefault(points_of(points), []).append(series)
+            equal_series.setdefault(points_of(points), []).append(series)
     lines = []
-    if base:
+    if reference_series:
         # One line at 1, also where other settings vary.
-        first = points_of_series[base[0]].iloc[:1]
-        look = replace(_look_of_equal(base, drawing), marker="")
-        lines.append(_Line(first.assign(at=math.nan, is_unsteady=False), look))
-    others = [series for series in points_of_series if series not in base]
-    for equal in groups.values():
-        name = joint_name(equal, others, drawing.looks)
+        first_point = points_of_series[reference_series[0]].iloc[:1]
+        across = first_point.assign(at=math.nan, is_unsteady=False)
+        look = replace(_look_of_equal(reference_series, drawing), marker="")
+        lines.append(_Line(across, look))
+    compared = [series for series in points_of_series if series not in reference_series]
+    for equal in equal_series.values():
+        name = joint_name(equal, compared, drawing.looks)
         points = points_of_series[equal[0]]
         lines.append(_Line(points, _look_of_equal(equal, drawing), name))
     return lines
@@ -283,17 +311,21 @@ def _label(
     quantity, _ = panel
     names = drawing.names
     scale = drawing.scales[quantity]
-    label = ", ".join(filter(None, [drawing.headings[quantity], scale.note]))
+    quantity_label = drawing.headings[quantity]
+    if scale.note:
+        quantity_label += f", {scale.note}"
     set_quantity_axis(ax, scale, along_x=bool(names))
     if not names:
-        setting = set_setting_axis(ax, along, drawing.axes.x)
-        ax.set(xlabel=textwrap.fill(setting, LABEL), ylabel=textwrap.fill(label, LABEL))
+        setting_label = set_setting_axis(ax, along, drawing.axes.x)
+        ax.set_xlabel(textwrap.fill(setting_label, LABEL))
+        ax.set_ylabel(textwrap.fill(quantity_label, LABEL))
         return
+    letters = int(width / style.LETTER)
+    ax.set_xlabel(textwrap.fill(quantity_label, letters))
     centres = centres_of(names)
     ax.set_yticks(centres, names)
     top = centres[-1] + height_of(names[-1]) / 2
-    letters = int(width / style.LETTER)
-    ax.set(ylim=(-0.6, top + 0.1), xlabel=textwrap.fill(label, letters))
+    ax.set_ylim(-0.6, top + 0.1)
 
 
 # -- legend ----------------------------------------------------------------------------------------
@@ -303,26 +335,30 @@ def _legend(
     looks: Mapping[Series, Look], equal: Mapping[Series, Sequence[Series]], drawing: _Drawing
 ) -> list[Artist]:
     """Explain colours, dashes and markers, each once."""
-    has_others = len({series.other for series in looks}) > 1
-    explained: dict[str, Look] = {}
+    has_variants = len({series.variant for series in looks}) > 1
+    looks_of_keys: dict[str, Look] = {}  # by label
     for series, same in equal.items():
         look = looks[series]
-        if has_others and not drawing.names:
+        if has_variants and not drawing.names:
             look = replace(look, marker="")  # explained by itself, below
         if series.is_baseline and series.hue and drawing.axes.hue != "policy":
             look = replace(look, colour="black")  # it has all colours
             label = ", ".join(filter(None, [series.policy, series.bound])) + BASELINE
-        elif has_others:
-            label = _in_legend(series, looks[series].name.removesuffix(f", {series.other}"))
+        elif has_variants:
+            name = looks[series].name.removesuffix(f", {series.variant}")
+            label = _in_legend(series, name)
         else:
-            label = " = ".join(_in_legend(named, looks[named].name) for named in same)
-        explained.setdefault(label, replace(look, name=label))
+            names = [_in_legend(same_series, looks[same_series].name) for same_series in same]
+            label = " = ".join(names)
+        looks_of_keys.setdefault(label, replace(look, name=label))
     for series, look in looks.items():
-        if has_others and series.other and not series.is_baseline:
-            marker = replace(look, name=series.other, colour="black", dash="")
-            explained.setdefault(series.other, marker)
-    return [look.key() for look in explained.values()]
+        if has_variants and series.variant and not series.is_baseline:
+            marker_alone = replace(look, name=series.variant, colour="black", dash="")
+            looks_of_keys.setdefault(series.variant, marker_alone)
+    return [look.key() for look in looks_of_keys.values()]
 
 
 def _in_legend(series: Series, name: str) -> str:
-    return f"{name}{BASELINE}" if series.is_baseline else name
+    if series.is_baseline:
+        return f"{name}{BASELINE}"
+    return name

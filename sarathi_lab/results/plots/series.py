@@ -25,13 +25,19 @@ MISSING = "-"  # text of a setting that a run lacks
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one colour, dash and marker: `hue` is "" where runs lack the setting, `other` names
-    further settings, and `bound` what follows from them, such as the batch of a server.
+    """Points of one colour, dash and marker.
+
+    Attributes:
+        policy: its name; "" where rows are named by policy.
+        hue: value of the setting with colours; "" where runs lack it.
+        variant: names of further settings' values.
+        is_baseline: whether it is a baseline, where rows are not named by policy.
+        bound: names of values that follow from the settings, such as the batch of a server.
     """
 
     policy: str
     hue: str
-    other: str
+    variant: str
     is_baseline: bool
     bound: str = ""
 
@@ -56,36 +62,39 @@ def _stated(row: pd.Series, settings: Sequence[str]) -> str:
 
 
 def names_in_rows(rows: pd.DataFrame, setting: str, bound: Sequence[str] = ()) -> pd.Series:
-    """Return the values of a setting as names, with the settings that are `bound` to it; policies
-    that are baselines are marked.
+    """Return the values of a setting as names, with the settings that are `bound` to it.
+
+    Policies that are baselines are marked.
     """
     names = []
     for _, row in rows.iterrows():
         name = text(row[setting])
         if setting == "policy" and row["is_baseline"]:
             name += BASELINE
-        bound_values = _stated(row, bound)
-        if bound_values:
-            name += f", {bound_values}"
-        names.append(name)
+        name_with_bound = _joined(name, _stated(row, bound))
+        names.append(name_with_bound)
     return pd.Series(names, rows.index, dtype=object)
 
 
 def equal_names_once(rows: pd.DataFrame, names: pd.Series, settings: Sequence[str]) -> pd.DataFrame:
-    """Add the `name` of each row, a joint one where all values are equal by `settings` and
-    quantity; rows under the other names are left out.
+    """Add the `name` of each row, a joint one where all values are equal.
+
+    Values are equal if they are in every quantity and for all values of `settings`. The rows of all
+    but the first of equal names are left out.
     """
-    rows = rows.assign(name=names)
-    equal: dict[Hashable, list[str]] = {}
-    for name, group in rows.groupby("name", sort=False):
-        keys = [group[setting].map(text) for setting in [*settings, "quantity"]]
-        cells = zip(*keys, _digits(group["value"]), strict=True)
-        equal.setdefault(frozenset(cells), []).append(str(name))
-    joint = {}
-    for same in equal.values():
-        joint[same[0]] = textwrap.fill(" = ".join(same), NAME, break_on_hyphens=False)
-    once = rows[rows["name"].isin(joint)]
-    return once.assign(name=once["name"].map(joint))
+    named_rows = rows.assign(name=names)
+    equal_names: dict[Hashable, list[str]] = {}
+    for name, group in named_rows.groupby("name", sort=False):
+        columns = [group[setting].map(text) for setting in settings]
+        cells = zip(*columns, group["quantity"], _digits(group["value"]), strict=True)
+        equal_names.setdefault(frozenset(cells), []).append(str(name))
+    joint_name_of_first = {}
+    for same in equal_names.values():
+        joint = " = ".join(same)
+        joint_name_of_first[same[0]] = textwrap.fill(joint, NAME, break_on_hyphens=False)
+    is_first = named_rows["name"].isin(joint_name_of_first)
+    first_rows = named_rows[is_first]
+    return first_rows.assign(name=first_rows["name"].map(joint_name_of_first))
 
 
 def centres_of(names: Sequence[str]) -> list[float]:
@@ -114,32 +123,47 @@ def with_series(rows: pd.DataFrame, axes: PlotAxes) -> pd.DataFrame:
 
 
 def _series_of(row: pd.Series, axes: PlotAxes) -> Series:
-    hue = text(row[axes.hue]) if axes.hue else MISSING
-    is_by_policy = axes.x == "policy"
-    # In rows by policy a baseline is named there, and what is bound to it.
-    return Series(
-        policy="" if is_by_policy and axes.hue else row["policy"],
-        hue="" if hue == MISSING else hue,
-        other=_stated(row, axes.others),
-        is_baseline=bool(row["is_baseline"]) and not is_by_policy,
-        bound="" if is_by_policy else _stated(row, axes.bound),
-    )
+    policy = row["policy"]
+    hue = ""
+    bound = _stated(row, axes.bound)
+    is_baseline = bool(row["is_baseline"])
+    if axes.hue:
+        hue = _stated_value(row, axes.hue)
+    if axes.x == "policy":
+        # The row's name states the policy, whether it is a baseline, and what is bound to it.
+        bound = ""
+        is_baseline = False
+        if axes.hue:
+            policy = ""
+    variant = _stated(row, axes.others)
+    return Series(policy, hue, variant, is_baseline, bound)
+
+
+def _stated_value(row: pd.Series, setting: str) -> str:
+    """Return the text of a setting, "" for a run that lacks it."""
+    value = text(row[setting])
+    if value == MISSING:
+        return ""
+    return value
 
 
 def with_places(rows: pd.DataFrame, axes: PlotAxes, names: Sequence[str]) -> pd.DataFrame:
-    """Add where each row is drawn (`at`): a number, or the row of its name in `names`; NaN for runs
-    without the setting.
+    """Add where each row is drawn (`at`): at its number, or in the row of its name in `names`.
+
+    Runs without the setting have NaN.
     """
     if not names:
         return rows.assign(at=rows[axes.x].astype(float))
-    centre_of = dict(zip(names, centres_of(names), strict=True))
-    centres = rows["name"].map(centre_of)
+    centre_of_name = dict(zip(names, centres_of(names), strict=True))
+    centres = rows["name"].map(centre_of_name)
     if has_row_each(axes):
         return rows.assign(at=centres)
-    order = list(dict.fromkeys(rows["series"]))
-    numbers = rows["series"].map(order.index)
-    from_middle = numbers - (len(order) - 1) / 2
-    return rows.assign(at=centres - from_middle * IN_ROW / len(order))
+    # The series of a name are below each other, the first on top.
+    order = list(rows["series"].unique())
+    series_number = rows["series"].map(order.index)
+    middle = (len(order) - 1) / 2
+    step = IN_ROW / len(order)
+    return rows.assign(at=centres - step * (series_number - middle))
 
 
 def has_row_each(axes: PlotAxes) -> bool:
@@ -148,53 +172,65 @@ def has_row_each(axes: PlotAxes) -> bool:
 
 
 def looks_of(rows: pd.DataFrame, axes: PlotAxes, *, is_in_rows: bool) -> dict[Series, Look]:
-    """Choose colour, dash, marker and name of every series."""
+    """Choose colour, dash, marker and name of every series.
+
+    The colour is that of the hue's value, or of the policy where a series has none. The marker
+    tells other settings apart if there are any, else the hues. Baselines are dashed, in turn.
+    """
     first_rows = rows.drop_duplicates("series")
-    every: list[Series] = list(first_rows["series"])
-    hues = values_of(rows, axes.hue) if axes.hue else []
-    colour_of = style.colours(hues)
-    baselines: list[tuple[str, str]] = []
-    others: list[str] = []
-    for series in every:
-        if series.is_baseline and _baseline(series) not in baselines:
-            baselines.append(_baseline(series))
-        if series.other not in others:
-            others.append(series.other)
+    every_series: list[Series] = list(first_rows["series"])
+    hues: list[str] = []
+    if axes.hue:
+        hues = values_of(rows, axes.hue)
+    colour_of_hue = style.colours(hues)
+    baselines = [_baseline(series) for series in every_series if series.is_baseline]
+    baselines = list(dict.fromkeys(baselines))
+    variants = list(dict.fromkeys(series.variant for series in every_series))
+    has_variants = len(variants) > 1
     looks = {}
-    for series, (_, row) in zip(every, first_rows.iterrows(), strict=True):
-        number = 0  # of its marker
+    for series, (_, row) in zip(every_series, first_rows.iterrows(), strict=True):
         if series.hue:
-            colour = colour_of[series.hue]
-            number = hues.index(series.hue)
+            colour = colour_of_hue[series.hue]
         else:
             colour = style.colours([series.policy])[series.policy]
-        if len(others) > 1:
-            number = others.index(series.other)
-        look = Look(_name_of(series, row, axes), colour, marker=style.marker(number))
+        marker_number = 0
+        if has_variants:
+            marker_number = variants.index(series.variant)
+        elif series.hue:
+            marker_number = hues.index(series.hue)
+        look = Look(_name_of(series, row, axes), colour, marker=style.marker(marker_number))
         if series.is_baseline:
             turn = baselines.index(_baseline(series)) % len(DASHES)
             look = replace(look, dash=DASHES[turn])
             if is_in_rows:
                 look = replace(look, marker=SQUARES[turn])
-            elif len(others) == 1:
+            elif not has_variants:
                 look = replace(look, marker="")  # the dash is enough
-        if is_in_rows:
+        if is_in_rows:  # points, without a line
             look = replace(look, dash="")
         looks[series] = look
     return looks
 
 
 def _baseline(series: Series) -> tuple[str, str]:
+    """Return what baselines of the same dash share."""
     return series.policy, series.bound
 
 
 def _name_of(series: Series, row: pd.Series, axes: PlotAxes) -> str:
-    names = []
-    if not series.hue or (series.is_baseline and axes.hue != "policy"):
-        names.append(series.policy)
+    policy = series.policy
+    hue = ""
     if series.hue:
-        names.append(named(row, [str(axes.hue)]))
-    return ", ".join(filter(None, [*names, series.bound, series.other]))
+        hue = named(row, [str(axes.hue)])
+        # Runs of one policy need not state it, but a baseline has another than the swept runs.
+        if not series.is_baseline or axes.hue == "policy":
+            policy = ""
+    return _joined(policy, hue, series.bound, series.variant)
+
+
+def _joined(*texts: str) -> str:
+    """Join the texts that are not empty."""
+    return ", ".join(filter(None, texts))
 
 
 # -- equal series ----------------------------------------------------------------------------------
@@ -202,8 +238,9 @@ def _name_of(series: Series, row: pd.Series, axes: PlotAxes) -> str:
 
 def points_of(rows: pd.DataFrame) -> Hashable:
     """Return where the points of a series are, equal for series that lie on each other."""
-    along = rows["at"].fillna(-1.0).round(6)
-    return tuple(zip(along, _digits(rows["value"]), strict=True))
+    along = rows["at"].fillna(-1.0).round(6)  # NaN would differ from itself
+    digits = _digits(rows["value"])
+    return tuple(zip(along, digits, strict=True))
 
 
 def _digits(values: pd.Series) -> pd.Series:
@@ -214,30 +251,39 @@ def equal_everywhere(
     panels: Sequence[Mapping[Series, pd.DataFrame]],
 ) -> dict[Series, list[Series]]:
     """Return the series that are drawn, each with all that are equal to it in every panel."""
-    every: dict[Series, None] = {}
+    every_series: dict[Series, None] = {}
     for panel in panels:
-        every |= dict.fromkeys(panel)
-    groups: dict[Hashable, list[Series]] = {}
-    for series in sorted(every, key=lambda series: series.is_baseline):
+        every_series |= dict.fromkeys(panel)
+    equal_series: dict[Hashable, list[Series]] = {}
+    # The first one is drawn: a baseline only if all are.
+    for series in sorted(every_series, key=lambda series: series.is_baseline):
         points: list[Hashable] = []
         for panel in panels:
-            points.append(points_of(panel[series]) if series in panel else None)
-        groups.setdefault(tuple(points), []).append(series)
-    return {group[0]: group for group in groups.values()}
+            if series in panel:
+                points.append(points_of(panel[series]))
+            else:
+                points.append(None)
+        equal_series.setdefault(tuple(points), []).append(series)
+    return {same[0]: same for same in equal_series.values()}
 
 
 def joint_name(
     equal: Sequence[Series], drawn: Iterable[Series], looks: Mapping[Series, Look]
 ) -> str:
-    """Return the names of series that are equal in a panel; "" for a baseline's alone: where all of
-    them that are `drawn` are equal, the policy's name stands for them.
+    """Return the names of series that are equal in a panel; "" if that is a single name.
+
+    The policy's name stands for its baselines if all of them that are `drawn` are equal.
     """
-    names: dict[str, None] = {}
+    names: dict[str, None] = {}  # in order, each once
     for series in equal:
         name = looks[series].name
         if series.is_baseline:
-            same = [each for each in drawn if each.is_baseline and each.policy == series.policy]
-            if set(same) <= set(equal):
+            of_policy = {
+                each for each in drawn if each.is_baseline and each.policy == series.policy
+            }
+            if of_policy.issubset(equal):
                 name = series.policy
         names[name] = None
-    return " = ".join(names) if len(names) > 1 else ""
+    if len(names) == 1:
+        return ""
+    return " = ".join(names)
