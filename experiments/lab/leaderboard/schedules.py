@@ -4,14 +4,14 @@
         [--server a100] [--seed 0] [--budget TOKENS] [--rows 12] [--at SECONDS]
 
 Both are simulated, with the budget TOKENS, or each with the default of its system; a policy without
-a budget as it is. Shown are the
-iterations from the last that both have alike, or those from SECONDS on, and below them the requests
-whose waits differ most.
+a budget as it is. Shown are the iterations from the last that both have alike, or those from
+SECONDS on, and below them the requests whose waits differ most.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -59,7 +59,8 @@ def waits_of(requests: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"prompt": table.prompt_len, "ttft": MS * ttft, "longest gap": MS * gaps})
 
 
-def main() -> None:
+def parsed(args: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of a command line; of this process's where there are no `args`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -70,7 +71,11 @@ def main() -> None:
     parser.add_argument("--budget", type=int)
     parser.add_argument("--rows", type=int, default=12)
     parser.add_argument("--at", type=float)
-    options = parser.parse_args()
+    return parser.parse_args(args)
+
+
+def main() -> None:
+    options = parsed()
     runs = {policy: tables_of(policy, options) for policy in options.policies}
     tables = [shown_of(iterations) for iterations, _ in runs.values()]
     first, second = tables
@@ -85,9 +90,9 @@ def main() -> None:
 
     waits = {policy: waits_of(requests) for policy, (_, requests) in runs.items()}
     both = pd.concat(waits, axis="columns")
-    one, other = waits.values()
-    difference = (one.ttft - other.ttft).abs()
-    difference += (one["longest gap"] - other["longest gap"]).abs()
+    of_first, of_second = waits.values()
+    difference = (of_first - of_second).abs()
+    difference = difference["ttft"] + difference["longest gap"]
     order = difference.sort_values(ascending=False).index
     print(both.loc[order[: options.rows]].round(1).to_string())
 

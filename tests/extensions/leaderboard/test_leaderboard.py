@@ -4,11 +4,15 @@ a user's among recorded ones, and the pages that show them.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
+from scripts import load_script
 
 from sarathi_lab.__main__ import main
+from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.extensions.leaderboard import command
 from sarathi_lab.extensions.leaderboard.board import beside, compared
 from sarathi_lab.extensions.leaderboard.comparison import standings
@@ -262,3 +266,22 @@ def test_a_folder_alone_is_continued_by_the_command_in_it(args, is_alone):
 
     assert command.main(args, run) == 0
     assert commands == [args if is_alone else ["experiment=leaderboard", *args]]
+
+
+@pytest.mark.oracle
+def test_the_page_of_schedules_has_what_its_commands_show():
+    folder = EXPERIMENTS / "lab" / "leaderboard"
+    script = load_script(folder / "schedules.py")
+    for section in (folder / "schedules.md").read_text().split("\n## ")[1:]:
+        (command,) = re.findall(r"schedules\.py (.*)`", section)
+        options = script.parsed(command.split())
+        rows = []
+        for line in re.findall(r"^\| (\d.*) \|$", section, flags=re.MULTILINE):
+            rows.append([int(cell.replace(",", "")) for cell in line.split(" | ")])
+        for policy, recorded in zip(
+            options.policies, (np.array(rows).T[:4], np.array(rows).T[4:]), strict=True
+        ):
+            shown = script.shown_of(script.tables_of(policy, options)[0])
+            computed = shown[shown.start >= 1e3 * options.at].head(len(rows))
+            columns = computed[["ms", "prompt tokens", "decodes", "waiting"]]
+            np.testing.assert_array_equal(columns.round().to_numpy(int), recorded.T)
