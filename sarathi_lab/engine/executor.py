@@ -82,11 +82,12 @@ def bubbles_between(
     if before is None:
         return []
     cause: Cause = "starved" if is_starved else _cause(before, after)
-    return [
-        Bubble(stage, free, start, cause, iteration)
-        for stage, (free, (start, _)) in enumerate(zip(free_at, spans, strict=True))
-        if start > free
-    ]
+    bubbles = []
+    for stage, (start, _) in enumerate(spans):
+        free = free_at[stage]
+        if start > free:
+            bubbles.append(Bubble(stage, free, start, cause, iteration))
+    return bubbles
 
 
 def _cause(before: Batch, after: Batch) -> Cause:

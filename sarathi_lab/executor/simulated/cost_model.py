@@ -115,7 +115,7 @@ class CostModel:
     def iteration_time(self, batch: Batch) -> float:
         """Compute the seconds of one iteration: its stages in sequence, and the sends."""
         seconds = sum(self.stage_times(batch))
-        if self.parallel.pipeline > 1:
+        if self.parallel.pipeline > 1:  # no other batch is there to compute meanwhile
             seconds += (self.parallel.pipeline - 1) * self.send_time(batch)
         return seconds
 
@@ -136,7 +136,9 @@ class CostModel:
         """Compute the seconds of one layer, with its launches by the host overlapped."""
         num_tokens, host = self._launched(batch)
         device = self._layer_device_time(batch, num_tokens)
-        return self._overlapped(device, host) if host else device
+        if not host:  # a graph is replayed, or launches take no time
+            return device
+        return self._overlapped(device, host)
 
     def _launched(self, batch: Batch) -> tuple[int, float]:
         if self._graphs is None:

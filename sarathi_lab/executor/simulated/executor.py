@@ -108,6 +108,7 @@ class PipelineExecutor(SimulatedExecutor):
     def submit(self, batch: Batch) -> None:
         """Send `batch` through the pipeline; as batches keep their order, its times are final."""
         seconds = self._stage_times(batch)
+        # A slot that was empty before this moment had no batch to take.
         is_starved = self._free_slots.popleft() < self.now
         spans = self._spans(seconds, self._send_time(batch))
         number = self._num_submitted
@@ -115,7 +116,9 @@ class PipelineExecutor(SimulatedExecutor):
         self._free_at = [end for _, end in spans]
         self._last = batch
         self._num_submitted += 1
-        self._in_flight.append(StepResult(batch, spans[0][0], spans[-1][1], [], spans, bubbles))
+        start, _ = spans[0]
+        _, end = spans[-1]
+        self._in_flight.append(StepResult(batch, start, end, [], spans, bubbles))
 
     def collect(self) -> StepResult:
         """Advance the clock to the end of the oldest micro-batch, and free its slot."""
@@ -127,9 +130,12 @@ class PipelineExecutor(SimulatedExecutor):
         """Compute start and end on each stage of a micro-batch submitted now."""
         spans = []
         free_at = self._free_at or [0.0] * self.capacity
+        # The first stage's host has collected and scheduled when it submits.
         ready = max(self.now, free_at[0]) + self._turnarounds[0]
         for duration, free, turnaround in zip(seconds, free_at, self._turnarounds, strict=True):
             start = max(ready, free + turnaround)
-            spans.append((start, start + duration))
-            ready = start + duration + send_time
+            end = start + duration
+            spans.append((start, end))
+            # Sends occupy no stage: this one goes on while the next waits.
+            ready = end + send_time
         return spans

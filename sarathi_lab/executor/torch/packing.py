@@ -161,7 +161,8 @@ class Composition:
         # A decode with drafts samples after each of its tokens, others after the last.
         num_sampled = np.where(is_decode, self.lengths, 1) * emits
         sampled_before = np.cumsum(num_sampled)
-        # From the number of a sampled token to its row.
+        # A sequence's rows are its last ones, as many as it samples, and samples are numbered on
+        # from sequence to sequence: this is what leads from the number of a sample to its row.
         shifts = np.repeat(self.ends - sampled_before, num_sampled)
         self.emit_rows = shifts + np.arange(len(shifts))
 

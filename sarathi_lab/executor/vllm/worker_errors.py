@@ -63,10 +63,13 @@ def _reason(error: BaseException) -> str:
     reasons = [line for line in lines if line and "validation error" not in line]
     if not reasons:
         return "no message"
-    reason = reasons[0].partition(" [type=")[0]
+    # Pydantic ends a line with the type of its error, the input and an address.
+    reason, _, _ = reasons[0].partition(" [type=")
     if reason.endswith(":"):  # what follows is a list
         reason = " ".join([reason, *reasons[1:]])
-    return reason if len(reason) <= LONGEST_LINE else f"{reason[:LONGEST_LINE]}..."
+    if len(reason) > LONGEST_LINE:
+        return f"{reason[:LONGEST_LINE]}..."
+    return reason
 
 
 def log_errors() -> None:
@@ -75,6 +78,7 @@ def log_errors() -> None:
     Does nothing where the user has configured vLLM's logging. To be called before vLLM is imported.
     """
     config_path = os.environ.get(CONFIG_PATH)
+    # That of a process of the lab which has started this one, whose folder goes with it.
     is_inherited = config_path is not None and Path(config_path).name == CONFIG_NAME
     if config_path is not None and not is_inherited:
         return
