@@ -19,6 +19,7 @@ from matplotlib.patches import Patch
 
 from sarathi_lab.extensions.playground import DECODE, PREFILL
 from sarathi_lab.policy import Orca, PrefillFirst, RequestLevel, Sarathi
+from sarathi_lab.results.plots.plot import Look, PanelLayout, column_of, plot
 from sarathi_lab.results.plots.style import AXIS_NAMES, WIDTH, colours, finished, panels
 from sarathi_lab.results.table import HEADINGS, MILLISECONDS
 
@@ -55,12 +56,18 @@ def _pairs(ax: Axes, labels: Iterable[float], bars: Mapping[str, tuple[pd.Series
 
 def tile_steps(tables: Mapping[str, pd.DataFrame], tile: int) -> Figure:
     """`walkthrough_lab.prefill_times` by device, with a line at every multiple of `tile` tokens."""
-    figure, axes = panels(1, len(tables), (4.5 * len(tables), 3.2))
-    for ax, (name, table) in zip(axes, tables.items(), strict=True):
-        ax.plot(table.tokens, 1e3 * table.seconds, marker="o", markersize=3)
-        for edge in range(tile, int(table.tokens.max()) + 1, tile):
+    rows = []
+    for name, table in tables.items():
+        rows.append(table.assign(panel=name, value=1e3 * table.seconds))
+    rows_of_all = pd.concat(rows, ignore_index=True)
+    look = Look("iteration", "C0", marker="o", size=3)
+    rows_of_all["look"] = column_of([look] * len(rows_of_all), rows_of_all)
+    size = (4.5 * len(tables), 3.2)
+    figure, axes = plot(rows_of_all, x="tokens", grid=PanelLayout(list(tables), len(tables), size))
+    for device, ax in axes.items():
+        for edge in range(tile, int(rows_of_all.tokens.max()) + 1, tile):
             ax.axvline(edge, color="black", linestyle=":", linewidth=0.8)
-        ax.set(title=name, xlabel="prompt tokens", ylabel="ms per iteration")
+        ax.set(title=device, xlabel="prompt tokens", ylabel="ms per iteration")
         ax.set_ylim(bottom=0)
     return finished(figure)
 
@@ -113,18 +120,23 @@ def pipeline(stages: Mapping[str, pd.DataFrame], iterations: Mapping[str, pd.Dat
 
 def chunk_choice(table: pd.DataFrame) -> Figure:
     """Throughput, the longest time between tokens and KV re-read by chunk (`by_chunk`)."""
-    figure, axes = panels(1, 3, (WIDTH, 3))
-    shown = {
-        "throughput / request-level": table.gain,
+    gain = "throughput / request-level"
+    quantities = {
+        gain: table.gain,
         "longest time between tokens [ms]": 1e3 * table.tbt_max,
         "KV re-read factor": table.kv_reread_factor,
     }
-    for ax, (name, values) in zip(axes, shown.items(), strict=True):
-        ax.plot(table.chunk, values, marker="o", color=colours(["sarathi"])["sarathi"])
+    rows = pd.DataFrame(quantities).assign(chunk=table.chunk)
+    rows = rows.melt("chunk", var_name="panel")
+    look = Look("sarathi", colours(["sarathi"])["sarathi"], marker="o")
+    rows["look"] = column_of([look] * len(rows), rows)
+    grid = PanelLayout(list(quantities), len(quantities), (WIDTH, 3))
+    figure, axes = plot(rows, x="chunk", grid=grid)
+    for quantity, ax in axes.items():
         ax.set_xscale("log", base=2)
-        ax.set_xticks(table.chunk, [str(chunk) for chunk in table.chunk])
-        ax.set(xlabel=AXIS_NAMES["chunk"], ylabel=name)
-    axes[0].axhline(1.0, color="black", linestyle=":")
+        ax.set_xticks(table.chunk, list(map(str, table.chunk)))
+        ax.set(xlabel=AXIS_NAMES["chunk"], ylabel=quantity)
+    axes[gain].axhline(1.0, color="black", linestyle=":")
     return finished(figure)
 
 
