@@ -62,7 +62,7 @@ def print_summary(table: pd.DataFrame) -> None:
     command = typed("claims")
     show(
         [
-            f"one claim or experiment: {command} NAME, such as {command} fig08",
+            f"one claim or experiment: {command} NAME, such as {command} fig09",
             f"all verdicts: {command} -v; what they mean: {VERDICTS_PAGE}",
         ]
     )
