@@ -244,11 +244,15 @@ def _sentence(best: _Best, comparison: _Comparison) -> str:
 
 
 def _references(runs: pd.DataFrame, comparison: _Comparison) -> pd.DataFrame:
-    """Return the reference's runs on the same work."""
+    """Return the reference's runs on the same work, of the same chunk if there are such."""
     references = comparison.runs[comparison.runs.policy == comparison.base]
     work = analysis.group_keys(references, comparison.work)
     same_work = analysis.group_keys(runs, comparison.work)
-    return references[work.isin(same_work)]
+    references = references[work.isin(same_work)]
+    if not analysis.varies_in_chunk(references):
+        return references
+    of_same_chunk = references[references["chunk"].isin(runs["chunk"])]
+    return references if of_same_chunk.empty else of_same_chunk
 
 
 def _verdict(

@@ -320,7 +320,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         if "_vs_" in name and num_samples > 1:
             label += "\nin pairs"
         headings[name] = f"{label}{unit}\n{_better_side(name)}"
-    steady = sweep_analysis.are_steady(once, by)
+    num_unsteady = sweep_analysis.unsteady(once).groupby(sweep_analysis.group_keys(once, by)).sum()
     settings = {name: _setting_heading(name) for name in by[:-1]}
     rows = []
     keys = sweep_analysis.group_keys(medians, by)
@@ -329,8 +329,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         row = {label: sweep_analysis.text(run[name]) for name, label in settings.items()}
         if run["is_baseline"]:
             row["policy"] += " *"
-        if not steady[key]:
-            row["policy"] += f" {UNSTEADY}"
+        row["policy"] += _unsteady_mark(int(num_unsteady[key]), int(group["num_samples"].max()))
         quantities = group.set_index("quantity").to_dict("index")
         for name, heading_of_column in headings.items():
             value = "-"
@@ -341,11 +340,12 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     signs = {
         f"medians of {num_samples}": num_samples > 1,
         IN_PAIRS: num_samples > 1 and bool(references),
+        _same_chunk_note(runs, compared): bool(_same_chunk_note(runs, compared)),
         "*: baseline": once.is_baseline.any(),
         "equal runs once": len(once) < len(runs),
         "^ more, v less is better": True,
         "~: ratio within the noise": "~" in str(rows),
-        f"{UNSTEADY}: not steady": not steady.all(),
+        f"{UNSTEADY}: not steady": num_unsteady.any(),
         "with filling and draining": not arrive_over_time(runs) and _lacks_steady_part(runs),
     }
     notes = "; ".join(sign for sign, is_there in signs.items() if is_there)
@@ -356,6 +356,26 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         title=f"{title} ({notes})",
         keys=list(settings.values()),
     )
+
+
+def _unsteady_mark(num_unsteady: int, num_samples: int) -> str:
+    """Return the sign of a row whose runs are not steady, with their number where others are."""
+    if not num_unsteady:
+        return ""
+    if num_unsteady == num_samples:
+        return f" {UNSTEADY}"
+    return f" {UNSTEADY} {num_unsteady}/{num_samples}"
+
+
+def _same_chunk_note(runs: pd.DataFrame, compared: Sequence[str]) -> str:
+    """Name the policies whose runs with the same chunk a ratio is to; "" where they have one."""
+    names = []
+    for name in compared:
+        if sweep_analysis.varies_in_chunk(runs[runs["policy"] == name]):
+            names.append(f"x {name}")
+    if not names:
+        return ""
+    return f"{' and '.join(names)}: at the same chunk"
 
 
 def _setting_heading(name: str) -> str:

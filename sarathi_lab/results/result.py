@@ -86,12 +86,18 @@ class DisplayTable:
     def _keys_within(
         self, columns: Sequence[Sequence[str]], least: Sequence[int], width: int
     ) -> list[int]:
-        """Return the numbers of the columns that name a row; of wider ones the first."""
+        """Return the numbers of the columns that name a row: the first that fit, at least one."""
         names = self.keys or self.left
         numbers = [i for i, column in enumerate(columns) if column[0] in names]
-        needed = sum(least[i] for i in numbers)
-        if numbers and needed <= width:
-            return numbers
+        fitting: list[int] = []
+        used = 0
+        for number in numbers:
+            used += least[number]
+            if used > width:
+                break
+            fitting.append(number)
+        if fitting:
+            return fitting
         return [0] if columns else []
 
     def _least_width(self, column: Sequence[str]) -> int:

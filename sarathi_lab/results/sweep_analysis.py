@@ -215,16 +215,26 @@ def no_column(name: str, columns: Sequence[str], settings: Sequence[str]) -> Use
 
 def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
     """Return `runs` with `<name>_vs_<to>` filled in: divided by the run of the policy `to` on the
-    same requests, a baseline or not; 1 for those runs. Unchanged if there is none.
+    same requests, a baseline or not, and with the same chunk if there is one; 1 for those runs.
+    Unchanged if there is none.
     """
     base = runs[runs.policy == to]
     if base.empty or name not in runs:
         return runs
     column = f"{name}_vs_{to}"
-    values = ratios(runs, base, [name], same_work(runs))[name]
+    work = same_work(runs)
+    values = ratios(runs, base, [name], work)[name]
+    if varies_in_chunk(base):
+        of_same_chunk = ratios(runs, base, [name], [*work, "chunk"])[name]
+        values = of_same_chunk.fillna(values)
     if column in runs:
         values = runs[column].fillna(values)
     return runs.assign(**{column: values})
+
+
+def varies_in_chunk(runs: pd.DataFrame) -> bool:
+    """Return whether runs of one policy differ in their chunk, as baselines of a swept one do."""
+    return "chunk" in runs and runs["chunk"].nunique() > 1
 
 
 def same_work(runs: pd.DataFrame) -> list[str]:
@@ -361,8 +371,7 @@ def noise(runs: pd.DataFrame) -> float:
 
 def are_steady(runs: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     """Return whether more than half of the runs of each group by `by` are steady, by the group."""
-    groups = group_keys(runs, by)
-    share_unsteady = unsteady(runs).groupby(groups).mean()
+    share_unsteady = unsteady(runs).groupby(group_keys(runs, by)).mean()
     return share_unsteady < 0.5
 
 

@@ -194,6 +194,8 @@ def _labelled(
 ) -> Result:
     """Return what is known of a run's result before it begins: labels, tags and configuration."""
     labels = labels_of(plan, context.name)
+    # One name with and without others beside it: a sweep over policies has those of the options.
+    labels["policy"] = context.policy or plan.policy.name
     labels["is_baseline"] = is_baseline
     folders = {}
     for name, path in finished.items():

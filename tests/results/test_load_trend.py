@@ -81,6 +81,14 @@ def swept(**columns: object) -> pd.DataFrame:
     )
 
 
+def test_a_row_with_some_runs_that_are_not_steady_says_how_many() -> None:
+    runs = swept(seed=[1] * 6)
+    steady_too = runs.assign(seed=2, is_steady=1.0, is_overloaded=0.0)
+    table = sweep_table(pd.concat([runs, steady_too, steady_too.assign(seed=3)]), "All")
+    assert "sglang ! 1/3" in [row["policy"] for row in table.rows]
+    assert "!: not steady" in table.title
+
+
 def test_a_sweep_states_which_runs_are_not_steady() -> None:
     table = sweep_table(swept(), "All")
     assert [row["policy"] for row in table.rows] == [
