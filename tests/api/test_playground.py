@@ -48,7 +48,7 @@ def test_a_sentence_says_how_much_it_serves_and_why(playground, changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"policy": "sarathy"}, "policy=sarathy is unknown; use one of"),
+        ({"policy": "sarathy"}, "policy=sarathy is unknown .did you mean sarathi"),
         ({"chunk": 2}, "chunk=2 is smaller than"),
         ({"model": "gpt3-175b"}, "gpt3-175b"),
     ],
