@@ -100,8 +100,9 @@ class PrefixCache:
             if num_holders == 0:
                 uncached.append(block)
                 continue
-            self.num_holders[block] = num_holders - 1
-            if num_holders == 1:
+            num_others = num_holders - 1
+            self.num_holders[block] = num_others
+            if num_others == 0:
                 self.unused[block] = None
         sequence.num_published = 0
         return uncached

@@ -26,10 +26,12 @@ def place(num_threads: int) -> tuple[list[int], list[int]]:
     """Choose the core (-1: any) and the memory node, counted from 0, of each thread. Threads are
     bound if they take all fast cores: others may use what is left over.
     """
-    fast_first = sorted(physical_cores(), key=lambda core: not core.is_fast)
-    num_fast = sum(core.is_fast for core in fast_first)
-    if not 0 < num_fast <= num_threads <= len(fast_first):
+    cores = physical_cores()
+    fast_cores = [core for core in cores if core.is_fast]
+    slow_cores = [core for core in cores if not core.is_fast]
+    if not 0 < len(fast_cores) <= num_threads <= len(cores):
         return [-1] * num_threads, [0] * num_threads
+    fast_first = fast_cores + slow_cores
     chosen = sorted(fast_first[:num_threads], key=lambda core: core.node)
     numbers = [core.number for core in chosen]
     system_nodes = [core.node for core in chosen]

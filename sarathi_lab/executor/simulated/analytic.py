@@ -172,7 +172,8 @@ class AnalyticOperations:
 
     def hybrid_attention(self, batch: Batch) -> float:
         """Compute the seconds of one layer's call over all of `batch`, which has decodes."""
-        return self.attention.hybrid(prefills(batch), batch.num_decodes, batch.decode_kv_tokens)
+        chunks = prefills(batch)
+        return self.attention.hybrid(chunks, batch.num_decodes, batch.decode_kv_tokens)
 
     def shard_shape(self, linear: Linear) -> tuple[int, int]:
         """Rows and columns of a weight on one device, split along the axis that saves sends."""

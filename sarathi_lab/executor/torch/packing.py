@@ -346,21 +346,32 @@ class Packer:
         if blocks_of == self._blocks_of:  # seldom are they others in a run of decodes
             return self._blocks
         self._blocks_of = blocks_of
-        first_blocks = table[:, 0]
-        end_blocks = first_blocks + num_blocks
-        self._blocks = [*map(slice, first_blocks.tolist(), end_blocks.tolist())]
-        # Neighbours are as far from the first block as their column is from the first.
-        columns = np.arange(table.shape[1], dtype=np.int32)
-        is_taken = columns < num_blocks[:, None]
-        is_apart = is_taken & (table - first_blocks[:, None] != columns)
-        for i in np.flatnonzero(is_apart.any(axis=1)).tolist():
-            block_ids = table[i, : num_blocks[i]].tolist()
-            self._blocks[i] = torch.tensor(block_ids, device=device)
+        self._blocks = []
+        has_neighbours = _has_neighbours(table, num_blocks).tolist()
+        first_blocks = table[:, 0].tolist()
+        for i, number in enumerate(num_blocks.tolist()):
+            if has_neighbours[i]:
+                first = first_blocks[i]
+                self._blocks.append(slice(first, first + number))
+            else:
+                block_ids = table[i, :number].tolist()
+                self._blocks.append(torch.tensor(block_ids, device=device))
         return self._blocks
 
     def copy(self, into: Tensor) -> None:
         """Start to copy the filled buffer to one with inputs from `send`."""
         into.copy_(self.host.sized(into.numel()), non_blocking=True)
+
+
+def _has_neighbours(table: NDArray[np.int32], num_blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Return for each row of a table whether its first `num_blocks` blocks lie one behind another:
+    then they are as far from the first block as their columns are from the first column.
+    """
+    columns = np.arange(table.shape[1], dtype=np.int32)
+    is_taken = columns < num_blocks[:, None]
+    distances = table - table[:, :1]
+    is_apart = is_taken & (distances != columns)
+    return ~is_apart.any(axis=1)
 
 
 class _Buffer:

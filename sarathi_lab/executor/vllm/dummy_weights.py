@@ -28,7 +28,8 @@ def draw_weights(model: nn.Module, seed: int) -> None:
     with torch.inference_mode():
         for name, parameter in model.named_parameters():
             generator = torch.Generator(parameter.device)
-            generator.manual_seed(seed + zlib.crc32(name.encode()))
+            seed_of_name = zlib.crc32(name.encode())
+            generator.manual_seed(seed + seed_of_name)
             _draw(name, parameter.data, generator)
 
 
@@ -52,7 +53,8 @@ def _draw_floats(name: str, values: Tensor, generator: torch.Generator) -> None:
     if values.itemsize > 1:
         deviation = 1.0
         if "embed" not in name:
-            deviation = values.shape[-1] ** -0.5
+            in_features = values.shape[-1]
+            deviation = in_features**-0.5
         values.normal_(0.0, deviation, generator=generator)
         return
     # torch draws no floats of 8 bits. Few rows at a time, so that their copy takes little memory.
@@ -61,4 +63,5 @@ def _draw_floats(name: str, values: Tensor, generator: torch.Generator) -> None:
     rows_at_once = max(1, PART // elements_of_row)
     for rows in values.split(rows_at_once):
         drawn = torch.empty(rows.shape, dtype=torch.float16, device=rows.device)
-        rows.copy_(drawn.normal_(generator=generator))
+        drawn.normal_(generator=generator)
+        rows.copy_(drawn)
