@@ -6,6 +6,7 @@ percent on; amounts are the darker the better. Grey cells were not run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -32,9 +33,13 @@ STRONGEST = 30  # percent of gain or loss from which a colour is full
 NEUTRAL = 2  # percent up to which a gain has no colour
 NOT_RUN = "not run"
 FEW_ROWS = 3  # of panels, of which the last alone has the values along x
-CELL_HEIGHT, CELL_WIDTH, LEAST_PANEL, LEAST_WIDTH = 0.24, 0.55, 1.2, 6.0  # inches
-LINE = 0.13  # inches, a further line of a name
-MARGIN = 1.0  # inches, of the colour bar and the labels
+# Inches.
+CELL_HEIGHT = 0.24
+CELL_WIDTH = 0.55
+LEAST_PANEL = 1.2  # width of a panel
+LEAST_WIDTH = 6.0  # of the picture
+LINE = 0.13  # height of a further line of a name
+MARGIN = 1.0  # width of the colour bar and the labels
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,16 @@ def amount_scale(values: pd.Series, label: str, *, is_less_better: bool) -> Heat
 
 @dataclass(frozen=True)
 class _Layout:
-    """The settings of a map with their values: `along` x, `upwards` from above, and a panel for
-    each of `columns` ([None] without `col`).
+    """The settings of a map with their values, and the sizes that follow, in inches.
+
+    Attributes:
+        x: setting along x.
+        y: setting upwards.
+        col: setting with a panel a value, None without one.
+        along: values of x.
+        upwards: values of y, from above.
+        columns: values of `col`, [None] without it.
+        has_named_rows: whether the values of y are names, which need no label.
     """
 
     x: str
@@ -75,41 +88,57 @@ class _Layout:
     along: pd.Index
     upwards: pd.Index
     columns: Sequence[object]
-    has_names: bool
+    has_named_rows: bool
+
+    @property
+    def x_names(self) -> list[str]:
+        """Return the texts of the values along x."""
+        return list(map(text, self.along))
+
+    @property
+    def y_names(self) -> list[str]:
+        """Return the texts of the values upwards, from above."""
+        return list(map(text, self.upwards))
 
     @property
     def panel_width(self) -> float:
-        """Return inches."""
+        """Return the width of a panel."""
         return CELL_WIDTH * len(self.along)
 
     @property
     def panel_height(self) -> float:
-        """Return inches, with the label above a row of panels."""
-        num_lines = max(text(value).count("\n") for value in self.upwards)
-        return 0.5 + (CELL_HEIGHT + LINE * num_lines) * len(self.upwards)
+        """Return the height of a panel with the label above it."""
+        num_further_lines = max(name.count("\n") for name in self.y_names)
+        return 0.5 + (CELL_HEIGHT + LINE * num_further_lines) * len(self.upwards)
 
     @property
-    def upright(self) -> float:
-        """Return the inches of names along x that are written upright, being wider than a cell."""
-        longest = style.LETTER * max(len(text(value)) for value in self.along)
-        return longest if longest > CELL_WIDTH else 0.0
+    def upright_height(self) -> float:
+        """Return the height of names along x that are written upright, being wider than a cell."""
+        longest = style.LETTER * max(map(len, self.x_names))
+        if longest <= CELL_WIDTH:
+            return 0.0
+        return longest
 
     @property
     def width(self) -> float:
-        """Return the inches of the picture."""
-        lines = "\n".join(map(text, self.upwards)).split("\n")
-        names = style.LETTER * max(map(len, lines))
-        width = MARGIN + names + max(LEAST_PANEL, self.panel_width) * len(self.columns)
+        """Return the width of the picture."""
+        lines = "\n".join(self.y_names).split("\n")
+        names_width = style.LETTER * max(map(len, lines))
+        panels_width = max(LEAST_PANEL, self.panel_width) * len(self.columns)
+        width = MARGIN + names_width + panels_width
         return min(style.WIDTH, max(LEAST_WIDTH, width))
 
 
 def _layout_of(cells: pd.DataFrame, x: str, y: str, col: str | None) -> _Layout:
-    has_names = not pd.api.types.is_numeric_dtype(cells[y])
+    along = _in_order(cells[x])
     upwards = _in_order(cells[y])
-    if not has_names:
+    columns: Sequence[object] = [None]
+    if col:
+        columns = list(_in_order(cells[col]))
+    has_named_rows = not pd.api.types.is_numeric_dtype(cells[y])
+    if not has_named_rows:
         upwards = upwards[::-1]  # the largest is above
-    columns = list(_in_order(cells[col])) if col else [None]
-    return _Layout(x, y, col, _in_order(cells[x]), upwards, columns, has_names)
+    return _Layout(x, y, col, along, upwards, columns, has_named_rows)
 
 
 def heat_map(
@@ -125,27 +154,36 @@ def heat_map(
 
     `not_run` explains grey cells and `notes` what else is in the cells, both in the legend.
     """
-    layout = _layout_of(pd.concat([row.cells for row in rows]), x, y, col)
+    every_cell = pd.concat([row.cells for row in rows])
+    layout = _layout_of(every_cell, x, y, col)
     table = _table(rows, layout)
-    panels_in_order = list(product(range(len(rows)), layout.columns))
-    height = layout.panel_height * len(rows) + layout.upright + 0.8
-    grid = PanelLayout(panels_in_order, len(layout.columns), (layout.width, height))
-    figure, axes_of = plot(table, x=x, y=y, hue="scale", kind="heat", grid=grid)
-    axes = list(axes_of.values())
+    num_columns = len(layout.columns)
+    panels = list(product(range(len(rows)), layout.columns))
+    height = layout.panel_height * len(rows) + layout.upright_height + 0.8
+    grid = PanelLayout(panels, num_columns, (layout.width, height))
+    figure, ax_of_panel = plot(table, x=x, y=y, hue="scale", kind="heat", grid=grid)
+    axes = list(ax_of_panel.values())
     for ax in axes:  # also where nothing ran
         ax.grid(False)
         ax.spines[:].set_visible(False)
         ax.tick_params(length=0)
         ax.set(facecolor=GREY, xlim=(0, len(layout.along)), ylim=(len(layout.upwards), 0))
-    for number, row in enumerate(rows):
-        beside = axes[number * grid.columns :][: grid.columns]
-        _label_row(beside, row, layout, has_titles=number == 0 and col is not None)
-    # Where there are many rows the last one is far away.
-    num_ticked = len(axes) if len(rows) > FEW_ROWS else grid.columns
-    for ax in axes[-num_ticked:]:
+
+    axes_of_row = [axes[start : start + num_columns] for start in range(0, len(axes), num_columns)]
+    has_titles = col is not None
+    for row, axes_beside in zip(rows, axes_of_row, strict=True):
+        _label_row(axes_beside, row, layout, has_titles=has_titles)
+        has_titles = False  # the columns are named above the first row
+    ticked = axes_of_row[-1]
+    if len(rows) > FEW_ROWS:  # the last row is far away
+        ticked = axes
+    for ax in ticked:
         _tick_along(ax, layout)
-    _add_colour_bars(figure, axes, rows, grid.columns)
-    keys = _gain_keys() if any(row.scale.is_gain for row in rows) else []
+    _add_colour_bars(figure, rows, axes_of_row)
+
+    keys: list[Artist] = []
+    if any(row.scale.is_gain for row in rows):
+        keys = _gain_keys()
     num_cells = len(axes) * len(layout.along) * len(layout.upwards)
     if len(table) < num_cells:
         keys.append(Patch(facecolor=GREY, edgecolor="0.6", label=not_run))
@@ -178,28 +216,35 @@ def _label_row(axes: Sequence[Axes], row: HeatRow, layout: _Layout, *, has_title
         ax.set_xticks([])
         ax.set_yticks([])
         if has_titles:
-            ax.set_title(f"{style.short_name(str(layout.col))} {text(value)}", fontsize=9)
-    blank = "\n" if has_titles else ""  # the label is above the titles of the columns
-    axes[0].set_title(f"{row.label}{blank}", loc="left", fontsize=9, linespacing=1.5)
-    names = list(map(text, layout.upwards))
-    axes[0].set_yticks(np.arange(len(names)) + 0.5, names, rotation=0)
-    if not layout.has_names:
+            setting = style.short_name(str(layout.col))
+            ax.set_title(f"{setting} {text(value)}", fontsize=9)
+    first_ax = axes[0]
+    label = row.label
+    if has_titles:
+        label += "\n"  # it is above the titles of the columns
+    first_ax.set_title(label, loc="left", fontsize=9, linespacing=1.5)
+    middles = np.arange(len(layout.upwards)) + 0.5
+    first_ax.set_yticks(middles, layout.y_names, rotation=0)
+    if not layout.has_named_rows:
         letters = int(layout.panel_height / style.LETTER)
-        axes[0].set_ylabel(_setting(layout.y, letters))
+        first_ax.set_ylabel(_setting(layout.y, letters))
 
 
 def _tick_along(ax: Axes, layout: _Layout) -> None:
     """Write the values along x."""
-    names = list(map(text, layout.along))
-    rotation = 90 if layout.upright else 0
-    ax.set_xticks(np.arange(len(names)) + 0.5, names, rotation=rotation)
-    ax.set_xlabel(_setting(layout.x, int(layout.panel_width / style.LETTER)))
+    middles = np.arange(len(layout.along)) + 0.5
+    rotation = 90 if layout.upright_height else 0
+    ax.set_xticks(middles, layout.x_names, rotation=rotation)
+    letters = int(layout.panel_width / style.LETTER)
+    ax.set_xlabel(_setting(layout.x, letters))
 
 
 def _setting(name: str, letters: int) -> str:
     """Return the label of a setting's axis that has room for so many letters."""
     label = style.AXIS_NAMES.get(name, style.short_name(name))
-    return label if len(label) <= letters else style.short_name(name)
+    if len(label) > letters:
+        return style.short_name(name)
+    return label
 
 
 def _in_order(values: pd.Series) -> pd.Index:
@@ -211,19 +256,20 @@ def _in_order(values: pd.Series) -> pd.Index:
 
 
 def _add_colour_bars(
-    figure: Figure, axes: Sequence[Axes], rows: Sequence[HeatRow], num_columns: int
+    figure: Figure, rows: Sequence[HeatRow], axes_of_row: Sequence[Sequence[Axes]]
 ) -> None:
     """Add a bar for each scale of amounts, beside all rows that have it."""
-    axes_of: dict[HeatScale, list[Axes]] = {}
-    for number, row in enumerate(rows):
-        beside = axes[number * num_columns :][:num_columns]
-        axes_of.setdefault(row.scale, []).extend(beside)
-    for scale, beside in axes_of.items():
-        if scale.is_gain:
+    axes_of_scale: dict[HeatScale, list[Axes]] = {}
+    num_rows: Counter[HeatScale] = Counter()
+    for row, axes in zip(rows, axes_of_row, strict=True):
+        if row.scale.is_gain:  # the legend explains its colours
             continue
+        axes_of_scale.setdefault(row.scale, []).extend(axes)
+        num_rows[row.scale] += 1
+    for scale, axes in axes_of_scale.items():
         mappable = ScalarMappable(norm=scale.norm, cmap=scale.cmap)
-        num_rows = len(beside) // num_columns
-        bar = figure.colorbar(mappable, ax=beside, aspect=20 * num_rows, pad=0.01)
+        aspect = 20 * num_rows[scale]  # equally wide beside one row and several
+        bar = figure.colorbar(mappable, ax=axes, aspect=aspect, pad=0.01)
         bar.outline.set_visible(False)
         if isinstance(scale.norm, LogNorm):
             style.tick_in_steps(bar.ax.yaxis)

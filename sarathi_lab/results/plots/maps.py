@@ -23,22 +23,26 @@ def draw_maps(
     rows: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str], *, undecided: str
 ) -> Figure:
     """Draw medians (`sweeps.long_rows`); `undecided` explains the mark of such ratios."""
-    rows = _cells(rows, axes)
+    cells = _cells(rows, axes)
     heat_rows = []
     for quantity in quantities:
-        shown = rows[rows["quantity"] == quantity].dropna(subset="value")
+        has_value = cells["value"].notna()
+        shown = cells[has_value & (cells["quantity"] == quantity)]
         scale = _scale_of(shown, quantity)
-        shades = [_shade(row) for _, row in shown.iterrows()]
-        texts = [_in_cell(row) for _, row in shown.iterrows()]
-        shown = shown.assign(shade=shades, text=texts)
-        for _, cells in shown.groupby(analysis.group_keys(shown, axes.others), sort=False):
-            others = named(cells.iloc[0], axes.others)
-            label = ", ".join(filter(None, [scale.label, others]))
-            heat_rows.append(HeatRow(cells, scale, label))
+        shown = shown.assign(
+            shade=[_shade(cell) for _, cell in shown.iterrows()],
+            text=[_text_in_cell(cell) for _, cell in shown.iterrows()],
+        )
+        setting_values = analysis.group_keys(shown, axes.others)
+        for _, cells_of_row in shown.groupby(setting_values, sort=False):
+            label = scale.label
+            if axes.others:
+                label += f", {named(cells_of_row.iloc[0], axes.others)}"
+            heat_rows.append(HeatRow(cells_of_row, scale, label))
     notes = []
-    if not rows["is_decided"].all():
+    if not cells["is_decided"].all():
         notes.append(f"~: {undecided}")
-    if rows["is_unsteady"].any():
+    if cells["is_unsteady"].any():
         notes.append(f"{CROSS}: {UNSTEADY_RUNS}")
     return heat_map(heat_rows, x=axes.x, y=str(axes.hue), col=axes.col, notes=notes)
 
@@ -50,17 +54,20 @@ def _cells(rows: pd.DataFrame, axes: PlotAxes) -> pd.DataFrame:
     if axes.col:
         along.append(axes.col)
     settings = [*along, upwards]
+    cells = rows
     if "policy" not in settings:
-        rows = rows[~rows["is_baseline"].astype(bool)]  # only ratios to them are shown
+        # Of the baselines only the ratios to them are shown.
+        is_baseline = rows["is_baseline"].astype(bool)
+        cells = rows[~is_baseline]
     for setting in settings:
-        rows = _at_each_value(rows, setting)
+        cells = _at_each_value(cells, setting)
     if "policy" in along:
-        rows = rows.assign(policy=names_in_rows(rows, "policy"))
-    if is_numeric(rows, upwards):
-        return rows
-    names = names_in_rows(rows, upwards, axes.bound)
-    rows = equal_names_once(rows, names, along)
-    return rows.assign(**{upwards: rows["name"]})
+        cells = cells.assign(policy=names_in_rows(cells, "policy"))
+    if is_numeric(cells, upwards):
+        return cells
+    names = names_in_rows(cells, upwards, axes.bound)
+    cells = equal_names_once(cells, names, along)
+    return cells.assign(**{upwards: cells["name"]})
 
 
 def _at_each_value(rows: pd.DataFrame, setting: str) -> pd.DataFrame:
@@ -68,12 +75,14 @@ def _at_each_value(rows: pd.DataFrame, setting: str) -> pd.DataFrame:
     is_missing = rows[setting].isna()
     if not is_missing.any():
         return rows
-    has_numbers = is_numeric(rows, setting)
     copies = [rows[~is_missing]]
     for value in rows[setting].dropna().unique():
-        copies.append(rows[is_missing].assign(**{setting: value}))
-    every = pd.concat(copies)
-    return every.astype({setting: float}) if has_numbers else every
+        at_value = rows[is_missing].assign(**{setting: value})
+        copies.append(at_value)
+    repeated = pd.concat(copies)
+    if is_numeric(rows, setting):  # a mixed column would be drawn as names
+        repeated = repeated.astype({setting: float})
+    return repeated
 
 
 def _scale_of(rows: pd.DataFrame, quantity: str) -> HeatScale:
@@ -85,19 +94,31 @@ def _scale_of(rows: pd.DataFrame, quantity: str) -> HeatScale:
     return amount_scale(rows["value"], heading, is_less_better=is_less_better)
 
 
-def _shade(row: pd.Series) -> float:
+def _shade(cell: pd.Series) -> float:
     """Return what a cell's colour stands for: of a ratio the gain in percent."""
-    if not is_ratio(row["quantity"]):
-        return float(row["value"])
-    percent = float(100 * (row["value"] - 1))
-    if abs(percent) <= NEUTRAL or not row["is_decided"]:
+    if not is_ratio(cell["quantity"]):
+        return float(cell["value"])
+    percent = _percent(cell)
+    if abs(percent) <= NEUTRAL or not cell["is_decided"]:
         return 0.0
-    return -percent if row["is_less_better"] else percent
+    if cell["is_less_better"]:
+        return -percent
+    return percent
 
 
-def _in_cell(row: pd.Series) -> str:
-    cross = CROSS if row["is_unsteady"] else ""
-    if not is_ratio(row["quantity"]):
-        return f"{amount(row['value'])}{cross}"
-    mark = "" if row["is_decided"] else "~"
-    return f"{mark}{100 * (row['value'] - 1):+.0f}{cross}"
+def _text_in_cell(cell: pd.Series) -> str:
+    """Return an amount, or the change in percent, with the marks that the notes explain."""
+    before = ""
+    number = amount(cell["value"])
+    after = ""
+    if is_ratio(cell["quantity"]):
+        number = f"{_percent(cell):+.0f}"
+        if not cell["is_decided"]:
+            before = "~"
+    if cell["is_unsteady"]:
+        after = CROSS
+    return f"{before}{number}{after}"
+
+
+def _percent(cell: pd.Series) -> float:
+    return float(100 * (cell["value"] - 1))
