@@ -61,7 +61,9 @@ def scale_of(rows: pd.DataFrame, quantity: str) -> Scale:
     if is_ratio(quantity):
         return _scale_of_ratio(low, high, top)
     start = HEADROOM * min(0.0, low)  # differences may be negative
-    end = HEADROOM * top if top > 0 else 1.0
+    end = HEADROOM * top
+    if top <= 0:
+        end = 1.0
     return Scale(start, end)
 
 
@@ -72,25 +74,31 @@ def _scale_of_ratio(low: float, high: float, top: float) -> Scale:
         return Scale(0.0, HEADROOM * end)
     span = end - bottom
     missing = max(0.0, LEAST_RANGE * end - span)
-    room = missing / 2 + (HEADROOM - 1) * span
-    start = max(0.0, STEP * math.floor((bottom - room) / STEP))
-    note = f"axis from {start:g}" if start else ""
-    return Scale(start, end + room, note=note)
+    margin = missing / 2 + (HEADROOM - 1) * span  # below and above
+    num_steps = math.floor((bottom - margin) / STEP)
+    start = max(0.0, STEP * num_steps)
+    note = ""
+    if start > 0:
+        note = f"axis from {start:g}"
+    return Scale(start, end + margin, note=note)
 
 
 def set_quantity_axis(ax: Axes, scale: Scale, *, along_x: bool) -> None:
     """Give an axes the scale of its quantity, along x where names are in rows."""
     kind = "log" if scale.is_log else "linear"
-    axis: Axis = ax.yaxis
+    axis: Axis
     if along_x:
         axis = ax.xaxis
-        ax.set(xscale=kind, xlim=(scale.start, scale.end))
+        ax.set_xscale(kind)
+        ax.set_xlim(scale.start, scale.end)
     else:
-        ax.set(yscale=kind, ylim=(scale.start, scale.end))
+        axis = ax.yaxis
+        ax.set_yscale(kind)
+        ax.set_ylim(scale.start, scale.end)
     if scale.is_log:
         style.tick_in_steps(axis)
     elif along_x:
-        axis.set_major_locator(MaxNLocator(3))
+        axis.set_major_locator(MaxNLocator(3))  # panels in rows are narrow
 
 
 def is_geometric(values: NDArray[np.float64]) -> bool:
@@ -107,4 +115,6 @@ def set_setting_axis(ax: Axes, values: NDArray[np.float64], name: str) -> str:
     ax.xaxis.set_minor_locator(NullLocator())
     ax.margins(x=0.08)
     label = style.AXIS_NAMES.get(name, style.short_name(name))
-    return f"{label}, {LOG_SCALE}" if is_log else label
+    if is_log:
+        return f"{label}, {LOG_SCALE}"
+    return label

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
@@ -39,8 +39,8 @@ LOADED_PANELS = (
     "throughput",
     "ttft_p50",
 )
-WITHOUT_GAPS = {5: 4, 7: 6}  # panels that fill their rows, of as many quantities
 MOST_PANELS = 6
+WITHOUT_GAPS = {5: 4}  # of so many panels those that fill their rows
 MOST_ROWS = 3  # of quantities, where a setting has panels or all is in heat maps
 MANY_NAMES = 8  # in rows, from which all panels stand beside each other
 MOST_BESIDE = 4  # panels, then
@@ -71,6 +71,19 @@ class PlotAxes:
     bound: tuple[str, ...] = ()
 
 
+class _StatedAxes(NamedTuple):
+    """The settings that a user named, None where one is left open; `hue` is upwards in a map."""
+
+    x: str | None
+    hue: str | None
+    col: str | None
+
+    @property
+    def names(self) -> set[str]:
+        """Return those that are stated."""
+        return {name for name in self if name is not None}
+
+
 def choose_axes(
     runs: pd.DataFrame,
     *,
@@ -87,18 +100,30 @@ def choose_axes(
     """
     if kind is not None:
         require_one_of("kind", kind, KINDS)
-    stated = [analysis.find_column(runs, name) if name else None for name in (x, hue, col)]
+    stated = _StatedAxes(_column(runs, x), _column(runs, hue), _column(runs, col))
     swept = analysis.without_baselines(runs)
     free = analysis.independent(swept, analysis.varied(runs), num_chosen=1)
-    if kind == "heat" and len({*free, *stated} - {None}) < 2:
+    shown = {*free, *stated.names}
+    if kind == "heat" and len(shown) < 2:
         raise UserError("kind=heat needs two settings that vary; use kind=line")
-    lines = _line_axes(runs, free, *stated)
-    is_crowded = len(free) > 2
-    if len(free) == 2 and lines.hue:
-        is_crowded = len(values_of(runs, lines.hue)) > MOST_COLOURS
-    if kind == "heat" or (kind is None and hue is None and is_crowded):
-        return _heat_axes(runs, free, *stated)
+    lines = _line_axes(runs, free, stated)
+    is_left_open = kind is None and hue is None
+    if kind == "heat" or (is_left_open and _is_crowded(runs, free, lines)):
+        return _heat_axes(runs, free, stated)
     return lines
+
+
+def _column(runs: pd.DataFrame, name: str | None) -> str | None:
+    if not name:
+        return None
+    return analysis.find_column(runs, name)
+
+
+def _is_crowded(runs: pd.DataFrame, free: Sequence[str], lines: PlotAxes) -> bool:
+    """Return whether lines would need more panels and colours than a reader tells apart."""
+    if len(free) == 2 and lines.hue:
+        return len(values_of(runs, lines.hue)) > MOST_COLOURS
+    return len(free) > 2
 
 
 def check_stated(
@@ -120,9 +145,11 @@ def check_stated(
     columns = list(dict.fromkeys([*settings, *own, *HEADINGS]))
     for axis in ("x", "hue", "col", "y"):
         stated = axes[axis] or []
-        names = [stated] if isinstance(stated, str) else list(stated)
+        names = [stated] if isinstance(stated, str) else stated
         for name in map(str, names):
-            if not is_quantity(name) and len(analysis.columns_named(name, columns)) != 1:
+            if is_quantity(name):
+                continue
+            if len(analysis.columns_named(name, columns)) != 1:
                 raise UserError(f"plot.{axis}={analysis.no_column(name, columns, swept)}")
 
 
@@ -134,22 +161,25 @@ def _best_x(swept: pd.DataFrame, names: Sequence[str]) -> str:
     return max(numbers or names, key=lambda name: swept[name].nunique())
 
 
-def _line_axes(
-    runs: pd.DataFrame, free: Sequence[str], x: str | None, hue: str | None, col: str | None
-) -> PlotAxes:
+def _line_axes(runs: pd.DataFrame, free: Sequence[str], stated: _StatedAxes) -> PlotAxes:
     """Choose the axes of lines: policies have colours wherever several were swept."""
-    remaining = [name for name in free if name not in (x, hue, col)]
+    x, hue, col = stated
+    remaining = [name for name in free if name not in stated.names]
     if x is None:
         x = _best_x(analysis.without_baselines(runs), remaining or ["policy"])
         remaining = [name for name in remaining if name != x]
     if hue is None and remaining:
-        hue = "policy" if "policy" in remaining else remaining[0]
+        hue = remaining[0]
+        if "policy" in remaining:
+            hue = "policy"
         remaining.remove(hue)
     has_baselines = runs.policy.nunique() > 1
     if hue is None and has_baselines and "policy" not in (x, col):
         hue = "policy"
-    if col is None and remaining and len(values_of(runs, remaining[0])) <= MOST_FACETS:
-        col = remaining.pop(0)
+    if col is None and remaining:
+        num_facets = len(values_of(runs, remaining[0]))
+        if num_facets <= MOST_FACETS:
+            col = remaining.pop(0)
     bound = _bound(runs, x, hue, col, *remaining)
     return PlotAxes("line", x, hue, col, tuple(remaining), bound)
 
@@ -159,32 +189,38 @@ def _bound(runs: pd.DataFrame, *shown: str | None) -> tuple[str, ...]:
     return tuple(name for name in analysis.varied(runs) if name not in shown)
 
 
-def _heat_axes(
-    runs: pd.DataFrame, free: Sequence[str], x: str | None, upwards: str | None, col: str | None
-) -> PlotAxes:
-    """Choose the axes of heat maps: the rate or the most numbers along x, policies or else the most
-    values upwards, and for panels beside each other the setting with the fewest values.
+def _heat_axes(runs: pd.DataFrame, free: Sequence[str], stated: _StatedAxes) -> PlotAxes:
+    """Choose the axes of heat maps.
+
+    The rate or the most numbers are along x, policies or else the most values upwards, and the
+    setting with the fewest values has panels beside each other.
     """
+    x, upwards, col = stated
     swept = analysis.without_baselines(runs)
-    sizes = {name: len(values_of(swept, name)) for name in free}
-    remaining = [name for name in free if name not in (x, upwards, col)]
+    num_values = {name: len(values_of(swept, name)) for name in free}
+    remaining = [name for name in free if name not in stated.names]
     if x is None:
-        x = _best_x(swept, [name for name in remaining if name != "policy"] or remaining)
+        # Policies are upwards, unless nothing else is left for x.
+        without_policy = [name for name in remaining if name != "policy"]
+        x = _best_x(swept, without_policy or remaining)
         remaining = [name for name in remaining if name != x]
     if upwards is None and not remaining:
         upwards = col
         col = None
     if upwards is None:
-        upwards = max(remaining, key=lambda name: (name == "policy", sizes[name]))
+        upwards = max(remaining, key=num_values.__getitem__)
+        if "policy" in remaining:
+            upwards = "policy"
         remaining.remove(upwards)
     if col is None and remaining:
-        fewest = min(remaining, key=lambda name: sizes[name])
-        num_cells = sizes[fewest] * len(values_of(swept, x))
-        if num_cells <= MOST_CELLS:
+        fewest = min(remaining, key=num_values.__getitem__)
+        num_cells_beside = num_values[fewest] * len(values_of(swept, x))
+        if num_cells_beside <= MOST_CELLS:
             col = fewest
     others = tuple(name for name in remaining if name != col)
     bound = _bound(runs, x, upwards, col, *others)
-    if is_numeric(runs, str(upwards)):  # no names to write them behind
+    if is_numeric(runs, str(upwards)):
+        # Bound settings follow the names upwards. Numbers have none: they get rows of panels.
         return PlotAxes("heat", x, upwards, col, (*others, *bound))
     return PlotAxes("heat", x, upwards, col, others, bound)
 
@@ -198,15 +234,16 @@ def choose_quantities(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:
     if axes.kind == "heat":
         if not axes.others:
             return chosen[:MOST_ROWS]
-        num_rows = analysis.group_keys(runs, axes.others).nunique()
-        return chosen[: max(1, (MOST_ROWS + 1) // num_rows)]
+        rows_of_quantity = analysis.group_keys(runs, axes.others).nunique()
+        num_quantities = (MOST_ROWS + 1) // rows_of_quantity
+        return chosen[: max(1, num_quantities)]
     if axes.col:
         return chosen[:MOST_ROWS]
     has_names = not is_numeric(runs, axes.x)
     if has_names and len(values_of(runs, axes.x)) > MANY_NAMES:
         return chosen[:MOST_BESIDE]
-    chosen = chosen[:MOST_PANELS]
-    return chosen[: WITHOUT_GAPS.get(len(chosen), len(chosen))]
+    num_panels = min(len(chosen), MOST_PANELS)
+    return chosen[: WITHOUT_GAPS.get(num_panels, num_panels)]
 
 
 def _judged(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:
@@ -225,4 +262,6 @@ def _judged(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:
 def _is_measured(runs: pd.DataFrame, name: str) -> bool:
     if name not in runs or runs[name].isna().all():
         return False
-    return name != MARGINAL or bool((runs[name] > 0).any())  # else below the noise
+    if name == MARGINAL:
+        return bool((runs[name] > 0).any())  # else below the noise
+    return True

@@ -38,45 +38,55 @@ SHARE = Look("", "C0", drawstyle="steps-post")
 def draw_run(iterations: pd.DataFrame, requests: pd.DataFrame, title: str) -> Figure:
     """Draw a run's tokens and requests over time, and the distributions of its TTFT and TBT."""
     times = waits(requests)
-    rows = []
-    for panel, columns in STACKED.items():
-        rows += _areas(iterations, columns, panel)
+    milliseconds = {}
     for name in DISTRIBUTIONS:
-        shares = distribution(1e3 * pd.Series(times[name]))
-        rows.append(styled(shares.assign(panel=name), SHARE))
+        seconds = pd.Series(times[name])
+        milliseconds[name] = 1e3 * seconds.dropna()
+    marks = []
+    for panel, columns in STACKED.items():
+        marks += _areas(iterations, columns, panel)
+    for name in DISTRIBUTIONS:
+        shares = distribution(milliseconds[name])
+        marks.append(styled(shares.assign(panel=name), SHARE))
     grid = PanelLayout([*STACKED, *DISTRIBUTIONS], 2, (style.WIDTH, 5.4))
-    figure, axes = plot(pd.concat(rows), x="at", grid=grid)
+    figure, axes = plot(pd.concat(marks), x="at", grid=grid)
+    end = float(iterations["end"].max())
     for panel, columns in STACKED.items():
-        looks = _looks_of_areas(columns)
-        axes[panel].legend(handles=[look.key() for look in looks.values()], frameon=True)
-        end = float(iterations["end"].max())
-        axes[panel].set(xlabel="time [s]", ylabel=panel, xlim=(0, end), ylim=(0, None))
+        ax = axes[panel]
+        keys = [look.key() for look in _looks_of_areas(columns).values()]
+        ax.legend(handles=keys, frameon=True)
+        ax.set(xlabel="time [s]", ylabel=panel, xlim=(0, end), ylim=(0, None))
     for name in DISTRIBUTIONS:
-        _label_distribution(axes[name], 1e3 * pd.Series(times[name]).dropna(), name)
+        _label_distribution(axes[name], milliseconds[name], name)
     return style.finished(figure, title)
 
 
 def _looks_of_areas(columns: Mapping[str, str]) -> dict[str, Look]:
     """Return the look of each area by its name, from below."""
-    names = enumerate(columns)
-    return {name: Look(name, f"C{number}", is_filled=True) for number, name in names}
+    looks = {}
+    for number, name in enumerate(columns):
+        looks[name] = Look(name, f"C{number}", is_filled=True)
+    return looks
 
 
 def _areas(iterations: pd.DataFrame, columns: Mapping[str, str], panel: str) -> list[pd.DataFrame]:
     """Return columns of the iterations on top of each other, each from its start to its end."""
     start = iterations["start"].to_numpy(float)
     end = iterations["end"].to_numpy(float)
-    times = np.column_stack([start, end]).ravel()
+    times = np.column_stack([start, end]).ravel()  # start, end, start, end, ...
     # Nothing is drawn between iterations that do not follow at once: NaN there.
-    gaps = 2 * np.flatnonzero(start[1:] > end[:-1]) + 2
+    is_followed_by_gap = start[1:] > end[:-1]
+    gaps = 2 * np.flatnonzero(is_followed_by_gap) + 2  # places in `times`
     at = np.insert(times, gaps, np.nan)
     looks = _looks_of_areas(columns)
     top = np.zeros(len(times))
     areas = []
     for name, column in columns.items():
-        top = top + np.repeat(iterations[column].to_numpy(float), 2)
-        values = pd.DataFrame({"at": at, "value": np.insert(top, gaps, np.nan)})
-        areas.append(styled(values.assign(panel=panel), looks[name]))
+        amounts = iterations[column].to_numpy(float)
+        top = top + np.repeat(amounts, 2)
+        with_gaps = np.insert(top, gaps, np.nan)
+        area = pd.DataFrame({"at": at, "value": with_gaps, "panel": panel})
+        areas.append(styled(area, looks[name]))
     return areas[::-1]  # the lowest is drawn last, over the others
 
 
@@ -100,13 +110,15 @@ def _label_distribution(ax: Axes, milliseconds: pd.Series, name: str) -> None:
 def curves(runs: Mapping[str, pd.DataFrame], x: str) -> Figure:
     """Draw the iterations of runs (tables by name) against `x`: "iteration", or "end" for time."""
     looks = _looks_of_runs(list(runs), x)
-    rows = []
+    lines = []
     for name, table in runs.items():
-        for column, (scale, _) in CURVES.items():
-            if column in table and x in table:
-                values = pd.DataFrame({"at": table[x], "value": scale * table[column]})
-                rows.append(styled(values.assign(panel=column), looks[name]))
-    marks = pd.concat(rows)
+        for column, (factor, _) in CURVES.items():
+            if column not in table or x not in table:
+                continue
+            values = factor * table[column]
+            line = pd.DataFrame({"at": table[x], "value": values, "panel": column})
+            lines.append(styled(line, looks[name]))
+    marks = pd.concat(lines)
     drawn = set(marks["panel"])
     shown = [column for column in CURVES if column in drawn]
     size = (9, 1.9 * len(shown) + 0.5)

@@ -53,28 +53,34 @@ def draw_sweep(
     Raises:
         UserError: for an unknown name, a quantity without values, or a map of a single setting.
     """
-    runs = runs.reset_index(drop=True)  # rows of concatenated tables may share a label
-    runs.attrs.clear()  # which each step would copy
-    runs = analysis.with_short_devices(runs)
     stated = [y] if isinstance(y, str) else list(y or [])
-    ratios = [f"throughput_vs_{name}" for name in analysis.references(runs)]
-    for ratio in [*ratios, *stated]:
-        quantity, is_ratio, base = ratio.partition("_vs_")
-        if is_ratio:
-            runs = analysis.relative(runs, quantity, base)
-    axes = choose_axes(runs, x=x, hue=hue, col=col, kind=kind)
-    quantities = [analysis.find_column(runs, name) for name in stated]
-    for name in quantities:
-        _require_values(runs, axes, name)
+    comparable = _with_ratios(runs, stated)
+    axes = choose_axes(comparable, x=x, hue=hue, col=col, kind=kind)
+    quantities = [analysis.find_column(comparable, name) for name in stated]
+    for quantity in quantities:
+        _require_values(comparable, axes, quantity)
     if not quantities:
-        quantities = choose_quantities(runs, axes)
-    runs = analysis.without_repeated(runs, quantities)
-    rows = long_rows(runs, axes, quantities)
+        quantities = choose_quantities(comparable, axes)
+    drawn = analysis.without_repeated(comparable, quantities)
+    rows = long_rows(drawn, axes, quantities)
     if axes.kind == "heat":
-        figure = draw_maps(rows, axes, quantities, undecided=_undecided_in_words(runs))
+        figure = draw_maps(rows, axes, quantities, undecided=_undecided_in_words(drawn))
     else:
-        figure = draw_lines(rows, axes, quantities, _mark_keys(runs, rows, axes))
-    return style.finished(figure, _title(runs))
+        figure = draw_lines(rows, axes, quantities, _mark_keys(drawn, rows, axes))
+    return style.finished(figure, _title(drawn))
+
+
+def _with_ratios(runs: pd.DataFrame, stated: Sequence[str]) -> pd.DataFrame:
+    """Add the ratios to the references of the sweep, and those among the `stated` quantities."""
+    with_ratios = runs.reset_index(drop=True)  # rows of concatenated tables may share a label
+    with_ratios.attrs.clear()  # which each step would copy
+    with_ratios = analysis.with_short_devices(with_ratios)
+    references = [f"throughput_vs_{policy}" for policy in analysis.references(with_ratios)]
+    for name in [*references, *stated]:
+        quantity, is_ratio, base = name.partition("_vs_")
+        if is_ratio:
+            with_ratios = analysis.relative(with_ratios, quantity, base)
+    return with_ratios
 
 
 def _require_values(runs: pd.DataFrame, axes: PlotAxes, name: str) -> None:
@@ -95,36 +101,46 @@ def policies(runs: pd.DataFrame) -> Figure:
 
 
 def long_rows(runs: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]) -> pd.DataFrame:
-    """Return medians in their displayed units: a row per quantity and combination of settings, with
-    the `heading` of the quantity, whether it `is_less_better` and whether the runs are not steady.
+    """Return medians in their displayed units: a row per quantity and combination of settings.
+
+    Beside them is the `heading` of the quantity, whether it `is_less_better`, and whether the runs
+    are not steady (`is_unsteady`).
     """
     if "is_baseline" not in runs:
         runs = runs.assign(is_baseline=False)
     settings = [axes.x, axes.hue, axes.col, *axes.others, *axes.bound, "policy", "is_baseline"]
-    by = list(dict.fromkeys(filter(None, settings)))
-    rows = analysis.medians(runs, by, *quantities)
+    grouped_by = list(dict.fromkeys(filter(None, settings)))
+    rows = analysis.medians(runs, grouped_by, *quantities)
     # A difference of times that may be equal.
     is_below_noise = (rows["quantity"] == MARGINAL) & (rows["value"] <= 0)
     rows.loc[is_below_noise, VALUES] = math.nan
+    is_single_run = rows["num_samples"] == 1
+    rows.loc[is_single_run, ["low", "high"]] = math.nan
+    is_unsteady = analysis.unsteady(runs)
+    share_unsteady = is_unsteady.groupby(analysis.group_keys(runs, grouped_by)).mean()
+    share_of_row = analysis.group_keys(rows, grouped_by).map(share_unsteady)
+    return _displayed(rows, runs, quantities).assign(is_unsteady=share_of_row >= MOST_ROUNDS)
+
+
+def _displayed(rows: pd.DataFrame, runs: pd.DataFrame, quantities: Sequence[str]) -> pd.DataFrame:
+    """Convert values from SI to the units that their headings state."""
     factors = {}
     headings = {}
     is_less_better = {}
     for name in quantities:
         quantity, _, _ = name.partition("_vs_")
-        is_less_better[name] = less_is_better(quantity)
         factors[name], headings[name] = display_unit(name, float(runs[name].max()))
+        is_less_better[name] = less_is_better(quantity)
         if quantity in UNITS:  # of others, such as a user's, nobody knows what is better
             arrow = "↓" if is_less_better[name] else "↑"
             headings[name] += f" ({arrow}\N{NO-BREAK SPACE}better)"
-    rows[VALUES] = rows[VALUES].mul(rows["quantity"].map(factors), axis=0)
-    rows.loc[rows["num_samples"] == 1, ["low", "high"]] = math.nan  # one run has no interval
-    share_unsteady = analysis.unsteady(runs).groupby(analysis.group_keys(runs, by)).mean()
-    share = analysis.group_keys(rows, by).map(share_unsteady)
-    return rows.assign(
-        heading=rows["quantity"].map(headings),
-        is_less_better=rows["quantity"].map(is_less_better),
-        is_unsteady=share >= MOST_ROUNDS,
+    names = rows["quantity"]
+    displayed = rows.assign(
+        heading=names.map(headings),
+        is_less_better=names.map(is_less_better),
     )
+    displayed[VALUES] = rows[VALUES].mul(names.map(factors), axis=0)
+    return displayed
 
 
 def _mark_keys(runs: pd.DataFrame, rows: pd.DataFrame, axes: PlotAxes) -> list[Artist]:
@@ -152,9 +168,10 @@ def _samples_in_words(runs: pd.DataFrame, rows: pd.DataFrame) -> str | None:
     for name in analysis.SAMPLES:
         if name in swept and swept[name].nunique() > 1:
             repeated.append(f"{name}s")
+    samples = " and ".join(repeated) or "runs"
     number = int(several.min())
-    samples = f"{number} {' and '.join(repeated) or 'runs'}"
-    label = f"bars and bands: {level_of(number):.0%} intervals of medians of {samples}"
+    level = level_of(number)
+    label = f"bars and bands: {level:.0%} intervals of medians of {number} {samples}"
     if _has_cut_intervals(rows):
         label += ", cut at the axis"
     return label
@@ -162,9 +179,12 @@ def _samples_in_words(runs: pd.DataFrame, rows: pd.DataFrame) -> str | None:
 
 def _has_cut_intervals(rows: pd.DataFrame) -> bool:
     """Return whether an interval leaves the axis of its quantity."""
-    for quantity, group in rows[rows["num_samples"] > 1].groupby("quantity"):
-        scale = scale_of(rows[rows["quantity"] == quantity], str(quantity))
-        if group["low"].min() < scale.start or group["high"].max() > scale.end:
+    for quantity, of_quantity in rows.groupby("quantity"):
+        scale = scale_of(of_quantity, str(quantity))
+        has_interval = of_quantity["num_samples"] > 1
+        lows = of_quantity["low"][has_interval]
+        highs = of_quantity["high"][has_interval]
+        if lows.min() < scale.start or highs.max() > scale.end:
             return True
     return False
 
@@ -185,28 +205,36 @@ def _undecided_in_words(runs: pd.DataFrame) -> str:
 def _title(runs: pd.DataFrame) -> str:
     """Name model, device and the sizes that all runs share."""
     swept = analysis.without_baselines(runs)
-    title = _few_values(swept, "model")
+    names = [_few_values(swept, "model")]
     dtypes = _few_values(swept, "dtype")
     if dtypes != "auto":  # replays leave it to the server's files
-        title = ", ".join(filter(None, [title, dtypes]))
+        names.append(dtypes)
+    title = _joined(names)
     devices = _few_values(swept, "device")
     if devices:
         title = " on ".join(filter(None, [title, devices]))
     elif "executor" in swept and (swept.executor == "simulated").all():
-        title = ", ".join(filter(None, [title, "simulated"]))
+        title = _joined([title, "simulated"])
     sizes = []
     for name in FIXED:
         if name in swept and len(values_of(swept, name)) == 1:
             sizes.append(_size(runs, swept, name))
-    return "\n".join(filter(None, [title, ", ".join([*sizes, *_ridge(swept)])]))
+    sizes.append(_ridge(swept))
+    return "\n".join(filter(None, [title, _joined(sizes)]))
 
 
-def _ridge(runs: pd.DataFrame) -> list[str]:
-    """Name the tokens of a ridge, which the chunks of measured runs are told in."""
+def _joined(texts: Sequence[str]) -> str:
+    return ", ".join(filter(None, texts))
+
+
+def _ridge(runs: pd.DataFrame) -> str:
+    """Name the tokens of a ridge, which the chunks of measured runs are told in; "" without it."""
     if CHUNK_RIDGES not in runs:
-        return []
-    ridges = (runs.chunk / runs[CHUNK_RIDGES]).dropna()
-    return [f"ridge {ridges.median():.0f} tokens"] if len(ridges) else []
+        return ""
+    tokens = (runs.chunk / runs[CHUNK_RIDGES]).dropna()
+    if tokens.empty:
+        return ""
+    return f"ridge {tokens.median():.0f} tokens"
 
 
 def _size(runs: pd.DataFrame, swept: pd.DataFrame, name: str) -> str:
@@ -214,16 +242,18 @@ def _size(runs: pd.DataFrame, swept: pd.DataFrame, name: str) -> str:
     label = style.short_name(name)
     if name == "num_requests" and _counts_a_part(swept):
         label = "requests counted"
-    (value,) = values_of(swept, name)
-    policies: dict[str, list[str]] = {value: list(swept["policy"].unique())}
-    for policy, group in runs.drop(index=swept.index).groupby("policy", sort=False):
-        for other in values_of(group, name):
-            policies.setdefault(other, []).append(str(policy))
-    is_of_server = name in ("batch", "chunk") and len(policies) > 1
-    if not is_of_server:
-        return f"{label} {value}"
-    parts = [f"{size} of {' and '.join(names)}" for size, names in policies.items()]
-    return f"{label} {', '.join(parts)}"
+    (shared_size,) = values_of(swept, name)
+    policies_of_size = {shared_size: list(map(str, swept["policy"].unique()))}
+    baselines = runs.drop(index=swept.index)
+    for policy, of_policy in baselines.groupby("policy", sort=False):
+        for size in values_of(of_policy, name):
+            policies_of_size.setdefault(size, []).append(str(policy))
+    # Other sizes are of the workload, which baselines share.
+    is_of_server = name in ("batch", "chunk")
+    if not is_of_server or len(policies_of_size) == 1:
+        return f"{label} {shared_size}"
+    sizes = [f"{size} of {' and '.join(names)}" for size, names in policies_of_size.items()]
+    return f"{label} {', '.join(sizes)}"
 
 
 def _counts_a_part(runs: pd.DataFrame) -> bool:
