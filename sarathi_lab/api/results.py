@@ -103,11 +103,18 @@ class Results:
     def compare(
         self, to: str | Mapping[str, object] = "orca", metrics: Sequence[str] = METRICS
     ) -> pd.DataFrame:
-        """Return what varies, `metrics`, and their ratios `<metric>_vs_<to>` to the run of policy
-        `to` (or with the settings in `to`) on the same work, a row a run.
+        """Compare each run with another on the same work.
 
-        That run is one of the sweep, else a baseline; ratios without one are NaN. Raises UserError
-        if there is none at all, or several for one run.
+        Args:
+            to: Policy of the other run, or its settings; one of the sweep, else a baseline.
+            metrics: Quantities to show; those that no run has are left out.
+
+        Returns:
+            A row a run: what varies, `metrics`, and their ratios `<metric>_vs_<to>`, which are NaN
+            where there is no other run.
+
+        Raises:
+            UserError: If there is no other run at all, or several for one run.
         """
         wanted: Mapping[str, object] = {"policy": to}
         if not isinstance(to, str):
@@ -153,8 +160,17 @@ class Results:
         y: str | Sequence[str] | None = None,
         kind: str | None = None,
     ) -> Figure:
-        """Draw the quantities `y` by settings on the x axis, as colours and as panels, by lines or
-        as a heat map; what is not named is chosen. Raises UserError for unknown names.
+        """Draw quantities by settings; what is not named is chosen.
+
+        Args:
+            x: Setting on the x axis.
+            hue: Setting that has colours.
+            col: Setting that has panels.
+            y: Quantities.
+            kind: "line" or "heat".
+
+        Raises:
+            UserError: For unknown names.
         """
         from sarathi_lab.results.plots import sweeps  # matplotlib takes a second
 
@@ -245,12 +261,18 @@ def _name_of(run: pd.Series, varying: Sequence[str]) -> str:
 
 
 def load(*places: str | Path) -> Results:
-    """Load runs below folders (default: `outputs`), of a project on W&B's server
-    ("entity/project"), recorded of an experiment, such as "orca", or measured by a benchmark client
-    (`extensions.replay.bench_files`).
+    """Load runs of one or several places.
 
-    Projects and records have no tables of requests and iterations. Raises UserError for a
-    place without runs.
+    Args:
+        places: Folders (default: `outputs`), projects on W&B's server ("entity/project"), recorded
+            experiments such as "orca", and files of a benchmark client
+            (`extensions.replay.bench_files`).
+
+    Returns:
+        All runs; those of projects and records have no tables of requests and iterations.
+
+    Raises:
+        UserError: For a place without runs.
     """
     results = list(map(_load, places or [OUTPUTS]))
     if len(results) == 1:

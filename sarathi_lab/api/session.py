@@ -34,11 +34,18 @@ KEYWORDS = ("", "null", "true", "false", "nan", "inf")  # text that Hydra takes 
 def serve(*, verbose: bool = False, **settings: object) -> Results:
     """Serve one configuration and its baselines: `python -m sarathi_lab.run NAME=VALUE ...`.
 
-    Settings and groups have the names of the command line, dotted ones in `**{"workload.rate": 2}`.
-    Values are Python's; `policy` may also be a class of policies, whose parameters are then
-    settings, or an object, whose fields stay as they are, and `metrics` are functions. Results are
-    kept in `output` and printed if `verbose`, and tracked with `tracking="wandb"`. Raises UserError
-    for what the command line refuses, in the same words, and what stops the run.
+    Args:
+        verbose: Whether to print what the command line prints.
+        settings: Settings and groups by their names on the command line, dotted ones in
+            `**{"workload.rate": 2}`; values are Python's. `policy` may also be a class of
+            policies, whose parameters are then settings, or an object, whose fields stay as they
+            are. `metrics` are functions. `tracking="wandb"` tracks the run.
+
+    Returns:
+        The run and its baselines, which are kept below `output`.
+
+    Raises:
+        UserError: For what the command line refuses, in the same words, and what stops the run.
     """
     with _prepared(settings, [], verbose) as sweeper:
         sweeper.run()
@@ -48,10 +55,17 @@ def serve(*, verbose: bool = False, **settings: object) -> Results:
 def sweep(*, verbose: bool = False, **settings: object) -> Results:
     """Serve all combinations of the values that settings have, as `-m` does; else as `serve`.
 
-    Any iterable but text and mappings holds the values of a setting: `seed=range(5)`. A single
-    value that is a list is written inside a list, `baselines=[["orca"]]`; `metrics=[function]` are
-    the metrics of every run. Runs that stop are left out with a warning; raises UserError if none
-    is left.
+    Args:
+        verbose: Whether to print what the command line prints.
+        settings: As those of `serve`. Any iterable but text and mappings holds the values of a
+            setting: `seed=range(5)`. A single value that is a list is written inside a list,
+            `baselines=[["orca"]]`; `metrics=[function]` are the metrics of every run.
+
+    Returns:
+        The runs and their baselines. Runs that stopped are left out, with a warning.
+
+    Raises:
+        UserError: As `serve`, or if no run is left.
     """
     with _prepared(settings, ["-m"], verbose) as sweeper:
         try:
