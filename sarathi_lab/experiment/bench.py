@@ -12,11 +12,11 @@ import numpy as np
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import KINDS
 from sarathi_lab.executor.simulated.drawn_times import (
-    NUM_DRAWS,
+    NUM_DRAWN_RUNS,
+    SHAPES_OF_BATCHES,
     SHAPES_OF_RUN,
     DrawnTimes,
     Values,
-    scattered,
 )
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import EXPERTS
@@ -214,7 +214,7 @@ class CostBench(Bench):
         estimate = super()._sum_of(work, operations, name)
         is_run = any(isinstance(subject, Scenario) for _, subject in work.terms)
         num_shapes = SHAPES_OF_RUN if is_run else 1
-        return Estimate.of(scattered(estimate.values, f"{name} {work.terms}", num_shapes))
+        return Estimate.with_own_error(estimate.values, f"{name} {work.terms}", num_shapes)
 
     def request(self, scenario: Scenario) -> Times:
         if self.is_counting:
@@ -244,13 +244,12 @@ class CostBench(Bench):
         """Serve a scenario in every draw, and return the quantities that are `COMPARED`."""
         if scenario not in self._served:
             runs = [self.served(scenario)]
-            for number in range(1, 1 + NUM_DRAWS):
+            for number in range(1, 1 + NUM_DRAWN_RUNS):
                 runs.append(self._serve(scenario, self._drawn.iteration_time_of(number)))
             estimates = {}
             for name in COMPARED:
                 values = np.array([getattr(run, name) for run in runs])
-                shape = f"{name} {scenario}"
-                estimates[name] = Estimate.of(scattered(values, shape, SHAPES_OF_RUN))
+                estimates[name] = Estimate.of(values, SHAPES_OF_BATCHES)
             self._served[scenario] = estimates
         return self._served[scenario]
 

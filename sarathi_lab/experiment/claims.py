@@ -47,8 +47,8 @@ SAME_REQUESTS = ("model", "prompt_len", "num_decodes", "batch")  # where `load_s
 FITTED = "†"  # the mark of a value that constants were fitted to
 # of a point, for its value; taking all columns of each takes longer than judging it
 READ = [
-    *("x", "y", "low", "high", "confidence", "samples", "draws", "is_simulated", "num_pairs"),
-    "reason",
+    *("x", "y", "low", "high", "confidence", "samples", "draws", "moved", "is_simulated"),
+    *("num_pairs", "reason"),
 ]
 ABSENT = "not in what was measured"
 UNKNOWN_ERROR = "the cost model states no error of it"
@@ -342,19 +342,34 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
 
 
 def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
-    """Return the value of predicted rows, and its interval by what it is in each draw."""
+    """Return the value of predicted rows, and its interval by what it is in each draw, and where
+    each of the shapes that it may hang on is slower by the error of its own.
+    """
     value, _, _ = take.value(rows)
     drawn = []
     for of_rows in zip(*rows.draws, strict=True):
-        y = pd.Series(of_rows, rows.index)
-        drawn_value, _, _ = take.value(rows.assign(y=y, low=y, high=y))
-        drawn.append(float(drawn_value))
+        drawn.append(_taken(take, rows, of_rows))
+    shapes: dict[str, None] = {}
+    for by_shape in take.eligible(rows).moved:
+        shapes |= dict.fromkeys(by_shape)
+    moved = []
+    for shape in shapes:
+        values = [by_shape.get(shape, y) for by_shape, y in zip(rows.moved, rows.y, strict=True)]
+        moved.append(_taken(take, rows, values))
     if take.is_place:
-        return Value(float(value), min(value, *drawn), max(value, *drawn))
-    ends = ends_of_draws(float(value), drawn)
+        everywhere = [value, *drawn, *moved]
+        return Value(float(value), min(everywhere), max(everywhere))
+    ends = ends_of_draws(float(value), drawn, moved)
     if math.isnan(ends.low):  # all errors cancel
         return Value(float(value), float(value), float(value))
     return Value(float(value), ends.low, ends.high)
+
+
+def _taken(take: Take, rows: pd.DataFrame, values: Sequence[float]) -> float:
+    """Return what is made of rows where they have other values."""
+    y = pd.Series(values, rows.index)
+    value, _, _ = take.value(rows.assign(y=y, low=y, high=y))
+    return float(value)
 
 
 def _missing(tables: Sequence[pd.DataFrame]) -> str | None:
@@ -386,41 +401,55 @@ def _chosen(claim: Claim, picked: Sequence[pd.DataFrame], at_once: float) -> pd.
         high=both.high / both.low_over,
         confidence=both.confidence + both.confidence_over - 1,
         draws=both.apply(_ratios, axis="columns", result_type="reduce"),
+        moved=both.apply(_moved_ratios, axis="columns", result_type="reduce"),
         reason=both.reason.fillna(both.reason_over),
     )
     return _with_draws(ratios)
 
 
 def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
-    """Widen the intervals of samples to what so many at once need. Draws of a cost model, which
-    become numbers here, are left for `_with_draws`: until then a value with them has no width.
+    """Widen the intervals of samples to what so many at once need, but not below what is recorded,
+    in which is how finely a value can be known. Draws of a cost model, which become numbers here,
+    are left for `_with_draws`: until then a value with them has no width.
+
+    A value of which no interval is recorded is exact, or all of its samples agree.
     """
     level = 1 - (1 - LEVEL) / at_once
     ends = rows[[*Ends._fields]].to_numpy(dtype=float, copy=True)
     draws = rows.draws.map(_draws_in)
-    recorded = zip(rows.y, rows.samples, draws, rows.is_simulated, strict=True)
-    for position, (value, text, drawn, is_simulated) in enumerate(recorded):
+    moved = rows.moved.map(_moved_in)
+    recorded = zip(rows.y, rows.samples, draws, moved, rows.is_simulated, strict=True)
+    for position, (value, text, of_draws, by_shape, is_simulated) in enumerate(recorded):
+        drawn = {*of_draws, *by_shape.values()} - {value}  # none of a value that no error changes
         samples = _numbers(text)
-        if samples:
+        low, high, _ = ends[position]
+        if samples and drawn:
             ends[position] = ends_of_median(samples, level=level, is_series=not is_simulated)
         elif drawn:
             ends[position] = Ends(value, value, math.nan)
-    low, high, confidence = ends.T
+        elif samples and math.isnan(low):
+            ends[position] = Ends(value, value, 1.0)
+        elif samples:
+            of_samples = ends_of_median(samples, level=level, is_series=not is_simulated)
+            low, high = min(low, of_samples.low), max(high, of_samples.high)
+            ends[position] = Ends(low, high, of_samples.confidence)
+    lows, highs, confidences = ends.T
     return rows.assign(
-        low=np.where(np.isnan(low), rows.y, low),
-        high=np.where(np.isnan(high), rows.y, high),
-        confidence=confidence,
+        low=np.where(np.isnan(lows), rows.y, lows),
+        high=np.where(np.isnan(highs), rows.y, highs),
+        confidence=confidences,
         draws=draws,
+        moved=moved,
     )
 
 
 def _with_draws(rows: pd.DataFrame) -> pd.DataFrame:
     """Widen the intervals by those of the draws."""
     ends = []
-    for value, low, high, confidence, drawn in zip(
-        rows.y, rows.low, rows.high, rows.confidence, rows.draws, strict=True
-    ):
-        ends.append(wider(value, Ends(low, high, confidence), ends_of_draws(value, drawn)))
+    columns = (rows.y, rows.low, rows.high, rows.confidence, rows.draws, rows.moved)
+    for value, low, high, confidence, drawn, moved in zip(*columns, strict=True):
+        of_draws = ends_of_draws(value, drawn, moved.values())
+        ends.append(wider(value, Ends(low, high, confidence), of_draws))
     low, high, confidence = np.array(ends, dtype=float).reshape(-1, 3).T
     return rows.assign(low=low, high=high, confidence=confidence)
 
@@ -436,6 +465,15 @@ def _ratios(row: pd.Series) -> list[float]:
     return [drawn / over for drawn, over in zip(draws, draws_over, strict=True)]
 
 
+def _moved_ratios(row: pd.Series) -> dict[str, float]:
+    """Return a ratio where each shape of either value is slower: one of both moves both."""
+    ratios = {}
+    for shape in {**row.moved, **row.moved_over}:
+        moved = row.moved.get(shape, row.y)
+        ratios[shape] = moved / row.moved_over.get(shape, row.y_over)
+    return ratios
+
+
 def _numbers(text: str | float) -> list[float]:
     """Return the samples of a row, without those that are not a number; one alone is no text."""
     samples = [float(sample) for sample in str(text).split()]
@@ -447,6 +485,17 @@ def _draws_in(text: str | float | None) -> list[float]:
     if text is None or pd.isna(text):
         return []
     return [float(draw) for draw in str(text).split()]
+
+
+def _moved_in(text: str | float | None) -> dict[str, float]:
+    """Return what a row's value is by the shape that is slower."""
+    if text is None or pd.isna(text):
+        return {}
+    by_shape = {}
+    for moved in str(text).split():
+        shape, value = moved.split("=")
+        by_shape[shape] = float(value)
+    return by_shape
 
 
 def _is_unknown(draws: Sequence[float]) -> bool:
@@ -539,7 +588,7 @@ def in_words(row: Row) -> str:
     if math.isnan(value.measured):
         return ""
     text = f"{value.measured:.3g}"
-    has_level = not math.isnan(value.confidence)
+    has_level = value.confidence < 1  # an exact value has all, a stated error none
     if has_level or value.low < value.high:
         interval = f"{value.low:.3g} to {value.high:.3g}"
         if has_level:

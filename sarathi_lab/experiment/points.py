@@ -7,12 +7,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.executor.simulated.drawn_times import Values
-from sarathi_lab.results.intervals import draws_of_median, ends_of_draws, median_of, wider
+from sarathi_lab.executor.simulated.drawn_times import SHAPES_OF_BATCHES, Values, own_deviation
+from sarathi_lab.results.intervals import (
+    Ends,
+    Interval,
+    Resolution,
+    draws_of_median,
+    ends_of_draws,
+    median_of,
+    wider,
+)
 from sarathi_lab.results.load import POINT
 
 Kind = Literal["value", "share", "curve"]
@@ -21,49 +30,90 @@ OF_SAMPLES = ["confidence", "q20", "q80", "samples"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value, and what it is in each draw of the cost model's constants (`DrawnTimes`).
+    """A value, what it is in each draw of the cost model's constants, and what it is where one of
+    the shapes that it is made of is slower by the error of its own (`drawn_times`).
 
-    Draws have the same order everywhere, so that errors which two values share cancel in their
-    ratio. A value that was measured, or is exact, has none.
+    Draws have the same order everywhere, and shapes their names, so that errors which two values
+    share cancel in their ratio. A value that was measured, or is exact, has neither.
+
+    Attributes:
+        moved: By the name of the shape that is slower.
     """
 
     value: float
     draws: tuple[float, ...] = ()
+    moved: tuple[tuple[str, float], ...] = ()
 
     @classmethod
-    def of(cls, values: float | Values) -> Estimate:
-        """Return the estimate of a value followed by its draws, or of a value alone."""
-        value, *draws = np.atleast_1d(values).tolist()
-        return cls(value, tuple(draws))
+    def of(cls, values: float | Values, shapes: Sequence[str] = ()) -> Estimate:
+        """Return the estimate of a value, followed by its draws, and by what it is where each of
+        the `shapes` is slower.
+        """
+        value, *others = np.atleast_1d(values).tolist()
+        num_draws = len(others) - len(shapes)
+        moved = zip(shapes, others[num_draws:], strict=True)
+        return cls(value, tuple(others[:num_draws]), tuple(moved))
+
+    @classmethod
+    def with_own_error(cls, values: Values, shape: str, num_shapes: int = 1) -> Estimate:
+        """Return the estimate of a value, followed by its draws, of a shape that has half of its
+        error alone. Over `num_shapes` of a run that half averages out.
+        """
+        deviation = own_deviation(values, num_shapes)
+        if deviation == 0:
+            return cls.of(values)
+        value = values[0]
+        slower = value * math.exp(deviation) if values.min() > 0 else value + deviation
+        return cls.of(np.append(values, slower), [name_of(shape)])
 
     @property
     def values(self) -> Values:
         """The value and its draws."""
         return np.array([self.value, *self.draws])
 
+    @property
+    def ends(self) -> Ends:
+        """The interval by the errors; NaN for an exact value."""
+        return ends_of_draws(self.value, self.draws, dict(self.moved).values())
+
     def __truediv__(self, other: Estimate) -> Estimate:
         """Return the ratio of two estimates; infinite over zero."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = self.values / other.values
         if other.value == 0:
-            ratios = np.full_like(ratios, math.inf)
-        return Estimate.of(ratios)
+            return Estimate(math.inf)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self._with(other, np.divide)
 
     def __add__(self, other: Estimate) -> Estimate:
-        return Estimate.of(self.values + other.values)
+        return self._with(other, np.add)
 
     def __sub__(self, other: Estimate) -> Estimate:
-        return Estimate.of(self.values - other.values)
+        return self._with(other, np.subtract)
 
     def __mul__(self, factor: float) -> Estimate:
-        return Estimate.of(self.values * factor)
+        return self._with(Estimate(factor), np.multiply)
+
+    def _with(self, other: Estimate, operation: np.ufunc) -> Estimate:
+        """Return an operation of two estimates: in each draw, and for each shape of either."""
+        shapes = list(dict.fromkeys(shape for shape, _ in (*self.moved, *other.moved)))
+        num_draws = max(len(self.draws), len(other.draws))
+        values = self._everywhere(num_draws, shapes)
+        others = other._everywhere(num_draws, shapes)
+        return Estimate.of(operation(values, others), shapes)
+
+    def _everywhere(self, num_draws: int, shapes: Sequence[str]) -> Values:
+        """Return the value, its draws, and what it is where each of the `shapes` is slower."""
+        draws = self.draws or (self.value,) * num_draws
+        by_shape = dict(self.moved)
+        moved = [by_shape.get(shape, self.value) for shape in shapes]
+        return np.array([self.value, *draws, *moved])
 
 
 class Point(NamedTuple):
     """A point of a figure: its line, its panel, where it is, and its value.
 
     A "share" of a total may be zero, other values are above zero unless noise exceeds them; of a
-    "curve" over time the first round is kept. `labels` are further columns.
+    "curve" over time the first round is kept. `labels` are further columns, and the `resolution` is
+    how finely the value can be known, whatever the seeds say.
     """
 
     panel: str
@@ -73,6 +123,7 @@ class Point(NamedTuple):
     unit: str = "ratio"
     kind: Kind = "value"
     labels: tuple[tuple[str, str], ...] = ()
+    resolution: Resolution | None = None
 
     @property
     def position(self) -> Point:
@@ -152,19 +203,22 @@ def table_of(
         samples: Of each point, a value a round.
         max_spread: See `median_of`.
         is_series: See `ends_of_median`.
-        drawn: The same rounds in draws of the cost model's constants.
+        drawn: The same rounds in draws of the cost model's constants, then with each of
+            `SHAPES_OF_BATCHES` slower.
     """
     rows = []
     columns = dict.fromkeys([*POINT, *OF_SAMPLES])
     if drawn:
-        columns["draws"] = None
+        columns |= {"draws": None, "moved": None}
     for point, values in samples.items():
         interval = median_of(values, max_spread, of=point.total, is_series=is_series)
+        ends = _ends_over_rounds(point, interval)
         row = {**point._asdict(), **vars(interval), "figure": figure}
         if drawn:
-            draws = _draws_of(point, values, drawn)
-            ends = wider(interval.median, interval, ends_of_draws(interval.median, draws))
-            row |= {"low": ends.low, "high": ends.high, "draws": in_text(draws)}
+            median = _drawn_median(point, interval.median, values, drawn)
+            ends = wider(interval.median, ends, median.ends)
+            row |= _in_text(median)
+        row |= {"low": ends.low, "high": ends.high}
         row["y"] = math.nan if interval.reason else interval.median
         if point.kind == "curve":
             # Rounds differ in their x, too: no median has a meaning.
@@ -176,14 +230,29 @@ def table_of(
     return pd.DataFrame(rows, columns=list(columns))
 
 
-def _draws_of(point: Point, values: Sequence[float], drawn: Sequence[Samples]) -> tuple[float, ...]:
-    """Return what the median of `values` is in each draw; none of a point that is not in all."""
+def _ends_over_rounds(point: Point, interval: Interval) -> Ends:
+    """Return the interval over rounds with all that the value cannot be told from. Rounds that all
+    agree do not show how far off they are: without a resolution there is no interval.
+    """
+    low, high = interval.low, interval.high
+    if point.resolution is not None:
+        low, high = point.resolution.widened(low, high)
+    if low >= high:
+        low = high = math.nan
+    return Ends(low, high, interval.confidence)
+
+
+def _drawn_median(
+    point: Point, median: float, values: Sequence[float], drawn: Sequence[Samples]
+) -> Estimate:
+    """Return the median of `values` with its draws; without, of a point that is not in all."""
     if point.kind == "curve":
-        return ()  # its x is a time, which every draw changes
+        return Estimate(median)  # its x is a time, which every draw changes
     values_by_draw = [of_draw.get(point, []) for of_draw in drawn]
     if any(len(of_draw) != len(values) for of_draw in values_by_draw):
-        return ()
-    return draws_of_median(values, values_by_draw)
+        return Estimate(median)
+    drawn_medians = draws_of_median(values, values_by_draw)
+    return Estimate.of(np.array([median, *drawn_medians]), SHAPES_OF_BATCHES)
 
 
 def predicted_table(figure: str, points_of_parts: Iterable[Sequence[Point]]) -> pd.DataFrame:
@@ -191,19 +260,26 @@ def predicted_table(figure: str, points_of_parts: Iterable[Sequence[Point]]) -> 
     rows = []
     for point in chain.from_iterable(points_of_parts):
         value = point.y.value
-        ends = ends_of_draws(value, point.y.draws)
+        ends = point.y.ends
         row = point._asdict()
         row["x"] = float(point.x)
         row["y"] = value
         row["low"] = ends.low
         row["high"] = ends.high
-        row["draws"] = in_text(point.y.draws)
+        row |= _in_text(point.y)
         rows.append(row)
-    columns = [*Point._fields, "low", "high", "draws"]
+    columns = [*Point._fields, "low", "high", "draws", "moved"]
     table = pd.DataFrame(rows, columns=columns)
-    return table.assign(figure=figure, num_pairs=0, reason=None)[[*POINT, "draws"]]
+    return table.assign(figure=figure, num_pairs=0, reason=None)[[*POINT, "draws", "moved"]]
 
 
-def in_text(draws: Iterable[float]) -> str:
-    """Return draws as a table records them."""
-    return " ".join(f"{draw:.5g}" for draw in draws)
+def name_of(shape: str) -> str:
+    """Return a short name of a shape, by which a table tells it from others."""
+    return f"{crc32(shape.encode()):08x}"
+
+
+def _in_text(estimate: Estimate) -> dict[str, str]:
+    """Return the columns in which a table records draws, and what is moved by which shape."""
+    draws = [f"{draw:.5g}" for draw in estimate.draws]
+    moved = [f"{shape}={value:.6g}" for shape, value in estimate.moved]
+    return {"draws": " ".join(draws), "moved": " ".join(moved)}

@@ -21,6 +21,7 @@ from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import imported, load_option, read_yaml
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.drawn_times import NUM_DRAWN_RUNS, NUM_DRAWS
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.tables import read_tables
 from sarathi_lab.experiment.points import Part, Point
@@ -247,10 +248,15 @@ class SimulatedJob:
 
     @property
     def parts(self) -> list[Part]:
-        """What is simulated: each part as it is, then in every draw of the constants."""
+        """What is simulated: each part as it is, then in every draw of the constants, and with each
+        shape of batches slower by the error of its own.
+        """
+        draws = list(range(1 + self.num_draws))
+        if self.num_draws:
+            draws += range(1 + NUM_DRAWS, 1 + NUM_DRAWN_RUNS)
         parts = []
         for part in self.experiment.parts(self.spec, self.sizes):
-            for draw in range(1 + self.num_draws):
+            for draw in draws:
                 parts.append(replace(part, draw=draw))
         return parts
 

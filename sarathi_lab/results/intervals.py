@@ -9,15 +9,16 @@ the autocorrelation of neighbours' ranks, n samples count as n (1 - r) / (1 + r)
 
 A simulated value has draws instead: what it is with the cost model's constants drawn anew. They are
 drawn once for all values of a table, so that the ratio of two values has the ratios of their draws,
-in which shared errors cancel. Where seeds were drawn, too, both spreads are in the interval.
+in which shared errors cancel. What each of its shapes errs by alone moves it by itself. All squares
+are added; where seeds were drawn, their spread is in the interval, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,65 @@ NOT_MEASURED = Interval(
 )
 
 
+class Resolution(Protocol):
+    """What a value cannot be told from, as few values are possible or few cases were counted."""
+
+    def widened(self, low: float, high: float) -> tuple[float, float]:
+        """Return an interval of such values with all that its ends cannot be told from."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A search on a grid, each value of which is 1 + `precision` times the one before: what it
+    finds, or a ratio of two such values, is known to a step.
+    """
+
+    precision: float
+
+    def widened(self, low: float, high: float) -> tuple[float, float]:
+        step = 1 + self.precision
+        return low / step, high * step
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The best of some `values`, which may as well lie at the next one."""
+
+    values: tuple[float, ...]
+
+    def widened(self, low: float, high: float) -> tuple[float, float]:
+        below = [value for value in self.values if value < low]
+        above = [value for value in self.values if value > high]
+        return max(below, default=low), min(above, default=high)
+
+
+@dataclass(frozen=True)
+class Lowest:
+    """A rate that is zero where the lowest one that was tried is too high."""
+
+    rate: float
+
+    def widened(self, low: float, high: float) -> tuple[float, float]:
+        return low, high or self.rate
+
+
+@dataclass(frozen=True)
+class Trials:
+    """A share of so many cases: where none, or all, was counted, the share may differ by as much as
+    leaves that a probability of 1 - `LEVEL` (Clopper and Pearson, 1934; about 3 / n).
+    """
+
+    number: int
+
+    def widened(self, low: float, high: float) -> tuple[float, float]:
+        unseen = 1 - (1 - LEVEL) ** (1 / self.number)
+        if high == 0:
+            return low, unseen
+        if low == 1:
+            return 1 - unseen, high
+        return low, high
+
+
 def level_of(number: int) -> float:
     """Return the one confidence that a page states of intervals from `number` samples: `LEVEL`, or
     what fewer than `FEWEST_PAIRS` allow, 75 % of 3.
@@ -96,20 +156,28 @@ def ends_of_median(
     return Ends(ordered[k - 1], ordered[-k], confidence)
 
 
-def ends_of_draws(value: float, draws: Sequence[float]) -> Ends:
-    """Return the interval of a predicted value by its draws, `DEVIATIONS` of them on either side.
+def ends_of_draws(value: float, draws: Sequence[float], moved: Iterable[float] = ()) -> Ends:
+    """Return the interval of a predicted value, `DEVIATIONS` of its errors on either side.
 
     Errors multiply: they are taken in the logarithm, where all values have one. Their confidence is
     NaN, as the cost model states the errors that were drawn. The ends are NaN for a value that is
     exact, without draws or equal in all of them.
+
+    Args:
+        value: The predicted value.
+        draws: What it is in each draw of the errors that shapes share.
+        moved: What it is where one shape alone has the error of its own.
     """
     drawn = np.asarray(draws, dtype=float)
-    if np.isnan(drawn).any() or (drawn == value).all():
+    of_shapes = np.fromiter(moved, dtype=float)
+    everywhere = np.append(drawn, of_shapes)
+    if np.isnan(everywhere).any() or (everywhere == value).all():
         return Ends(math.nan, math.nan, math.nan)
-    if value > 0 and (drawn > 0).all():
-        factor = math.exp(DEVIATIONS * _deviation(np.log(drawn / value)))
+    if value > 0 and (everywhere > 0).all():
+        deviation = _deviation(np.log(drawn / value), np.log(of_shapes / value))
+        factor = math.exp(DEVIATIONS * deviation)
         return Ends(value / factor, value * factor, math.nan)
-    half = DEVIATIONS * _deviation(drawn - value)
+    half = DEVIATIONS * _deviation(drawn - value, of_shapes - value)
     return Ends(value - half, value + half, math.nan)
 
 
@@ -133,18 +201,24 @@ def draws_of_median(
 
 def wider(value: float, of_seeds: Interval | Ends, of_draws: Ends) -> Ends:
     """Return the interval of a value with two spreads that are independent: over seeds, and over
-    draws. Its confidence is that over seeds; without draws it is that interval.
+    draws. Its confidence is that over seeds; where one has no interval it is the other's.
     """
     if math.isnan(of_draws.low):
         return Ends(of_seeds.low, of_seeds.high, of_seeds.confidence)
+    if math.isnan(of_seeds.low):
+        return of_draws._replace(confidence=of_seeds.confidence)
     low = value - math.hypot(value - of_seeds.low, value - of_draws.low)
     high = value + math.hypot(of_seeds.high - value, of_draws.high - value)
     return Ends(low, high, of_seeds.confidence)
 
 
-def _deviation(differences: NDArray[np.float64]) -> float:
-    """Return the root of the mean square of differences from the value that was not drawn."""
-    return float(np.sqrt(np.mean(differences**2)))
+def _deviation(of_draws: NDArray[np.float64], of_shapes: NDArray[np.float64]) -> float:
+    """Return the standard deviation by the differences from a value that was not drawn: the mean
+    square over draws, in each of which all constants err, and the square of each shape's.
+    """
+    shared = float(np.mean(of_draws**2)) if len(of_draws) else 0.0
+    own = float(np.sum(of_shapes**2))
+    return math.sqrt(shared + own)
 
 
 def _confidence(k: int, number: int, num_independent: int) -> float:

@@ -28,10 +28,11 @@ YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is not 
 LONGEST = 80  # characters of a sweep's name
 AGAIN = "leave it out or run it again"
 # A point: its place in its figure, the median, its interval (see `intervals`) and number of pairs;
-# the `reason` where y is missing. A simulated point records its `draws` (`Estimate`).
+# the `reason` where y is missing. A simulated point records its `draws`, and what it is where each
+# of its shapes is slower (`moved`; see `Estimate`).
 POINT = ["figure", "panel", "series", "x", "y", "low", "high", "num_pairs", "unit", "reason"]
 # Measured points have the level of the interval and the samples in their order, too.
-POINT_COLUMNS = [*POINT, "confidence", "samples", "draws", "model", "dtype", "device_name"]
+POINT_COLUMNS = [*POINT, "confidence", "samples", "draws", "moved", "model", "dtype", "device_name"]
 
 
 def find_runs(*roots: Path) -> list[Path]:

@@ -135,7 +135,7 @@ def _title(device: str, machines: str | None, *, is_long: bool) -> str:
         return title
     title += ", in brackets the interval and its level"
     if device.startswith(SIMULATED):
-        title += " over seeds, else of draws of the cost model's constants"
+        title += " over seeds, else of the cost model's errors"
     return title
 
 

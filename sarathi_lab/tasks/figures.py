@@ -251,7 +251,7 @@ def _described(points: pd.DataFrame) -> str:
 def _brackets(table: pd.DataFrame) -> str:
     """State what the brackets around values are."""
     if table.num_pairs.max() <= 1:
-        return "in brackets intervals of draws of the cost model's constants"
+        return "in brackets intervals of the cost model's errors"
     text = "medians (of an iteration's timings the lower quartile counts)"
     text += f", in brackets intervals of {100 * LEVEL:.0f} %"
     levels = table.confidence[table.num_pairs > 1]

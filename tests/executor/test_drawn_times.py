@@ -18,13 +18,14 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.drawn_times import (
     DEVIATION,
     NUM_DRAWS,
+    SHARED,
     SIGNS,
     DrawnTimes,
-    scattered,
+    own_deviation,
+    shape_of,
 )
 from sarathi_lab.experiment.bench import CostBench
 from sarathi_lab.experiment.scenario import batch, chunked
-from sarathi_lab.results.intervals import ends_of_draws
 
 A100 = load_option("hardware", "a100")
 SPEC = load_option("model", "tiny")
@@ -46,8 +47,7 @@ class ToyCost:
 
 def spread(estimate) -> float:
     """Half of the interval in the logarithm."""
-    ends = ends_of_draws(estimate.value, estimate.draws)
-    return math.log(ends.high / estimate.value)
+    return math.log(estimate.ends.high / estimate.value)
 
 
 def test_constants_are_drawn_independently():
@@ -60,13 +60,36 @@ def test_each_kind_of_operation_has_its_own_error():
     alone = batch(num_decodes=1, context=5)
     of_products = spread(bench.seconds(alone, ["preproj"]))
     of_attention = spread(bench.seconds(alone, ["attn"]))
-    assert of_products == pytest.approx(1.96 * DEVIATION * math.log1p(0.1), rel=0.3)
-    assert of_attention == pytest.approx(1.96 * DEVIATION * math.log1p(0.5), rel=0.3)
+    assert of_products == pytest.approx(1.96 * DEVIATION * math.log1p(0.1), rel=0.01)
+    assert of_attention == pytest.approx(1.96 * DEVIATION * math.log1p(0.5), rel=0.01)
     together = spread(bench.seconds(alone))
     assert of_products < together < of_attention
     # Only the attention differs.
     difference = bench.seconds(alone - batch(prefill_tokens=1))
-    assert spread(difference) == pytest.approx(of_attention, rel=0.5)
+    assert spread(difference) == pytest.approx(of_attention, rel=0.01)
+
+
+def test_errors_of_a_shape_cancel_in_a_ratio_and_those_of_two_add_up():
+    bench = CostBench(ToyCost())
+    first, second = (bench.seconds(batch(prefill_tokens=tokens)) for tokens in (256, 272))
+    assert math.isnan((first / first).ends.low)  # exact
+    own = 1.96 * DEVIATION * math.log1p(0.1) * math.sqrt(1 - SHARED)
+    assert spread(first / second) == pytest.approx(math.sqrt(2) * own, rel=0.01)
+    assert spread((first + second) / second) == pytest.approx(own / math.sqrt(2), rel=0.1)
+
+
+def test_intervals_hold_as_often_as_they_state():
+    """Values made of two shapes, whose true times err by a shared and an own normal error."""
+    deviation = DEVIATION * math.log1p(0.1)
+    errors = np.random.default_rng(0).standard_normal((3, 4000)) * deviation * math.sqrt(SHARED)
+    bench = CostBench(ToyCost())
+    first, second = (bench.seconds(batch(prefill_tokens=tokens)) for tokens in (2000, 4000))
+    true = [np.exp(errors[0] + own) for own in errors[1:]]  # seconds of each
+    total = (first + second, true[0] + true[1])
+    ratio = (first / second, true[0] / true[1])
+    for estimate, true_values in (total, ratio):
+        low, high, _ = estimate.ends
+        assert ((low < true_values) & (true_values < high)).mean() == pytest.approx(0.95, abs=0.015)
 
 
 def test_errors_that_two_values_share_cancel_in_their_ratio():
@@ -97,12 +120,18 @@ def test_a_draw_scales_the_times_that_a_simulation_has():
 
 
 def test_a_run_averages_the_errors_that_shapes_have_alone():
-    values = DrawnTimes(ToyCost()).iteration_time(make_batch(prefill_tokens=100))
-    alone = scattered(values, "a")
-    of_run = scattered(values, "a", 4)
-    np.testing.assert_allclose(np.log(alone / values), 2 * np.log(of_run / values))
-    assert (scattered(values, "b") != alone)[1:].all()
-    assert (scattered(values, "a") == alone).all()
+    prompts, decodes = make_batch(prefill_tokens=100), make_batch(num_decodes=1, context=5)
+    drawn = DrawnTimes(ToyCost())
+    own = own_deviation(drawn.iteration_time(prompts))
+    assert own_deviation(drawn.iteration_time(prompts), 4) == pytest.approx(own / 2)
+    # Each shape of a run's batches is slower by itself.
+    slower_decodes, slower_prompts = map(drawn.iteration_time_of, (9, 10))
+    assert math.log(slower_prompts(prompts)) == pytest.approx(own)
+    assert slower_prompts(decodes) == ToyCost().iteration_time(decodes) < slower_decodes(decodes)
+    stages = drawn.stage_times_of(10, lambda batch: [0.5, 0.5])
+    assert sum(stages(prompts)) == pytest.approx(slower_prompts(prompts))
+    of_tokens = [shape_of(make_batch(prefill_tokens=tokens)) for tokens in (512, 513, 2049)]
+    assert of_tokens == ["to-512", "to-2048", "larger"]
 
 
 def test_the_loss_of_chunks_errs_as_the_ratio_of_the_prompts_times_does():
@@ -111,6 +140,7 @@ def test_the_loss_of_chunks_errs_as_the_ratio_of_the_prompts_times_does():
     slower = bench.seconds(cut) / bench.seconds(uncut)
     loss = bench.chunking_losses(64, 16)["total"]
     np.testing.assert_allclose(loss.values, slower.values - 1)
+    assert dict(loss.moved).keys() == dict(slower.moved).keys()
 
 
 def test_without_a_stated_error_there_is_no_interval():
@@ -118,12 +148,12 @@ def test_without_a_stated_error_there_is_no_interval():
     cost = make_cost_model("analytic", SPEC, unknown, 2)
     estimate = CostBench(cost).seconds(batch(prefill_tokens=8))
     assert math.isfinite(estimate.value)
-    assert math.isnan(ends_of_draws(estimate.value, estimate.draws).low)
+    assert math.isnan(estimate.ends.low)
     SimulatedBackend(unknown).check(SPEC, kv_tokens=16)
     with pytest.raises(UserError, match=r"none of attention; .*hardware.uncertainty.attention=0.1"):
         SimulatedBackend(unknown, draw=1).check(SPEC, kv_tokens=16)
 
 
-def test_there_is_no_ninth_draw():
-    with pytest.raises(UserError, match=r"executor.draw=9.*use 1 to 8"):
-        SimulatedBackend(A100, draw=9)
+def test_there_is_no_thirteenth_draw():
+    with pytest.raises(UserError, match=r"executor.draw=13.*use 1 to 12"):
+        SimulatedBackend(A100, draw=13)

@@ -140,11 +140,11 @@ def test_computed_points_within_each_others_error_may_all_be_best(tmp_path):
     assert (row["measured"], row["low"], row["high"]) == (6.0, 4.0, 6.0)
 
 
-def of_draws(*points: list[float]) -> pd.DataFrame:
-    """Predicted points at x = 2, 4, ...: each a value and its draws."""
+def of_draws(*points: list[float], moved: str | None = None) -> pd.DataFrame:
+    """Predicted points at x = 2, 4, ...: each a value and its draws, and what shapes move."""
     draws = [" ".join(map(str, drawn)) for _, *drawn in points]
     table_of_values = table(*(value for value, *_ in points))
-    return table_of_values.assign(num_pairs=0, confidence=NAN, draws=draws)
+    return table_of_values.assign(num_pairs=0, confidence=NAN, draws=draws, moved=moved)
 
 
 def test_errors_that_points_share_cancel_in_what_is_taken_of_them(tmp_path):
@@ -168,6 +168,15 @@ def test_errors_that_points_share_cancel_in_what_is_taken_of_them(tmp_path):
     both = pd.concat([alike, half], ignore_index=True)
     over = {"over": "series == 'own'", "match": ["x"], "take": "range"}
     assert interval(both, **over) == pytest.approx((2.0, 2.0, 2.0))
+    # So do the errors of a shape that both have, and those of two shapes add up.
+    of_one_shape = of_draws([1.0, 1.0], moved="a=2")
+    of_others = of_draws([1.0, 1.0], moved="a=2 b=2").assign(series="own")
+    pair = pd.concat([of_one_shape, of_others], ignore_index=True)
+    assert interval(pair, **over | {"take": "max"}) == interval(of_one_shape, take="max")
+    one_sided = math.log(interval(of_one_shape, take="max")[2])
+    assert one_sided == pytest.approx(1.96 * math.log(2))
+    of_two = interval(of_others, where="series == 'own'", take="max")[2]
+    assert math.log(of_two) == pytest.approx(math.sqrt(2) * one_sided)
 
 
 def test_an_error_that_is_unknown_or_of_one_side_alone_is_not_taken_for_none(tmp_path):
@@ -189,10 +198,10 @@ def test_an_error_that_is_unknown_or_of_one_side_alone_is_not_taken_for_none(tmp
 
 
 def of_samples(*points: list[float]) -> pd.DataFrame:
-    """Points at x = 2, 4, ... whose samples were recorded; their intervals are wrong on purpose."""
+    """Points at x = 2, 4, ... whose samples were recorded, with intervals that are too narrow."""
     kept = [" ".join(map(str, samples)) for samples in points]
     medians = [float(np.nanmedian(samples)) for samples in points]
-    return table(*medians).assign(samples=kept, confidence=0.5)
+    return table(*medians).assign(samples=kept, confidence=0.5, low=medians, high=medians)
 
 
 def test_intervals_are_those_of_the_samples(tmp_path):
@@ -204,6 +213,16 @@ def test_intervals_are_those_of_the_samples(tmp_path):
     assert found(tmp_path)["note"] == "the interval is one of 75%, not of 95%"
     load.save(of_samples([*samples, NAN][::-1]), "fig08", "cpu", tmp_path)
     assert found(tmp_path)["low"] == 1.4
+
+
+def test_an_interval_is_no_narrower_than_recorded_and_samples_that_agree_are_exact(tmp_path):
+    on_a_grid = of_samples([1.5] * 6)
+    load.save(on_a_grid.assign(low=1.4, high=1.6), "fig08", "cpu", tmp_path)
+    row = found(tmp_path)
+    assert (row["low"], row["high"], row["confidence"]) == (1.4, 1.6, 0.96875)
+    load.save(on_a_grid.assign(low=NAN, high=NAN), "fig08", "cpu", tmp_path)
+    row = found(tmp_path)
+    assert (row["low"], row["high"], in_words(row)) == (1.5, 1.5, "1.5")
 
 
 def test_the_largest_of_many_points_is_corrected_for_the_choice(tmp_path):
@@ -232,6 +251,7 @@ def test_the_largest_of_many_points_is_corrected_for_the_choice(tmp_path):
 def test_nothing_is_taken_from_what_is_left_of_refused_points(take, place, verdict, tmp_path):
     points = table(1.4, 1.5, 1.6)
     points["samples"] = [" ".join([f"{y}"] * 12) for y in points.y]
+    points = points.assign(low=points.y, high=points.y)
     points.loc[place, ["y", "reason"]] = [NAN, "spread 40%"]
     load.save(points, "fig08", "cpu", tmp_path)
     row = found(tmp_path, take=take)

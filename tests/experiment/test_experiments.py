@@ -25,7 +25,7 @@ from sarathi_lab.experiment.points import Estimate, Part, Point, table_of
 from sarathi_lab.experiment.registry import CATALOG, SETUPS
 from sarathi_lab.experiment.scenario import Composition, Room
 from sarathi_lab.results import load
-from sarathi_lab.results.intervals import FEWEST_PAIRS
+from sarathi_lab.results.intervals import FEWEST_PAIRS, Steps
 from sarathi_lab.run import main
 
 TINY = load_option("model", "tiny")
@@ -165,13 +165,24 @@ def test_what_is_too_wide_has_a_reason_instead_of_a_number():
     assert list(noisy.values()) == [[math.inf] * 3], "a time below zero is below the noise"
 
 
+def test_rounds_that_agree_have_an_interval_only_as_wide_as_the_grid_they_are_on():
+    alike = Point("", "1K", 2.0)
+    on_grid = Point("", "1K", 4.0, resolution=Steps(0.05))
+    table = table_of("fig08", {alike: [2.0] * 6, on_grid: [2.1] * 6}, math.inf)
+    assert list(table.low.isna()) == [True, False]
+    assert (table.low[1], table.high[1]) == pytest.approx((2.0, 2.205))
+
+
 def test_a_curve_over_time_has_no_draws():
     ratio = Point("", "1K", 2.0)
     time, drawn_time = (Point("", "1K", x, kind="curve") for x in (3.0, 3.1))
     samples = {ratio: [1.0, 2.0, 3.0] * 2, time: [4.0]}
     drawn = {ratio: [2.0, 4.0, 6.0] * 2, drawn_time: [4.0]}
-    table = table_of("fig08", samples, math.inf, drawn=[drawn, samples])
+    table = table_of(
+        "fig08", samples, math.inf, drawn=[drawn, samples, drawn, samples, samples, samples]
+    )
     assert list(table.draws) == ["4 2", ""]
+    assert list(table.moved) == ["decodes=4 to-512=2 to-2048=2 larger=2", ""]
     assert list(table.low.isna()) == [False, True]
 
 

@@ -33,7 +33,6 @@ from sarathi_lab.experiment.scenario import chunked
 from sarathi_lab.extensions.cluster.lockstep import Lockstep, SharedExperts
 from sarathi_lab.model.layers import ALIKE, Layers
 from sarathi_lab.policy import VllmV1
-from sarathi_lab.results.intervals import ends_of_draws
 
 DEEPSEEK, QWEN, NEMOTRON, NANO = (
     load_option("model", name)
@@ -143,7 +142,7 @@ def test_attention_is_as_uncertain_as_its_worse_kind(spec):
     cost = make_cost_model("analytic", spec, H200, 2, Parallel())
     known = [error for kind, error in cost.uncertainty.items() if "attention" in kind]
     estimate = CostBench(cost).seconds(chunked(64, 64), ("attn",))
-    ends = ends_of_draws(estimate.value, estimate.draws)
+    ends = estimate.ends
     assert np.isnan(ends.high) == np.isnan(np.max(known)) == (spec is NANO)
     if spec is QWEN:
         assert ends.high / estimate.value > 1 + max(known)

@@ -12,7 +12,11 @@ import pytest
 from sarathi_lab.results.intervals import (
     FEWEST_PAIRS,
     LEVEL,
+    Choices,
     Ends,
+    Lowest,
+    Steps,
+    Trials,
     draws_of_median,
     ends_of_draws,
     ends_of_median,
@@ -107,13 +111,30 @@ def test_an_interval_of_draws_is_symmetric_where_errors_multiply():
     assert (low, high) == pytest.approx((-1 - 1.96 * 2, -1 + 1.96 * 2))
     assert math.isnan(ends_of_draws(1.0, []).low)
     assert math.isnan(ends_of_draws(1.0, [1.0, 1.0]).low)  # a value over itself
+    _, high, _ = ends_of_draws(1.0, [0.5, 2.0], [2.0, 2.0])  # and two shapes' own errors
+    assert math.log(high) == pytest.approx(1.96 * math.sqrt(3) * math.log(2))
+    assert ends_of_draws(1.0, [1.0, 1.0], [2.0]).high == pytest.approx(2**1.96)
 
 
 def test_seeds_and_draws_widen_an_interval_together():
     seeds = Ends(0.7, 1.4, 0.97)
     both = wider(1.0, seeds, Ends(0.6, 1.3, math.nan))
     assert both == pytest.approx((0.5, 1.5, 0.97))
-    assert wider(1.0, seeds, Ends(math.nan, math.nan, math.nan)) == seeds
+    unknown = Ends(math.nan, math.nan, math.nan)
+    assert wider(1.0, seeds, unknown) == seeds
+    assert wider(1.0, unknown, seeds)[:2] == seeds[:2]
+
+
+def test_what_is_on_a_grid_or_counted_is_known_no_better_than_that():
+    assert Steps(0.05).widened(2.1, 2.1) == pytest.approx((2.0, 2.205))
+    assert Choices((256, 512, 1024)).widened(512, 512) == (256, 1024)
+    assert Choices((256, 512, 1024)).widened(256, 1024) == (256, 1024)
+    assert Lowest(0.5).widened(0.0, 0.0) == (0.0, 0.5)
+    assert Lowest(0.5).widened(1.0, 2.0) == (1.0, 2.0)
+    _, unseen = Trials(100).widened(0.0, 0.0)
+    assert (1 - unseen) ** 100 == pytest.approx(1 - LEVEL)
+    assert Trials(100).widened(1.0, 1.0) == pytest.approx((1 - unseen, 1.0))
+    assert Trials(100).widened(0.0, 0.1) == (0.0, 0.1)
 
 
 def test_a_draw_of_a_median_counts_no_seed_twice():

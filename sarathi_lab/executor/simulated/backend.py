@@ -18,7 +18,7 @@ from sarathi_lab.executor.simulated.attention_calls import caution_of
 from sarathi_lab.executor.simulated.cost_model import MEASURED_KERNELS, CostModel, make_cost_model
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.drawn_times import (
-    NUM_DRAWS,
+    NUM_DRAWN_RUNS,
     DrawnTimes,
     IterationTime,
     StageTimes,
@@ -90,8 +90,8 @@ class SimulatedBackend:
             "w8a8" they are integers of 8 bits, in "nvfp4" numbers of 4. In "int4" (AWQ, GPTQ),
             "int8" and "mxfp4" (experts) weights are stored, and products computed in the type of
             the rest.
-        draw: From 1 to `NUM_DRAWS`, in which the constants of the cost model err within its errors
-            (`DrawnTimes`); 0: none does.
+        draw: From 1 to 8 the constants of the cost model err within its errors (`DrawnTimes`), from
+            9 to 12 batches of one of `SHAPES_OF_BATCHES` by the error of their own; 0: none does.
     """
 
     name: ClassVar[str] = "simulated"
@@ -110,8 +110,8 @@ class SimulatedBackend:
         0,
         name="executor.draw",
         minimum=0,
-        maximum=NUM_DRAWS,
-        fix=f"use 1 to {NUM_DRAWS}, or 0 for the constants as they are stated",
+        maximum=NUM_DRAWN_RUNS,
+        fix=f"use 1 to {NUM_DRAWN_RUNS}, or 0 for the constants as they are stated",
     )
 
     def __post_init__(self) -> None:

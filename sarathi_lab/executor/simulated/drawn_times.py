@@ -1,21 +1,27 @@
 """Seconds by operation with a cost model's constants drawn anew, eight times within their errors.
 
 A cost model states the mean absolute error of each kind of operation on shapes that no fit has
-seen. Here these errors are normal in the logarithm. A kind has two constants: of large batches,
-bound by arithmetic, and of small ones, bound by memory. A batch's error moves from one to the other
-with its tokens, so that shapes near to each other err alike. In the eight draws each constant is
-one standard deviation above its value four times and below it four times, and no two go together
-(Plackett and Burman, 1946): the variance over the draws is that of independent normal errors.
-What a shape has alone hangs on pseudo-random numbers (`scattered`).
+seen. Here these errors are normal in the logarithm. One half of their variance is shared by shapes,
+the other half each shape has alone (`SHARED`).
+
+Shared half: a kind has two constants, of large batches, bound by arithmetic, and of small ones,
+bound by memory. A batch's error moves from one to the other with its tokens, so that shapes near to
+each other err alike. In the eight draws each constant is one standard deviation above its value
+four times and below it four times, and no two go together (Plackett and Burman, 1946): the variance
+over the draws is that of independent normal errors.
+
+Other half: the delta method. One shape at a time is one standard deviation slower (`own_deviation`)
+and all else is as it was. To first order the variance of a value that is made of shapes is the sum
+of the squares by which it moves, as errors of shapes are independent. A shape that two values share
+moves both, so that it cancels in their ratio as far as it should.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +36,13 @@ RIDGE = 256  # tokens from which a product is bound by arithmetic on these GPUs,
 DEVIATION = math.sqrt(math.pi / 2)
 SHARED = 0.5  # of an error's variance: what shapes have in common, beside what each has alone
 SHAPES_OF_RUN = 4  # that most of a run of requests consists of
+# The shapes of a run of requests: batches of decodes, and those with prompts by their most tokens.
+# Chunks of two policies with one budget share a shape; chunks and whole prompts do not.
+DECODES = "decodes"
+MOST_TOKENS = {"to-512": 512, "to-2048": 2048, "larger": math.inf}
+SHAPES_OF_BATCHES = (DECODES, *MOST_TOKENS)
+# Requests are served anew in each draw, then with each of these shapes slower by its own error.
+NUM_DRAWN_RUNS = NUM_DRAWS + len(SHAPES_OF_BATCHES)
 OF_COMMUNICATION = 1.0  # which was compared with nothing: off by a factor of two in the mean
 PAIR = np.array([[1, 1], [1, -1]])
 # A row a draw, a column a constant; the first column of the Hadamard matrix is left out.
@@ -84,7 +97,11 @@ class DrawnTimes:
         return sum(self.operation_times(batch).values(), np.zeros(1 + NUM_DRAWS))
 
     def iteration_time_of(self, draw: int) -> IterationTime:
-        """Return the function of a batch's seconds in one draw, from 1."""
+        """Return the function of a batch's seconds in one draw, from 1, or after the
+        draws with one of `SHAPES_OF_BATCHES` slower.
+        """
+        if draw > NUM_DRAWS:
+            return partial(self._slower_time, _slower_shape(draw))
 
         def iteration_time(batch: Batch) -> float:
             seconds = 0.0
@@ -94,8 +111,27 @@ class DrawnTimes:
 
         return iteration_time
 
+    def _slower_time(self, shape: str, batch: Batch) -> float:
+        """Return the seconds of a batch where batches of one shape are slower."""
+        seconds = sum(self._cost.operation_times(batch).values())
+        return self._own_factor(shape, batch) * seconds
+
+    def _own_factor(self, shape: str, batch: Batch) -> float:
+        """Return by what the error of a shape multiplies the seconds of a batch."""
+        if shape != shape_of(batch):
+            return 1.0
+        return math.exp(own_deviation(self.iteration_time(batch)))
+
     def stage_times_of(self, draw: int, stage_times: StageTimes) -> StageTimes:
         """Return the function of a batch's seconds by stage in one draw, all of which err alike."""
+        if draw > NUM_DRAWS:
+            shape = _slower_shape(draw)
+
+            def slower(batch: Batch) -> list[float]:
+                factor = self._own_factor(shape, batch)
+                return [factor * seconds for seconds in stage_times(batch)]
+
+            return slower
 
         def drawn(batch: Batch) -> list[float]:
             undrawn_seconds = 0.0
@@ -112,6 +148,8 @@ class DrawnTimes:
 
     def send_time_of(self, draw: int, send_time: IterationTime) -> IterationTime:
         """Return the function of a batch's seconds between two stages in one draw."""
+        if draw > NUM_DRAWS:  # a link has few shapes, and its error is shared
+            return send_time
 
         def drawn(batch: Batch) -> float:
             return send_time(batch) * float(self._factors(BETWEEN_STAGES, batch)[draw])
@@ -132,6 +170,18 @@ class DrawnTimes:
         return self._others.factors(1)
 
 
+def _slower_shape(draw: int) -> str:
+    """Return which of `SHAPES_OF_BATCHES` is slower in a run after the draws."""
+    return SHAPES_OF_BATCHES[draw - NUM_DRAWS - 1]
+
+
+def shape_of(batch: Batch) -> str:
+    """Return which of `SHAPES_OF_BATCHES` a batch has."""
+    if not batch.num_prefill_tokens:
+        return DECODES
+    return next(shape for shape, most in MOST_TOKENS.items() if batch.num_tokens <= most)
+
+
 class _Kind:
     """Factors of the operations of a kind, by tokens."""
 
@@ -150,23 +200,15 @@ class _Kind:
         return np.concatenate([[1.0], np.exp(logarithms)])
 
 
-def scattered(values: Values, shape: str, num_shapes: int = 1) -> Values:
-    """Return drawn values with the part of their error that no other `shape` shares: normal numbers
-    that the shape's name seeds, with the spread that `SHARED` leaves to them. Over `num_shapes` of
-    a run it averages out.
-
-    Eight such numbers are correlated with the signs of the constants, which fill all eight
-    dimensions but the mean, so a width is off by a factor: mostly 0.6 to 1.3.
+def own_deviation(values: Values, num_shapes: int = 1) -> float:
+    """Return the standard deviation of the half of an error that no other shape shares, of a value
+    followed by its draws: of the logarithm where all are above zero, else of the value itself. Over
+    `num_shapes` that a value averages it is the smaller.
     """
-    if len(values) == 1:
-        return values
-    differences = values[1:] - values[0]
-    deviation = math.sqrt(float(np.mean(differences**2)) * (1 - SHARED) / SHARED / num_shapes)
-    if not deviation > 0:  # no error, or an unknown one
-        return values
-    normal = np.random.default_rng(crc32(shape.encode())).standard_normal(NUM_DRAWS)
-    standardised = (normal - normal.mean()) / normal.std()
+    if len(values) == 1:  # it is exact
+        return 0.0
+    shared = values[1:] - values[0]
     if values.min() > 0:  # errors multiply
-        factors = np.exp(deviation / values[0] * standardised)
-        return np.concatenate([values[:1], values[1:] * factors])
-    return np.concatenate([values[:1], values[1:] + deviation * standardised])
+        shared = np.log(values[1:] / values[0])
+    ratio_of_variances = (1 - SHARED) / SHARED / num_shapes
+    return math.sqrt(float(np.mean(shared**2)) * ratio_of_variances)

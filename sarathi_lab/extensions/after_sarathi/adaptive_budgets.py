@@ -27,6 +27,7 @@ from sarathi_lab.extensions.under_load.search import RateGrid, at_rate, highest_
 from sarathi_lab.policy import Policy
 from sarathi_lab.policy.zoo import Lprs, SloBudget
 from sarathi_lab.policy.zoo.budgets import Since
+from sarathi_lab.results.intervals import Steps
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import Slo, is_good, waits
 
@@ -175,11 +176,13 @@ def adaptive_budgets(
             for name, policy in bench.named(adaptive, largest).items():
                 policies[name] = aimed(policy, bench.slo(kind), kind)
             capacities = dict(search.capacities(kind, policies, list(fixed.values())))
+            resolution = Steps(precision)
+            found = partial(point, dataset, slo=kind, resolution=resolution)
             for name, capacity in capacities.items():
-                yield point(dataset, "capacity", "1/s", name, capacity, slo=kind)
+                yield found("capacity", "1/s", name, capacity)
             for name in (*policies, BOUND):
                 ratio = capacities[name] / capacities[HINDSIGHT]
-                yield point(dataset, f"capacity / {HINDSIGHT}", "ratio", name, ratio, slo=kind)
+                yield found(f"capacity / {HINDSIGHT}", "ratio", name, ratio)
             if not math.isnan(capacities[HINDSIGHT]):
                 step = grid.step(overload * capacities[HINDSIGHT])
                 yield from search.overloaded(kind, policies, f"fixed {sizes['budget']}", step)

@@ -27,6 +27,7 @@ from sarathi_lab.extensions.under_load import (
 )
 from sarathi_lab.extensions.under_load.search import at_rate
 from sarathi_lab.policy import Policy
+from sarathi_lab.results.intervals import Trials
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import jain_index
 from sarathi_lab.workload.base import random_prompt
@@ -83,7 +84,8 @@ def long_prompts(
         p50, p99 = waits[is_short].quantile([0.5, 0.99])
         values[name] = {P50: float(p50), P99: float(p99)}
         above = float((waits[is_short] > bound).mean())
-        yield point(dataset, SHARE, "share", name, above, kind="share")
+        counted = Trials(len(short))
+        yield point(dataset, SHARE, "share", name, above, kind="share", resolution=counted)
         if name != NO_LONG:
             values[name][LONG] = float(waits[~is_short].mean())
             alone = [time_alone(int(length)) for length in table.prompt_len]

@@ -35,6 +35,7 @@ from sarathi_lab.extensions.under_load import (
 )
 from sarathi_lab.extensions.under_load.search import at_rate
 from sarathi_lab.policy import VllmV1
+from sarathi_lab.results.intervals import Lowest
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import Slo, gaps, is_good
 from sarathi_lab.workload.synthetic import Agentic
@@ -206,7 +207,17 @@ def disaggregation(
                 served = partial(run, cluster, settings["chunk"])
                 rate = _goodput(served, slo, rates[dataset], attainment)
                 value = rate / cluster.num_instances
-                yield point(dataset, GOODPUT, "1/s", name, value, slo=objective, kind="share")
+                lowest = Lowest(rates[dataset][0] / cluster.num_instances)
+                yield point(
+                    dataset,
+                    GOODPUT,
+                    "1/s",
+                    name,
+                    value,
+                    slo=objective,
+                    kind="share",
+                    resolution=lowest,
+                )
                 kind = settings["kind"]
                 best[kind] = max(value, best.get(kind, value))
             for (earlier, value), (kind, gained) in combinations(best.items(), 2):

@@ -21,6 +21,7 @@ from sarathi_lab.engine.request import Batch, Chunk, Queues, Request, SequenceSt
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import CostModel
+from sarathi_lab.executor.simulated.drawn_times import DrawnTimes
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.extensions.cluster.cluster import Link, Schedulers
@@ -221,7 +222,21 @@ class LockstepBackend(SimulatedBackend):
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         cost = self.cost_of(spec)
-        return SimulatedExecutor(lambda batch: iteration_time(cost, batch), self.host)
+        if not self.draw:
+            return SimulatedExecutor(lambda batch: iteration_time(cost, batch), self.host)
+        drawn_time = DrawnTimes(cost).iteration_time_of(self.draw)
+
+        def drawn(batch: Batch) -> float:
+            if not isinstance(batch, LockstepBatch):
+                return drawn_time(batch)
+            seconds = iteration_time(cost, batch)
+            # The others wait for the fullest replica, so that all err as it does.
+            fullest = max(batch.of_replicas, key=lambda own: own.num_tokens)
+            factor = drawn_time(fullest) / cost.iteration_time(fullest)
+            batch.waited *= factor
+            return factor * seconds
+
+        return SimulatedExecutor(drawn, self.host)
 
     def peaks(self) -> Peaks:
         """Return the peaks of all replicas."""

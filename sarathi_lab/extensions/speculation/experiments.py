@@ -26,6 +26,7 @@ from sarathi_lab.extensions.under_load import (
     under_load,
 )
 from sarathi_lab.extensions.under_load.search import at_rate
+from sarathi_lab.results.intervals import Choices
 from sarathi_lab.results.metrics import drafts
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import latency
@@ -93,7 +94,9 @@ def speculation(
                 none = without_drafts.setdefault(budget, values)  # the first has no drafts
                 waits[budget] = values[WAITS["latency_p50"]]
                 yield from compared(dataset, {name: values}, {NONE: none}, UNITS, budget)
-            yield point(dataset, BEST, "tokens", name, min(waits, key=waits.__getitem__))
+            best = min(waits, key=waits.__getitem__)
+            resolution = Choices(tuple(budgets))
+            yield point(dataset, BEST, "tokens", name, best, resolution=resolution)
     if reserved is not None:
         yield from _reserved(bench, seed, **reserved)
 

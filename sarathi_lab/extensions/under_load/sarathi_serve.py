@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Unpack
 
 import numpy as np
@@ -30,6 +31,7 @@ from sarathi_lab.extensions.under_load.bench import (
 )
 from sarathi_lab.extensions.under_load.search import RateGrid, RateSearch, run_lengths
 from sarathi_lab.policy import Policy
+from sarathi_lab.results.intervals import Steps
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import gaps, latency
 
@@ -119,6 +121,7 @@ def sarathi_serve_capacity(
     for kind in slos:
         slo = bench.slo(kind)
         start = LOAD * saturation
+        on_grid = partial(point, dataset, slo=kind, resolution=Steps(precision))
         rates = {}
         for name, policy in bench.named(searched, slo_budgets[kind]).items():
             if (name, policy) not in searches:
@@ -127,12 +130,12 @@ def sarathi_serve_capacity(
             capacity = searches[name, policy].capacity(slo, start, saturation, lengths)
             start = capacity.rate or start
             rates[name] = capacity.rate if capacity.is_settled else math.nan
-            yield point(dataset, "capacity", "1/s", name, rates[name], slo=kind)
+            yield on_grid("capacity", "1/s", name, rates[name])
         for name, rate in rates.items():
             if name != CHUNKING:
                 gain = rates[CHUNKING] / rate if rate else math.inf
                 quantity = f"capacity of {CHUNKING} / own"
-                yield point(dataset, quantity, "ratio", name, gain, slo=kind)
+                yield on_grid(quantity, "ratio", name, gain)
 
 
 @under_load(

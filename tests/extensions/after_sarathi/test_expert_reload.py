@@ -12,7 +12,6 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.bench import CostBench
 from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.results import load
-from sarathi_lab.results.intervals import ends_of_draws
 from sarathi_lab.run import main
 
 TINY, H100 = load_option("model", "tiny"), load_option("hardware", "h100")
@@ -69,7 +68,7 @@ def test_an_interval_has_the_experts_own_error():
         known = {"matmul": 0.0, "attention": 0.0, "experts": experts}
         cost = make_cost_model("analytic", spec, replace(H100, uncertainty=known), 2)
         estimate = points(CostBench(cost))["FFN / whole", 32]
-        ends = ends_of_draws(estimate.value, estimate.draws)
+        ends = estimate.ends
         return ends.high / estimate.value - 1
 
     assert np.isnan(error(0.0))

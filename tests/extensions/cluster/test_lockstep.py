@@ -13,6 +13,7 @@ from simulated import LINKED, SPEC, batch_of
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
@@ -82,6 +83,23 @@ def test_replicas_wait_for_the_slowest_and_share_the_experts():
     expected = max(own) + cost.experts.of_all((1, 200, 0))
     assert iteration_time(cost, both) == pytest.approx(expected)
     assert sum(cost.operation_times(parts[1]).values()) == pytest.approx(alone[1])
+
+
+def test_replicas_err_in_the_draws_of_the_cost_models_constants():
+    sharing = Lockstep(num=2)
+    hardware = replace(LINKED, uncertainty={"matmul": 0.1, "attention": 0.1})
+
+    def duration(draw: int) -> float:
+        backend = sharing.backend(SimulatedBackend(hardware, draw=draw), EXPERTS)
+        executor = backend.build(EXPERTS, None, Sizes(30, 4, 3))
+        engine = EngineConfig(VllmV1(max_num_batched_tokens=16), cluster=sharing, **SIZES)
+        return float(serve(requests_of((9, 4), (5, 3)), engine, executor).iterations().end.max())
+
+    of_decodes, of_prompts, larger = (duration(draw) / duration(0) for draw in (9, 10, 12))
+    assert duration(1) != duration(0)
+    assert of_decodes > 1
+    assert of_prompts > 1
+    assert larger == pytest.approx(1)  # no batch has as many tokens
 
 
 @given(st.integers(1, 500))
