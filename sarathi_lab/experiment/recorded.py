@@ -69,7 +69,7 @@ def _recorded(name: str) -> pd.DataFrame:
     device = _device_and_model(table)
     if CATALOG[name].has_paper:  # the name of what was simulated has level, model and method
         device = device.where(~table.is_simulated, table.device_name)
-    return as_points(table.assign(device=device), _source_of(table))
+    return points_of_table(table.assign(device=device), _source_of(table))
 
 
 def _device_and_model(table: pd.DataFrame) -> pd.Series:
@@ -86,7 +86,7 @@ def _source_of(table: pd.DataFrame) -> pd.Series:
     return source.mask(is_composed, load.COMPOSED_SOURCE)
 
 
-def as_points(table: pd.DataFrame, source: str | pd.Series) -> pd.DataFrame:
+def points_of_table(table: pd.DataFrame, source: str | pd.Series) -> pd.DataFrame:
     """Return a table of an experiment as points, with half the interval as their uncertainty."""
     half = (table.high - table.low) / 2
     if "device" not in table:

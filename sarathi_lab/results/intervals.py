@@ -39,8 +39,17 @@ class Ends(NamedTuple):
 
 @dataclass(frozen=True)
 class Interval:
-    """The median of `num_pairs` samples, their 20 % and 80 % quantiles, the interval of the median
-    with its `confidence`, and the `reason` not to use it, if any.
+    """The median of samples with its interval.
+
+    Attributes:
+        median: of the samples.
+        low: lower end of the interval of the median.
+        high: upper end.
+        confidence: probability that the interval encloses the median.
+        q20: quantile of 20 % of the samples.
+        q80: quantile of 80 %.
+        num_pairs: number of samples, each of a pair.
+        reason: not to use the median, None if there is none.
     """
 
     median: float
@@ -125,15 +134,21 @@ class Trials:
 
 
 def level_of(number: int) -> float:
-    """Return the one confidence that a page states of intervals from `number` samples: `LEVEL`, or
-    what fewer than `FEWEST_PAIRS` allow, 75 % of 3.
+    """Return the confidence that a page states of intervals from `number` samples.
+
+    It is `LEVEL`, or what fewer samples than `FEWEST_PAIRS` allow: 75 % for 3.
     """
-    return min(LEVEL, max(0.0, 1 - 2 / 2**number))
+    # The range of all samples misses the median if all are below it, or all above.
+    all_on_one_side = 2 / 2**number
+    widest = max(0.0, 1 - all_on_one_side)
+    return min(LEVEL, widest)
 
 
 def samples_for(at_once: int) -> int:
     """Return how many samples give `at_once` intervals that together hold with `LEVEL`."""
-    return math.ceil(math.log2(2 * at_once / (1 - LEVEL)))
+    # Bonferroni's bound: their errors may add up, and each is 2 / 2^n.
+    allowed_error = (1 - LEVEL) / at_once
+    return math.ceil(math.log2(2 / allowed_error))
 
 
 def ends_of_median(
@@ -146,7 +161,9 @@ def ends_of_median(
     """
     ordered = sorted(map(float, samples))
     number = len(samples)
-    num_independent = _num_independent(samples) if is_series else number
+    num_independent = number
+    if is_series:
+        num_independent = _num_independent(samples)
     # From the middle outwards: the first interval that is wide enough is the narrowest.
     k = number // 2
     while k > 1 and _confidence(k, number, num_independent) < level:
@@ -184,19 +201,23 @@ def ends_of_draws(value: float, draws: Sequence[float], moved: Iterable[float] =
 def draws_of_median(
     samples: Sequence[float], drawn: Sequence[Sequence[float]]
 ) -> tuple[float, ...]:
-    """Return what the median of `samples` is in each draw, whose samples have the same seeds: the
-    median of its changes from one to the other, so that seeds do not count twice.
+    """Return the median of `samples` in each draw, whose samples have the same seeds.
+
+    It is moved by the median change of a sample, so that the spread over seeds does not count
+    twice: as a factor where all samples are positive, else as a difference.
     """
     median = float(np.nanmedian(samples))
     undrawn = np.asarray(samples, dtype=float)
-    draws = []
-    for of_draw in drawn:
-        values = np.asarray(of_draw, dtype=float)
+    medians = []
+    for samples_of_draw in drawn:
+        values = np.asarray(samples_of_draw, dtype=float)
         if (undrawn > 0).all() and (values > 0).all():
-            draws.append(median * float(np.nanmedian(values / undrawn)))
+            factor = float(np.nanmedian(values / undrawn))
+            medians.append(median * factor)
         else:
-            draws.append(median + float(np.nanmedian(values - undrawn)))
-    return tuple(draws)
+            difference = float(np.nanmedian(values - undrawn))
+            medians.append(median + difference)
+    return tuple(medians)
 
 
 def wider(value: float, of_seeds: Interval | Ends, of_draws: Ends) -> Ends:
@@ -225,8 +246,11 @@ def _confidence(k: int, number: int, num_independent: int) -> float:
     """Return the confidence of the k-th smallest and largest of `number` correlated samples."""
     # Of fewer independent samples, as many lie beyond the ends as their share is.
     most_beyond = (k - 1) * num_independent // number
-    num_outcomes = sum(math.comb(num_independent, i) for i in range(most_beyond + 1))
-    return max(0.0, 1 - 2 * num_outcomes / 2**num_independent)
+    num_outcomes = 0  # of a fair coin's tosses, with at most so many heads
+    for num_beyond in range(most_beyond + 1):
+        num_outcomes += math.comb(num_independent, num_beyond)
+    error_on_a_side = num_outcomes / 2**num_independent
+    return max(0.0, 1 - 2 * error_on_a_side)
 
 
 def _num_independent(samples: Sequence[float]) -> int:
@@ -263,11 +287,13 @@ def median_of(
     ends = ends_of_median(measured, is_series=is_series)
     median = float(np.median(measured))
     q20, q80 = np.quantile(measured, (0.2, 0.8), method="inverted_cdf")
-    base = abs(median) if of is None else of
-    # A difference that may be zero has no spread of its own.
-    spread = math.inf
+    base = of
+    if base is None:
+        base = abs(median)
+    spread = math.inf  # of a difference that is zero
     if base:
-        spread = (ends.high - ends.low) / 2 / base
+        half_width = (ends.high - ends.low) / 2
+        spread = half_width / base
     reason = None
     if len(measured) < FEWEST_PAIRS:
         reason = f"{len(measured)} of {FEWEST_PAIRS} pairs"

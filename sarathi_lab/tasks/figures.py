@@ -22,10 +22,10 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment.recorded import (
     COLUMNS,
     LABELS,
-    as_points,
     error_table,
     paper,
     points_of,
+    points_of_table,
 )
 from sarathi_lab.experiment.registry import CATALOG, PAPERS, SimulatedJob, paper_jobs
 from sarathi_lab.experiment.simulate import simulate
@@ -163,7 +163,7 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
     """Return simulated `tables` of the paper's figures beside its points, with their errors."""
     names = list(dict.fromkeys(table.figure.iloc[0] for table in tables))
     papers = [paper(name) for name in names]
-    simulated = [as_points(table, "simulated") for table in tables]
+    simulated = [points_of_table(table, "simulated") for table in tables]
     points = pd.concat([*papers, *simulated], ignore_index=True)[[*COLUMNS, *LABELS]]
     errors = error_table(points)
     shown = []

@@ -22,7 +22,7 @@ from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.drawn_times import NUM_DRAWS
-from sarathi_lab.experiment.recorded import as_points, paper
+from sarathi_lab.experiment.recorded import paper, points_of_table
 from sarathi_lab.experiment.registry import (
     CATALOG,
     COMPOSITIONS,
@@ -334,7 +334,7 @@ class Measure(Task):
         self._record(tables)
         for name, rows in others.items():
             self._record(dict.fromkeys(tables, rows), f"-{name}")
-        points = as_points(pd.concat(tables.values(), ignore_index=True), source)
+        points = points_of_table(pd.concat(tables.values(), ignore_index=True), source)
         pictures = {}
         if points.y.notna().any():
             drawn = points

@@ -17,10 +17,10 @@ from sarathi_lab.experiment.claims import load_claims
 from sarathi_lab.experiment.recorded import (
     COLUMNS,
     LABELS,
-    as_points,
     compare,
     error_table,
     points_of,
+    points_of_table,
 )
 from sarathi_lab.experiment.registry import CATALOG, KEYS, PAPERS, paper_jobs
 from sarathi_lab.experiment.scenario import Scenario, lengths, request_times
@@ -56,7 +56,7 @@ def test_every_point_of_the_paper_has_a_prediction(points):
 @pytest.mark.parametrize("figure", COMPUTED)
 def test_the_recorded_simulation_is_what_the_simulator_computes(figure, points):
     jobs = paper_jobs(CATALOG[figure], every=COMPUTED[figure])[::2]  # by tables, and counted
-    anew = pd.concat([as_points(table, "simulated") for table in simulate(jobs, processes=1)])
+    anew = pd.concat([points_of_table(table, "simulated") for table in simulate(jobs, processes=1)])
     own = points[(points.source == "simulated") & (points.figure == figure)]
     both = own.merge(anew, on=["figure", "device", *KEYS], suffixes=("", "_anew"))
     assert len(both) == len(anew) > 3
