@@ -218,20 +218,29 @@ def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool
         rows.to_parquet(folder / RESULTS, index=False)
     track(result, context, tracker, is_run=is_run)
     if is_run:
-        # Some options share a class, whose name the label is.
-        typed = {name: context.varied[name] for name in TYPED if name in context.varied}
-        labels = {"task": context.task, **context.varied, **result.labels, **typed}
-        labels |= {"swept": list(context.swept), "status": "finished"}
-        write_json(folder / LABELS, labels)
+        write_json(folder / LABELS, _labels_of_run(result, context))
     show(result.shown)
     for name in result.figures:
         print_place("figure", folder / f"{name}.png")
     places = result.places
     if places is None:
-        # A run's is printed once it has ended.
-        places = {} if is_run else {"results": folder}
-    for name, place_of_file in places.items():
-        print_place(name, place_of_file)
+        places = {}
+        if not is_run:  # a run's folder is printed once it has ended
+            places = {"results": folder}
+    for name, path in places.items():
+        print_place(name, path)
+
+
+def _labels_of_run(result: Result, context: RunContext) -> dict[str, Any]:
+    """Return what run.json states of a finished run."""
+    labels = {"task": context.task, **context.varied, **result.labels}
+    for name in TYPED:
+        # Some options share a class, whose name the label is: the option's says more.
+        if name in context.varied:
+            labels[name] = context.varied[name]
+    labels["swept"] = list(context.swept)
+    labels["status"] = "finished"
+    return labels
 
 
 def write_stopped(result: Result, context: RunContext, error: str) -> None:
@@ -251,9 +260,9 @@ def track(
 ) -> None:
     """Leave a saved result to be tracked.
 
-    Of a run that is simulated or has failed, that are labels, the settings that its command states
-    and its summary, with its baselines' as columns; their runs are not tracked. Of others, that is
-    all, unless the tracker has a setting for it.
+    A run that the tracker keeps no tables of, such as a simulated one, is light: it has its labels,
+    the settings that its command states, and its summary. Its baselines' summaries are columns of
+    it, and they have no runs of their own. Of a failed run no tables are tracked, either.
     """
     is_measured = result.labels.get("executor") != SIMULATED
     has_tables = not is_run or tracker.keeps_tables(is_measured=is_measured)
@@ -261,6 +270,8 @@ def track(
         return
     baselines = _baselines(result, context)
     summaries = {name: baseline.summary for name, baseline in baselines.items()}
+    is_light = not has_tables
+    has_files = has_tables and not has_failed
     tracker.leave(
         TrackedRun(
             name=context.name,
@@ -268,10 +279,10 @@ def track(
             job_type=context.experiment or context.task,
             folder=context.run_dir,
             tags=result.tags or (context.task,),
-            config=_columns(result, context, baselines, is_light=not has_tables),
+            config=_columns(result, context, baselines, is_light=is_light),
             summary=summary_columns(result.summary, summaries),
-            has_history=has_tables and not has_failed and ITERATIONS in result.tables,
-            has_tables=has_tables and not has_failed,
+            has_history=has_files and ITERATIONS in result.tables,
+            has_tables=has_files,
             artifact=result.artifact,
             baselines=[baseline.folder for baseline in baselines.values()],
             has_failed=has_failed,
@@ -302,8 +313,9 @@ def _baselines(result: Result, context: RunContext) -> dict[str, _Baseline]:
 def _columns(
     result: Result, context: RunContext, baselines: Mapping[str, _Baseline], *, is_light: bool
 ) -> dict[str, object]:
-    """Return a run's columns in a dashboard, and its settings: those that its command states of a
-    light one, else all that its executor reads.
+    """Return a run's columns in a dashboard, and its `settings`.
+
+    Of a light run they are the settings that its command states, else all that its executor reads.
     """
     columns: dict[str, object] = {
         "task": context.task,
@@ -312,30 +324,34 @@ def _columns(
         "swept": list(context.swept),
         **result.labels,
     }
-    columns |= _places(columns, context.task)
-    chunks = {name: baseline.chunk for name, baseline in baselines.items() if baseline.chunk}
+    columns |= _machine_columns(columns, context.task)
+    chunks = {}
+    for name, baseline in baselines.items():
+        if baseline.chunk:
+            chunks[name] = baseline.chunk
     if chunks:
         columns["baseline_chunks"] = chunks
     if not is_light:
         return {**columns, "settings": without_unread(result.config or {})}
+    # A sweep has thousands of light runs: what is stated twice or empty is left out.
     stated = {name: value for name, value in context.stated.items() if name not in columns}
     light = {name: value for name, value in columns.items() if value is not None}
     light.pop("versions", None)
     return {**light, "settings": as_tree(stated)}
 
 
-def _places(columns: Mapping[str, object], task: str) -> dict[str, str]:
+def _machine_columns(columns: Mapping[str, object], task: str) -> dict[str, str]:
     """Return the columns by which a dashboard groups runs: the machine, and the policy on it."""
     device = columns.get("device")
     if not device:
         return {}
-    place = str(device)
+    machine = str(device)
     if columns.get("executor") != SIMULATED:  # two machines may have the same model of CPU
-        place = f"{device} ({columns['hostname']})"
+        machine = f"{device} ({columns['hostname']})"
     policy = str(columns.get("policy", task))
     if columns.get("chunk") is not None:
         policy += f" {columns['chunk']}"
-    return {"where": place, "policy_where": f"{policy}, {place}"}
+    return {"where": machine, "policy_where": f"{policy}, {machine}"}
 
 
 def show(shown: Iterable[DisplayTable | str]) -> None:
