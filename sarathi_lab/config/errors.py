@@ -113,12 +113,18 @@ def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
     return UserError(f"{key} is not {what}{suggestion(key, valid)}; {remedy}")
 
 
+FEWEST_LETTERS = 3  # of the beginning of a name
+
+
 def suggestion(name: str, names: Sequence[str]) -> str:
     """Return which of `names` may be meant; empty where none is like `name`."""
-    close = difflib.get_close_matches(name, names, n=1)
-    if not close:
+    # A beginning is typed of long names: qwen3-235b is nearer to qwen3-235b-a22b than to qwen3-32b.
+    similar = [longer for longer in names if longer.startswith(name)]
+    if len(name) < FEWEST_LETTERS or not similar:
+        similar = difflib.get_close_matches(name, names, n=1)
+    if not similar:
         return ""
-    return f" (did you mean {close[0]}?)"
+    return f" (did you mean {similar[0]}?)"
 
 
 def require_list(

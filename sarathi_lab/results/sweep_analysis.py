@@ -209,7 +209,8 @@ def no_column(name: str, columns: Sequence[str], settings: Sequence[str]) -> Use
     matching = columns_named(name, columns)
     if matching:
         problem = f"is one of {', '.join(matching)}"
-    usable = [*settings, "throughput", "ttft_p50", "tbt_p99"]
+    quantities = [each for each in ("throughput", "ttft_p50", "tbt_p99") if each in columns]
+    usable = [*settings, *quantities]
     return UserError(f"{name} {problem}; use such as {', '.join(usable)}")
 
 

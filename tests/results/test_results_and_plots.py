@@ -349,6 +349,12 @@ def test_a_baseline_that_equals_a_swept_run_is_listed_once(measured):
     assert ("equal runs once" in shown.title) == (measured == 100)
 
 
+def test_a_quantity_along_x_has_its_unit():
+    runs = runs_of(chunk=[128, 256]).assign(tbt_p99=[0.1, 0.2], ttft_p50=1.0)
+    for name, label in {"tbt_p99": "TBT P99 [s]", "throughput": "throughput [tokens/s]"}.items():
+        assert sweeps.draw_sweep(runs, x=name, y="ttft_p50").axes[0].get_xlabel() == label
+
+
 def test_a_baseline_swept_over_chunks_is_divided_by_itself():
     runs = runs_of(policy=["sarathi", "vllm_v1"], chunk=[128, 256])
     runs = runs.assign(is_baseline=runs.policy == "sarathi", throughput=[100.0, 200, 110, 220])

@@ -114,7 +114,7 @@ def set_setting_axis(ax: Axes, values: NDArray[np.float64], name: str) -> str:
     style.scale_x(ax, values, is_log=is_log)
     ax.xaxis.set_minor_locator(NullLocator())
     ax.margins(x=0.08)
-    label = style.AXIS_NAMES.get(name, style.short_name(name))
+    label = style.axis_name(name)
     if is_log:
         return f"{label}, {LOG_SCALE}"
     return label

@@ -241,7 +241,7 @@ def _tick_along(ax: Axes, layout: _Layout) -> None:
 
 def _setting(name: str, letters: int) -> str:
     """Return the label of a setting's axis that has room for so many letters."""
-    label = style.AXIS_NAMES.get(name, style.short_name(name))
+    label = style.axis_name(name)
     if len(label) > letters:
         return style.short_name(name)
     return label

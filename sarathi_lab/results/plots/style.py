@@ -21,6 +21,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from sarathi_lab.config.paths import CONF
+from sarathi_lab.results.table import UNITS, heading
 
 AXIS_NAMES = {
     "chunk": "chunk size [tokens]",
@@ -104,6 +105,16 @@ def short_name(setting: str) -> str:
     """Return what titles and legends call a setting, without its group."""
     name = setting.rpartition(".")[2]
     return SHORT_NAMES.get(name, name.replace("_", " "))
+
+
+def axis_name(name: str) -> str:
+    """Return the label of an axis of a setting, or of a quantity in its SI unit."""
+    if name in AXIS_NAMES:
+        return AXIS_NAMES[name]
+    if name not in UNITS:
+        return short_name(name)
+    label, _, _ = heading(name).partition(" [")
+    return f"{label} [{UNITS[name]}]" if UNITS[name] else label
 
 
 def marker(i: int) -> str:
