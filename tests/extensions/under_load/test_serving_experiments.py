@@ -194,7 +194,7 @@ def test_a_picture_has_a_panel_per_device_and_data_set(name):
     rounds = [Part(lambda bench, seed: make_points(name, seed), seed=0)]
     samples = measure(rounds, None, max_rounds=2)
     points = table_of(name, samples, np.inf).assign(source="recorded")
-    points["y"] = points.low.fillna(points.y)  # of two rounds, which say no number
+    points["y"] = points.q20  # of two rounds, which say no number
     both = pd.concat([points.assign(device=f"cpu, {model}") for model in ("tiny", "30m")])
     figure = draw(replace(CATALOG[name].look, title="A title"), rows_of_points(both))
     titles = [ax.get_title() for ax in figure.axes if ax.has_data()]
