@@ -140,26 +140,31 @@ def _are_drawn(runs: pd.DataFrame) -> bool:
 def _comparison(runs: pd.DataFrame, *, is_over_time: bool) -> _Comparison | None:
     """Return how runs are compared; None without a reference or a quantity to judge them by."""
     base = analysis.reference(runs)
-    judged = LOADED_VERDICTS if is_over_time else CLOSED_VERDICTS
+    judged: Sequence[str]
+    further_policies: Sequence[str] = []
+    if is_over_time:
+        judged = LOADED_VERDICTS
+    else:
+        judged = CLOSED_VERDICTS
+        further_policies = analysis.references(runs)[1:]
     names = [name for name in judged if name in runs and runs[name].notna().any()]
     if base is None or not names:
         return None
-    runs = runs.reset_index(drop=True)
-    others = [] if is_over_time else analysis.references(runs)[1:]
+    with_ratios = runs.reset_index(drop=True)
     for name in dict.fromkeys([*names, *OF_ANY_LENGTH]):
-        runs = analysis.relative(runs, name, base)
-    for policy in others:
-        runs = analysis.relative(runs, "throughput", policy)
-    settings = ["policy", *analysis.varied(runs)]
-    work = [name for name in analysis.same_work(runs) if name not in analysis.SAMPLES]
+        with_ratios = analysis.relative(with_ratios, name, base)
+    for policy in further_policies:
+        with_ratios = analysis.relative(with_ratios, "throughput", policy)
+    settings = ["policy", *analysis.varied(with_ratios)]
+    same_work = analysis.same_work(with_ratios)
     return _Comparison(
-        runs=runs,
+        runs=with_ratios,
         base=base,
-        others=others,
+        others=further_policies,
         names=names,
         settings=list(dict.fromkeys(settings)),
-        work=work,
-        noise=analysis.noise(runs),
+        work=[name for name in same_work if name not in analysis.SAMPLES],
+        noise=analysis.noise(with_ratios),
     )
 
 
@@ -245,14 +250,16 @@ def _sentence(best: _Best, comparison: _Comparison) -> str:
 
 def _references(runs: pd.DataFrame, comparison: _Comparison) -> pd.DataFrame:
     """Return the reference's runs on the same work, of the same chunk if there are such."""
-    references = comparison.runs[comparison.runs.policy == comparison.base]
-    work = analysis.group_keys(references, comparison.work)
-    same_work = analysis.group_keys(runs, comparison.work)
-    references = references[work.isin(same_work)]
+    of_base = comparison.runs[comparison.runs.policy == comparison.base]
+    work = analysis.group_keys(runs, comparison.work)
+    work_of_base = analysis.group_keys(of_base, comparison.work)
+    references = of_base[work_of_base.isin(work)]
     if not analysis.varies_in_chunk(references):
         return references
-    of_same_chunk = references[references["chunk"].isin(runs["chunk"])]
-    return references if of_same_chunk.empty else of_same_chunk
+    is_of_same_chunk = references["chunk"].isin(runs["chunk"])
+    if not is_of_same_chunk.any():
+        return references
+    return references[is_of_same_chunk]
 
 
 def _verdict(
@@ -282,12 +289,16 @@ def _verdict(
     value_of_base = (runs[name] / ratios).median()
     if math.isnan(value_of_base):  # none of these has any
         value_of_base = references[name].median()
-    interval = ends[:2] if len(runs) > 1 else ()
+    interval: Sequence[float] = ()
+    if len(runs) > 1:
+        interval = (ends.low, ends.high)
     values = _in_words(name, value, value_of_base, ratio, interval)
     if not is_decided:
         return "undecided", values
-    is_better = (ratio > 1) != less_is_better(name)
-    return ("better" if is_better else "worse"), values
+    is_more = ratio > 1
+    if is_more == less_is_better(name):
+        return "worse", values
+    return "better", values
 
 
 def _gains(runs: pd.DataFrame, comparison: _Comparison) -> str:
@@ -328,12 +339,13 @@ def _in_words(
     label, _, unit = heading.partition(" [")
     if name == "slo_attainment":
         return f"{label} {value:.1%} against {value_of_base:.1%}"
-    amounts = f"{amount(scale * value)} against {amount(scale * value_of_base)}"
-    shown = f"{label} {amounts} {unit.rstrip(']')}"
+    amount_of_base = amount(scale * value_of_base)
+    shown = f"{label} {amount(scale * value)} against {amount_of_base} {unit.rstrip(']')}"
     if not 0 < ratio < math.inf:
         return shown
     if ends:
-        return f"{shown} (in pairs {ratio:.2f} times, {ends[0]:.2f} to {ends[1]:.2f})"
+        low, high = ends
+        return f"{shown} (in pairs {ratio:.2f} times, {low:.2f} to {high:.2f})"
     return f"{shown} ({ratio:.2f} times)"
 
 
@@ -349,16 +361,19 @@ def _on_samples(runs: pd.DataFrame, at_once: int, noise: float) -> str:
     if number == 1:
         return ""
     needed = samples_for(at_once)
-    has_seeds = "seed" in runs and runs.seed.nunique() > 1
-    more = f"seed=range({needed})" if has_seeds else f"repeat={needed}"
-    of_best = f" for the best of {at_once} settings" if at_once > 1 else ""
+    setting = f"repeat={needed}"  # what would give enough samples
+    if "seed" in runs and runs.seed.nunique() > 1:
+        setting = f"seed=range({needed})"
+    of_best = ""
+    if at_once > 1:
+        of_best = f" for the best of {at_once} settings"
     sentence = f" These are {level_of(number):.0%} intervals of {number} samples"
     if number >= needed:
         sentence += of_best
     elif of_best:
-        sentence += f", each by itself; {more} has {LEVEL:.0%}{of_best}"
+        sentence += f", each by itself; {setting} has {LEVEL:.0%}{of_best}"
     else:
-        sentence += f"; {more} has {LEVEL:.0%}"
+        sentence += f"; {setting} has {LEVEL:.0%}"
     if round(noise, 2) > 1:
         sentence += f"; equal work differed by up to {noise:.2f} times"
     return f"{sentence}."

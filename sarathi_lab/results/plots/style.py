@@ -56,7 +56,10 @@ BASELINES = {"baseline": "request_level"}  # the paper's word
 PALEST = 0.55  # share of white, or of black, in the last shade of a colour
 NUMBER = re.compile(r"(?:C ?= ?)?([\d.]+)")
 WIDTH = 9.6  # inches of the widest picture; a page shows it at some 830 pixels
-LETTER, KEY, LINE = 0.07, 0.62, 0.19  # inches of a legend's letter, key and line
+# Inches.
+LETTER = 0.07  # width of a letter of labels and legends
+KEY = 0.62  # width of a legend's key, with the space around it
+LINE = 0.19  # height of a line of a legend
 LONGEST_KEY = 44  # letters of a line in a legend
 # Steps of a decade that are labelled where the ends of an axis have less than this ratio.
 STEPS = {5: (1, 1.5, 2, 3, 4, 5, 7), 10: (1, 2, 3, 5, 7), 50: (1, 2, 5), 500: (1, 3)}
@@ -169,8 +172,13 @@ def _policy_in(name: str) -> str | None:
 
 def _shades(colour: str, number: int) -> list[str]:
     rgb = np.array(to_rgb(colour))
-    end = np.full(3, float(rgb.mean() < 0.6))  # white, or black for a pale colour
-    return [to_hex(rgb + share * (end - rgb)) for share in np.linspace(0, PALEST, number)]
+    is_dark = rgb.mean() < 0.6
+    end = np.full(3, float(is_dark))  # white, or black for a pale colour
+    shades = []
+    for share in np.linspace(0, PALEST, number):
+        shade = rgb + share * (end - rgb)
+        shades.append(to_hex(shade))
+    return shades
 
 
 def _steps_of_decade(ratio: float) -> Sequence[float]:
@@ -198,10 +206,14 @@ def scale_x(ax: Axes, places: NDArray[np.float64], *, is_log: bool) -> None:
     if is_log:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
-    at = np.log(places) if is_log else places
+    at = places
+    if is_log:
+        at = np.log(places)
     labels = [f"{x:g}" for x in places]
-    width = LETTER / inches_wide(ax) * max(map(len, labels)) * np.ptp(at)  # of the longest
-    has_room = len(places) == 1 or np.diff(at).min() >= width
+    # All in units of `at`, of which the axes show the range.
+    letter = np.ptp(at) * LETTER / inches_wide(ax)
+    longest_label = letter * max(map(len, labels))
+    has_room = len(places) == 1 or np.diff(at).min() >= longest_label
     if len(places) <= MOST_TICKS and has_room:
         ax.set_xticks(places, labels)
     elif not is_log:
