@@ -66,6 +66,8 @@ def find_checkpoint(path: str, files: Sequence[str] = HUB_FILES) -> Path:
         return directory
     if directory.exists() or path.startswith((".", "/", "~")) or not HUB_ID.fullmatch(path):
         reason = "is a file" if directory.exists() else "is missing"
+        if path.lower().endswith(".gguf"):
+            reason = "is a GGUF file, which is not read"
         raise UserError(
             f"model.path={path} {reason}; name a folder that holds config.json and the weights, or "
             "a hub id such as Qwen/Qwen3-0.6B"

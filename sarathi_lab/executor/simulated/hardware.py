@@ -267,7 +267,8 @@ class Hardware:
     @property
     def fp8_peak(self) -> float:
         """FLOP/s of products of 8-bit weights and activations. Raises UserError if unknown."""
-        return self.required("fp8_flops_per_second", f"{WEIGHTS}=fp8", f"{WEIGHTS}=auto")
+        alternative = f"{WEIGHTS}=int8, which computes 8-bit weights in 16 bits, or {WEIGHTS}=auto"
+        return self.required("fp8_flops_per_second", f"{WEIGHTS}=fp8", alternative)
 
     def for_products(self, stored: Quantisation | None) -> Hardware | None:
         """Return the device with the peak of products in 8 or 4 bits, if weights that are `stored`

@@ -135,7 +135,10 @@ class ServerSettings:
             notes.append(f"{WEIGHTS}={told.weights}, as the model's name {told.name} tells")
             not_simulated = [name for name in not_simulated if not name.startswith(UNTOLD_WEIGHTS)]
         elif told.word:
-            not_simulated.append(f"weights of {told.word} (as the model's name {told.name} tells)")
+            not_simulated.append(
+                f"weights of {told.word} (as the model's name {told.name} tells; state "
+                f"{WEIGHTS}=int4 or int8, whichever is nearer)"
+            )
         if not_simulated:
             notes.append(f"not simulated: {', '.join(not_simulated)}")
         if without_effect:

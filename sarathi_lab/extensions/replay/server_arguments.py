@@ -461,7 +461,7 @@ def weights_in_names(names: Iterable[str]) -> ToldWeights:
 
 
 def _weights_in_name(name: str) -> tuple[str, str]:
-    words = re.split(r"[-_.]", name.lower())
+    words = re.split(r"[-_.:]", name.lower())  # a colon before a file of a hub's GGUF
     for word in words:
         if word not in WEIGHTS_OF_NAMES and OTHER_WEIGHTS.fullmatch(word) is not None:
             return "", word

@@ -322,6 +322,8 @@ def test_defaults_of_a_server_are_silent():
     [
         *[(f"Llama-8B-{word}", "", word.lower()) for word in ("FP4", "w4a8", "W4AFP8")],
         *[(f"Llama-8B-{word}", "", word.lower()) for word in ("int3", "6bit", "Q4_K")],
+        ("Llama-8B-GGUF:Q8_0", "", "gguf"),
+        ("Llama-8B:IQ4_XS", "", "iq4"),
         ("Llama-8B-NVFP4", "nvfp4", "nvfp4"),
         ("DeepSeek-V3", "fp8", "DeepSeek-V3"),
         ("DeepSeek-R1-Distill-Llama-8B", "", ""),
@@ -584,12 +586,19 @@ def test_more_sequences_than_a_budget_has_tokens_are_named(result):
 
 
 def test_weights_that_have_no_cost_model_are_named(result):
-    """An A100 has no peak of 8-bit products."""
+    """A dense model has no experts, whose weights alone mxfp4 is of."""
     mixture = as_vllm(result, model="Qwen/Qwen3-30B-A3B", quantization="fp8")
     assert mixture.backend.weights == "fp8"
+    dense = as_vllm(result, quantization="mxfp4")
+    assert dense.backend.weights == "auto"
+    assert "not simulated: executor.weights=mxfp4" in " ".join(dense.describe())
+
+
+def test_weights_of_8_bits_are_read_into_16_where_a_card_has_no_other_products(result):
+    as_vllm(result, quantization="fp8")
     replay = replayed(result, "hardware=a100").as_run
-    assert replay.backend.weights == "auto"
-    assert "not simulated: executor.weights=fp8" in " ".join(replay.describe())
+    assert replay.backend.weights == "int8"
+    assert "fp8 as 8 bits that are read into products in 16" in " ".join(replay.describe())
 
 
 def test_settings_that_a_replay_does_not_read_are_refused(result):
