@@ -32,7 +32,11 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep or of one run")
     names = " ".join(f"[{name}=NAME]" for name in AXES)
     parser.add_argument(
-        "axes", nargs="*", metavar=names, help="settings; quantities for y; kind=line or heat"
+        "axes",
+        nargs="*",
+        default=[],  # else argparse lists them among what is missing
+        metavar=names,
+        help="settings; quantities for y; kind=line or heat",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"ends in {', '.join(KINDS)}")
     options = parser.parse_args(args)
