@@ -70,6 +70,15 @@ BY_NAME = {
     "gemma-3-12b": "Gemma-3-12B",
     "gemma-3-27b": "Gemma-3-27B",
     "phi-4-14b": "Phi-4",
+    "llama3.2-1b": "Llama-3.2-1B",
+    "qwen2.5-1.5b": "Qwen2.5-1.5B",
+    "qwen2.5-14b": "Qwen2.5-14B",
+    "qwen3-0.6b": "Qwen3-0.6B",
+    "qwen3-1.7b": "Qwen3-1.7B",
+    "qwen3.6-27b": "Qwen3.6-27B",
+    "qwen3.6-35b-a3b": "Qwen3.6-35B-A3B",
+    "gemma-4-26b-a4b": "Gemma-4-26B-A4B",
+    "gemma-4-31b": "Gemma-4-31B",
 }
 # 4 heads of 8, keys and values of 2, a window in two of three layers.
 TOY_CONFIG = {
