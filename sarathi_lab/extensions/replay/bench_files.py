@@ -38,6 +38,7 @@ from sarathi_lab.extensions.replay.readers import (
 from sarathi_lab.extensions.replay.readers.content import Content, Object
 from sarathi_lab.extensions.replay.server_arguments import as_object
 from sarathi_lab.extensions.replay.server_facts import PERIODIC, find_facts
+from sarathi_lab.workload.files import OUTPUT_LENGTHS, TURNS
 from sarathi_lab.workload.text_files import json_rows, kind_of_text, read_text
 
 CLIENTS = "vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf, genai-perf, LLMPerf"
@@ -162,8 +163,19 @@ def _what_json_it_is(content: Content) -> str:
         inner = Content(content.path, "", [value])
         if any(reader.recognises(inner) for reader in READERS):
             return f"has a client's result as its {name}; write that to a file of its own"
+    if _holds_prompts(content):
+        fix = f"serve them by workload=prompts workload.path={content.path}"
+        return f"has prompts without results; {fix}"
     keys = ", ".join(map(str, content.first))[:100]
     return f"has the keys {keys}, as of none of the known clients; {FIX}"
+
+
+def _holds_prompts(content: Content) -> bool:
+    """Return whether an object is a conversation, or a prompt with the length of its answer."""
+    row = content.first
+    if any(isinstance(row.get(name), list) for name in TURNS):
+        return True
+    return isinstance(row.get("prompt"), str) and any(name in row for name in OUTPUT_LENGTHS)
 
 
 def _what_it_is(content: Content) -> str:

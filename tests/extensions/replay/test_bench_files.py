@@ -174,6 +174,8 @@ def test_a_file_is_replayed_with_the_servers_arguments_beside_it(tmp_path):
         ("{", "is cut off at line 1"),
         ("[1]", "entry 1 is not a JSON object"),
         ('{"a": 1}', "none of the known clients"),
+        ('[{"id": "x", "conversations": [{"from": "human", "value": "a"}]}]', "workload=prompts"),
+        ('{"prompt": "a", "output_tokens": 4}', "workload=prompts"),
         ('{"benchmarks": []}', "has no benchmark"),
         ('{"benchmarks": [{}]}', "lacks 'requests'"),
         (json.dumps(guidellm(request_latency=None)), "latency is missing"),
