@@ -187,6 +187,13 @@ def test_a_field_of_one_of_the_swept_policies_is_left_out_of_the_others():
         compose(["policy=orca,sarathi", "policy.min_decods=1,2", "-m"])
 
 
+def test_a_key_of_an_option_that_a_run_tells_needs_one_that_is_named():
+    replay = ["task=validate", "task.run=missing", "host.request=0.01"]
+    with pytest.raises(UserError, match="needs an option that is named; add host=vllm_http"):
+        compose(replay)
+    compose([*replay, "host=vllm_http"])
+
+
 def test_measured_sweeps_are_repeated_round_after_round():
     """So that a slow minute of the machine is one of all settings; a simulation repeats itself."""
     line = compose(["chunk=256,512", "repeat=2", "-m"])
