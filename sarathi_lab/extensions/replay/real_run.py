@@ -153,7 +153,7 @@ class ServerSettings:
                 if name not in NOT_COMPARED:
                     sources.setdefault(name, []).append((statement.source, value))
         notes = []
-        taken = {**self._settings(), "server": _server_name(self.policy)}
+        run_settings = {**self._settings(), "server": _server_name(self.policy)}
         sources["server"] = [
             (statement.source, _server_name(statement.policy))
             for statement in self.statements
@@ -163,10 +163,10 @@ class ServerSettings:
             are_alike = not stated or all(
                 _is_same(name, value, stated[-1][1]) for _, value in stated
             )
-            if are_alike or name not in taken:
+            if are_alike or name not in run_settings:
                 continue
             shown = ", ".join(f"{source} {value}" for source, value in stated)
-            notes.append(f"sources differ in {name} ({shown}): {taken[name]} counts")
+            notes.append(f"sources differ in {name} ({shown}): {run_settings[name]} counts")
         return notes
 
 

@@ -132,7 +132,9 @@ def _find_model(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     if not any(_stands_for("model", name, name_in_file) for name_in_file in names):
         from_files.note_named("model", name, stated)
         # A model of no option's name, as of one that was trained further, has the named shapes.
-        from_files.has_run_cache = not any(_option_of("model", other) for other in names)
+        from_files.has_run_cache = not any(
+            _option_of("model", name_in_file) for name_in_file in names
+        )
 
 
 def _find_dtype(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:

@@ -461,14 +461,16 @@ def weights_in_names(names: Iterable[str]) -> ToldWeights:
 
 
 def _weights_in_name(name: str) -> tuple[str, str]:
-    words = re.split(r"[-_.:]", name.lower())  # a colon before a file of a hub's GGUF
-    for word in words:
+    name_pieces = re.split(r"[-_.:]", name.lower())  # a colon before a file of a hub's GGUF
+    for word in name_pieces:
         if word not in WEIGHTS_OF_NAMES and OTHER_WEIGHTS.fullmatch(word) is not None:
             return "", word
     for word, weights in WEIGHTS_OF_NAMES.items():
-        if word in words:
+        if word in name_pieces:
             return weights, word
-    if name.lower().startswith(PUBLISHED_IN_FP8) and not any(word in words for word in IN_16_BITS):
+    if name.lower().startswith(PUBLISHED_IN_FP8) and not any(
+        word in name_pieces for word in IN_16_BITS
+    ):
         return "fp8", name
     return "", ""
 

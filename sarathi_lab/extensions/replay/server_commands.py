@@ -37,7 +37,7 @@ from sarathi_lab.extensions.replay.shell import (
     ASSIGNMENT,
     CONTINUED,
     VARIABLE,
-    Words,
+    ShellCommand,
     commands_in,
     split,
     substituted,
@@ -150,26 +150,26 @@ def find_command(text: str, source: str) -> Statement | None:
             _check_is_one(calls, source)
             return _read_call(system, calls[0], source)
     for commands in (_in_containers(text), _in_list(text)):
-        servers = [command for command in commands if _is_of_server(command.words)]
+        servers = [command for command in commands if _is_of_server(command.argv)]
         if servers:
             _check_is_one(servers, source)
-            return _read_words(servers[0], source)
+            return _read_command(servers[0], source)
     servers = _servers_in(text, {}, source)
     if not servers:
         return None
-    return _read_words(servers[0], source)
+    return _read_command(servers[0], source)
 
 
-def _is_of_server(words: Sequence[str]) -> bool:
+def _is_of_server(argv: Sequence[str]) -> bool:
     """Return whether a container's or a list's command starts a server: its image may also run a
     script that starts something else, such as a worker of another container's server.
     """
-    if _system_of(words) is None:
+    if _system_of(argv) is None:
         return False
-    for position, word in enumerate(words[:-2]):
-        if word.rpartition("/")[2] in SHELLS and words[position + 1].endswith("c"):
-            commands = commands_in(words[position + 2], {}, PROGRAMS)
-            return any(_starts_server(command.words) for command in commands)
+    for position, word in enumerate(argv[:-2]):
+        if word.rpartition("/")[2] in SHELLS and argv[position + 1].endswith("c"):
+            commands = commands_in(argv[position + 2], {}, PROGRAMS)
+            return any(_starts_server(command.argv) for command in commands)
     return True
 
 
@@ -204,25 +204,25 @@ def _read_call(system: str, call: PythonCall, source: str) -> Statement:
     return replace(statement, not_simulated=[*statement.not_simulated, *not_read])
 
 
-def _read_words(command: Words, source: str) -> Statement:
+def _read_command(command: ShellCommand, source: str) -> Statement:
     """Read a command of a known server."""
     variables = command.variables
-    words = [substituted(word, variables) for word in command.words]
-    for position, word in enumerate(words):  # as in bash -c 'vllm serve MODEL'
+    argv = [substituted(word, variables) for word in command.argv]
+    for position, word in enumerate(argv):  # as in bash -c 'vllm serve MODEL'
         inner = []
         if " " in word:
             inner = _servers_in(word, variables, source)
         if inner:
-            words = [*words[:position], *inner[0].words]
+            argv = [*argv[:position], *inner[0].argv]
             variables = inner[0].variables
             break
-    system = _system_of(words)
+    system = _system_of(argv)
     assert system is not None, "asked for by the caller"
-    start = _end_of_command(system, words)
-    behind = takewhile(lambda word: SHELL.match(word) is None, words[start:])
+    start = _end_of_command(system, argv)
+    behind = takewhile(lambda word: SHELL.match(word) is None, argv[start:])
     arguments, unread = _arguments_of(system, list(behind))
-    environment = _environment(words[:start], variables)
-    image = IMAGE_VERSION.search(" ".join(words[:start]))
+    environment = _environment(argv[:start], variables)
+    image = IMAGE_VERSION.search(" ".join(argv[:start]))
     if image is not None:
         arguments["version"] = image[1]
     arguments = {**_of_config_file(arguments), **arguments, **environment}
@@ -231,7 +231,7 @@ def _read_words(command: Words, source: str) -> Statement:
     if unread:
         not_read.append(f"{' '.join(unread)} (no flag stands before it)")
     for name in VARIABLES_FILES:
-        if any(word.startswith(name) for word in words[:start]):
+        if any(word.startswith(name) for word in argv[:start]):
             not_read.append(f"{name} (its variables are not here)")
     statement = replace(statement, not_simulated=[*statement.not_simulated, *not_read])
     if system != "vllm":
@@ -250,45 +250,45 @@ def _without_unset(
     """Return arguments without those whose value is a variable that nothing sets, and a note of
     each that may change the times.
     """
-    known = dict[str, object]()
+    filled_in = dict[str, object]()
     notes = list[str]()
     for name, value in arguments.items():
         is_unset = isinstance(value, str) and VARIABLE.search(value) is not None
         if not is_unset:
-            known[name] = value
+            filled_in[name] = value
             continue
         row = find(system, name)
         if row is None or row.setting != NO_EFFECT:
             notes.append(f"{name}={value} (nothing here sets the variable)")
-    return known, notes
+    return filled_in, notes
 
 
 # -- where a command stands ------------------------------------------------------------------------
 
 
-def _in_list(text: str) -> list[Words]:
+def _in_list(text: str) -> list[ShellCommand]:
     """Return the command that is a list of words, in JSON or Python's."""
     if not text.lstrip().startswith("["):
         return []
     try:
-        words = ast.literal_eval(text.strip())
+        argv = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError):
         return []
-    if not isinstance(words, list):
+    if not isinstance(argv, list):
         return []
-    return [Words([str(word) for word in words])]
+    return [ShellCommand([str(word) for word in argv])]
 
 
-def _servers_in(script: str, variables: Mapping[str, str], source: str) -> list[Words]:
+def _servers_in(script: str, variables: Mapping[str, str], source: str) -> list[ShellCommand]:
     """Return the command of a script that starts a server, or none. Raises UserError for several,
     and for one with open quotes.
     """
-    servers = list[Words]()
+    servers = list[ShellCommand]()
     texts = set[str]()
     for command in commands_in(script, variables, PROGRAMS):
         # A shell's trace (set -x) has a command once more.
-        text = " ".join(word for word in command.words if word not in PROMPTS)
-        if _starts_server(command.words) and text not in texts:
+        text = " ".join(word for word in command.argv if word not in PROMPTS)
+        if _starts_server(command.argv) and text not in texts:
             servers.append(command)
             texts.add(text)
     _check_is_one(servers, source)
@@ -297,17 +297,17 @@ def _servers_in(script: str, variables: Mapping[str, str], source: str) -> list[
     return servers
 
 
-def _starts_server(words: Sequence[str]) -> bool:
+def _starts_server(argv: Sequence[str]) -> bool:
     """Return whether a command starts a server, and does not only name one."""
-    system = _system_of(words)
+    system = _system_of(argv)
     if system is None:
         return False
-    if _end_of_command(system, words) == 0:  # at most within a word, as in bash -c 'vllm serve'
-        texts = [word for word in words if " " in word]
-        inner = [command.words for text in texts for command in commands_in(text, {}, PROGRAMS)]
+    if _end_of_command(system, argv) == 0:  # at most within a word, as in bash -c 'vllm serve'
+        texts = [word for word in argv if " " in word]
+        inner = [command.argv for text in texts for command in commands_in(text, {}, PROGRAMS)]
         if not any(map(_starts_server, inner)):
             return False
-    for position, word in enumerate(words):
+    for position, word in enumerate(argv):
         # As in PID=$(pgrep -f 'vllm serve').
         program = re.split(r"[$(`]+", word)[-1]
         is_assignment = ASSIGNMENT.fullmatch(program) is not None
@@ -315,12 +315,12 @@ def _starts_server(words: Sequence[str]) -> bool:
             continue
         name = program.rpartition("/")[2]
         if name in CONTAINER_ENGINES:
-            return any(starting in words[position:] for starting in STARTING)
+            return any(starting in argv[position:] for starting in STARTING)
         return name not in OTHER_PROGRAMS
     return False
 
 
-def _in_containers(text: str) -> list[Words]:
+def _in_containers(text: str) -> list[ShellCommand]:
     """Return the commands of the containers that YAML describes."""
     try:
         documents = list(yaml.safe_load_all(text))
@@ -329,46 +329,46 @@ def _in_containers(text: str) -> list[Words]:
     return [command for document in documents for command in _of_containers(document)]
 
 
-def _of_containers(content: object) -> Iterator[Words]:
+def _of_containers(content: object) -> Iterator[ShellCommand]:
     if isinstance(content, list):
         for entry in content:
             yield from _of_containers(entry)
     if not isinstance(content, Mapping):
         return
     if isinstance(content.get(HELM_KEY), Mapping):
-        yield Words(["vllm", "serve", *_words_of_helm(content)])
+        yield ShellCommand(["vllm", "serve", *_argv_of_helm(content)])
         return
     if any(key in content for key in ("command", "args", "entrypoint")):
-        words = [name for name in VARIABLES_FILES if content.get(name)]
-        words.append(str(content.get("image", "")))
+        argv = [name for name in VARIABLES_FILES if content.get(name)]
+        argv.append(str(content.get("image", "")))
         for key in ("entrypoint", "command", "args"):
-            words += _words_of(content.get(key))
+            argv += _argv_of(content.get(key))
         variables = _variables_of(content.get("env")) | _variables_of(content.get("environment"))
-        yield Words(words, variables)
+        yield ShellCommand(argv, variables)
         return
     for value in content.values():
         yield from _of_containers(value)
 
 
-def _words_of_helm(content: Mapping[str, object]) -> list[str]:
+def _argv_of_helm(content: Mapping[str, object]) -> list[str]:
     """Return the words of a server in the values of vLLM's production stack: `vllmConfig` has the
     flags in camel case.
     """
-    words = [str(content.get("modelURL", ""))]
+    argv = [str(content.get("modelURL", ""))]
     for name, value in as_object(content[HELM_KEY]).items():
         if name == "extraArgs":
-            words += _words_of(value)
+            argv += _argv_of(value)
             continue
         flag = re.sub(r"(?=[A-Z])", "-", str(name)).lower()
         if isinstance(value, bool):
             switch = "" if value else "no-"
-            words.append(f"--{switch}{flag}")
+            argv.append(f"--{switch}{flag}")
         elif value is not None:
-            words += [f"--{flag}", str(value)]
-    return words
+            argv += [f"--{flag}", str(value)]
+    return argv
 
 
-def _words_of(value: object) -> list[str]:
+def _argv_of(value: object) -> list[str]:
     """Return the words of a command, which is text or a list."""
     if isinstance(value, str):
         return split(CONTINUED.sub(" ", value))
@@ -396,46 +396,46 @@ def _variables_of(value: object) -> dict[str, str]:
 # -- which command it is ---------------------------------------------------------------------------
 
 
-def _system_of(words: Sequence[str]) -> str | None:
+def _system_of(argv: Sequence[str]) -> str | None:
     """Return the server that a command starts, by the words or the image in it."""
-    text = " ".join(words)
+    text = " ".join(argv)
     for system, signs in SERVER_COMMANDS.items():
         if any(sign in text for sign in signs):
             return system
-    return next((system for system in IMAGES if _image_in(system, words) is not None), None)
+    return next((system for system in IMAGES if _image_in(system, argv) is not None), None)
 
 
-def _image_in(system: str, words: Sequence[str]) -> int | None:
+def _image_in(system: str, argv: Sequence[str]) -> int | None:
     """Return the position of a server's image among the words; None: there is none."""
-    for position, word in enumerate(words):
-        is_name = position > 0 and words[position - 1] in NAMING
+    for position, word in enumerate(argv):
+        is_name = position > 0 and argv[position - 1] in NAMING
         if IMAGES[system].fullmatch(word) is not None and not is_name:
             return position
     return None
 
 
-def _end_of_command(system: str, words: Sequence[str]) -> int:
+def _end_of_command(system: str, argv: Sequence[str]) -> int:
     """Return where the arguments begin, behind the words that name the server."""
     end = 0
     for sign in SERVER_COMMANDS[system]:
-        parts = sign.split()
-        for start in range(len(words) - len(parts) + 1):
-            named = words[start : start + len(parts)]
-            is_command = named[0].rpartition("/")[2] == parts[0] and named[1:] == parts[1:]
+        program = sign.split()
+        for start in range(len(argv) - len(program) + 1):
+            named = argv[start : start + len(program)]
+            is_command = named[0].rpartition("/")[2] == program[0] and named[1:] == program[1:]
             if is_command:
-                end = max(end, start + len(parts))
+                end = max(end, start + len(program))
                 break
     scripts = [
         position
-        for position, word in enumerate(words)
+        for position, word in enumerate(argv)
         if word.endswith(SCRIPTS) and not word.startswith("-")
     ]
     if scripts:
         end = max(end, scripts[0] + 1)
-    image = _image_in(system, words)
+    image = _image_in(system, argv)
     if image is not None:
         end = max(end, image + 1)
-    while end < len(words) and words[end] in ("serve", system):
+    while end < len(argv) and argv[end] in ("serve", system):
         end += 1
     return end
 
@@ -443,9 +443,9 @@ def _end_of_command(system: str, words: Sequence[str]) -> int:
 # -- its arguments ---------------------------------------------------------------------------------
 
 
-def _arguments_of(system: str, words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
+def _arguments_of(system: str, argv: Sequence[str]) -> tuple[dict[str, object], list[str]]:
     """Return the arguments of a command, by the names of the table, and words of none."""
-    remaining = [LONG_DASH.sub("--", word) for word in words]
+    remaining = [LONG_DASH.sub("--", word) for word in argv]
     arguments = dict[str, object]()
     unread = list[str]()
     while remaining:
@@ -521,9 +521,9 @@ def _take_words(remaining: list[str]) -> list[str]:
     return values
 
 
-def _environment(words: Sequence[str], variables: Mapping[str, str]) -> dict[str, str]:
+def _environment(argv: Sequence[str], variables: Mapping[str, str]) -> dict[str, str]:
     """Return the servers' own variables that are set before the command."""
-    assignments = [*words, *(f"{name}={value}" for name, value in variables.items())]
+    assignments = [*argv, *(f"{name}={value}" for name, value in variables.items())]
     matches = map(ENVIRONMENT.match, assignments)
     return {match[1]: match[2] for match in matches if match is not None}
 

@@ -34,23 +34,23 @@ DECLARING = ("export", "local", "readonly", "declare")
 
 
 @dataclass(frozen=True)
-class Words:
+class ShellCommand:
     """A command cut into words, and the variables that were set before it.
 
     Attributes:
-        words: Of the command, assignments in front included.
+        argv: Its words, assignments in front included.
         variables: Values by name.
         has_open_quotes: Whether a quote is not closed, so that words are those between spaces.
     """
 
-    words: list[str]
+    argv: list[str]
     variables: Mapping[str, str] = field(default_factory=dict)
     has_open_quotes: bool = False
 
 
 def commands_in(
     script: str, variables: Mapping[str, str], programs: Sequence[str]
-) -> Iterator[Words]:
+) -> Iterator[ShellCommand]:
     """Yield the commands of a script in their order, with variables filled in.
 
     Args:
@@ -64,8 +64,8 @@ def commands_in(
         if not is_of_program and WITH_VARIABLES.search(line) is None:
             continue
         for text in _commands_of_line(line):
-            command = _words_of(text, values)
-            assignments = _assignments(command.words)
+            command = _command_of(text, values)
+            assignments = _assignments(command.argv)
             if assignments is None:
                 yield command
                 continue
@@ -103,7 +103,7 @@ def _commands_of_line(line: str) -> list[str]:
     return [BRACKETED.sub(r"\1", command) for command in commands if command.strip()]
 
 
-def _words_of(text: str, variables: Mapping[str, str]) -> Words:
+def _command_of(text: str, variables: Mapping[str, str]) -> ShellCommand:
     """Cut a command into words: an unquoted variable may be several, or none."""
     filled = ""
     for piece in PIECE.finditer(text):
@@ -117,19 +117,19 @@ def _words_of(text: str, variables: Mapping[str, str]) -> Words:
                 value = " ".join(map(shlex.quote, value.split()))
         filled += value
     try:
-        words = shlex.split(filled)
+        argv = shlex.split(filled)
     except ValueError:
-        return Words(filled.split(), dict(variables), has_open_quotes=True)
-    return Words([substituted(word, variables) for word in words], dict(variables))
+        return ShellCommand(filled.split(), dict(variables), has_open_quotes=True)
+    return ShellCommand([substituted(word, variables) for word in argv], dict(variables))
 
 
-def _assignments(words: list[str]) -> list[tuple[str, bool, str]] | None:
+def _assignments(argv: list[str]) -> list[tuple[str, bool, str]] | None:
     """Return names, whether a value is added to another, and values of a command that sets
     variables; None if it does anything else.
     """
-    is_declaring = bool(words) and words[0] in DECLARING
+    is_declaring = bool(argv) and argv[0] in DECLARING
     assignments = list[tuple[str, bool, str]]()
-    for word in words[is_declaring:]:
+    for word in argv[is_declaring:]:
         match = ASSIGNMENT.fullmatch(word)
         if match is None:
             return None
@@ -139,5 +139,5 @@ def _assignments(words: list[str]) -> list[tuple[str, bool, str]] | None:
 
 def _quoted_array(match: re.Match[str]) -> str:
     """Return an array as one quoted text, whose words are separated by spaces."""
-    words = split(COMMENT.sub("", match[1]))
-    return f"={shlex.quote(' ' + ' '.join(map(shlex.quote, words)))}"
+    elements = split(COMMENT.sub("", match[1]))
+    return f"={shlex.quote(' ' + ' '.join(map(shlex.quote, elements)))}"

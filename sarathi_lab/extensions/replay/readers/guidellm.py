@@ -203,7 +203,7 @@ def csv_loads(content: Content) -> list[Object]:
     lines = list(csv.reader(io.StringIO(content.text)))
     num_header = CSV_HEADER_LINES if lines[0][0] == CSV_GROUP else 1
     columns = zip(*lines[:num_header], strict=False)
-    headings = [" ".join(filter(None, words)) for words in columns]
+    headings = [" ".join(filter(None, levels)) for levels in columns]
     return [dict(zip(headings, cells, strict=False)) for cells in lines[num_header:] if cells]
 
 

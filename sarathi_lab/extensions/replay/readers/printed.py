@@ -47,8 +47,8 @@ def printed_runs(content: Content) -> Sequence[Object]:
     runs = []
     model: object = None
     for table in tables:
-        own, *further = END.split(table, maxsplit=1)
-        below = "".join(further)
+        own, *after_end = END.split(table, maxsplit=1)
+        below = "".join(after_end)
         # Older clients print rate and concurrency above the heading.
         sent = {name: value for name, value in _numbers(above).items() if name in SENT}
         arguments = NAMESPACE.search(above)
