@@ -257,8 +257,8 @@ def _has_single_values(setting: Override, settings: Sequence[Override]) -> bool:
     if not is_changed or is_choice(name) or _has_nodes(setting):
         return False
     # A node that is stated whole is merged with its settings in the order of the command line.
-    for other in settings:
-        node = other.key_or_group
+    for neighbour in settings:
+        node = neighbour.key_or_group
         if node not in CHOICES and (_is_within(name, node) or _is_within(node, name)):
             return False
     return True

@@ -173,8 +173,8 @@ def at_points(curves: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
         else:
             stretch = NUM_REQUESTS / len(curve)
             y = np.interp(line.x, curve.x * stretch, curve.y * stretch)
-        place = line[["panel", "series", "x"]]
-        rows.append(place.assign(y=y))
+        abscissae = line[["panel", "series", "x"]]
+        rows.append(abscissae.assign(y=y))
     return pd.concat(rows, ignore_index=True)
 
 

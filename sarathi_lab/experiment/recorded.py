@@ -102,10 +102,10 @@ def compare(points: pd.DataFrame) -> pd.DataFrame:
     # Inner joins: what the paper does not show has no error.
     predicted = points[points.source == "simulated"]
     on_used = predicted.merge(_gpus_of_paper(), on=["figure", "hardware"])
-    place = ["figure", *KEYS]
+    key_columns = ["figure", *KEYS]
     of_paper = points[points.source == "paper"]
-    stated = of_paper.rename(columns={"y": "paper"})[[*place, "paper"]]
-    both = on_used.merge(stated, on=place)
+    stated = of_paper.rename(columns={"y": "paper"})[[*key_columns, "paper"]]
+    both = on_used.merge(stated, on=key_columns)
     return both.assign(error=both.y / both.paper - 1)
 
 

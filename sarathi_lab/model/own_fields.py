@@ -161,11 +161,11 @@ def of_step(facts: Facts) -> Config:
         if others.has(of_others):
             fields[name] = others.size(of_others)
     if not facts.has("mlp_layer_types") and not facts.has("first_k_dense_replace"):
-        places = [*range(DENSE_OF_STEP, num_layers)]
+        sparse_layers = [*range(DENSE_OF_STEP, num_layers)]
         if facts.has("moe_layers_enum"):
-            places = [int(place) for place in facts.text("moe_layers_enum").split(",")]
+            sparse_layers = [int(layer) for layer in facts.text("moe_layers_enum").split(",")]
         fields["mlp_layer_types"] = [
-            "sparse" if place in places else "dense" for place in range(num_layers)
+            "sparse" if layer in sparse_layers else "dense" for layer in range(num_layers)
         ]
     return fields
 

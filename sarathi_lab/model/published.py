@@ -306,12 +306,12 @@ class Reader:
             )
         return self._window_kinds()
 
-    def _full_at(self, places: Sequence[int], kind: str) -> list[str]:
-        """Return `kind`, but for the layers at `places`, which see the whole context."""
+    def _full_at(self, full_layers: Sequence[int], kind: str) -> list[str]:
+        """Return `kind`, but for `full_layers`, which see the whole context."""
         kinds = [kind] * self.num_layers
-        for place in places:
-            if place < self.num_layers:  # files may list layers that draft behind the last
-                kinds[place] = FULL
+        for layer in full_layers:
+            if layer < self.num_layers:  # files may list layers that draft behind the last
+                kinds[layer] = FULL
         return kinds
 
     def _window_kinds(self) -> list[str]:

@@ -223,8 +223,8 @@ def _parquet(path: Path) -> pd.DataFrame:
 
 def new_name(name: str) -> str:
     """Return today's name of a quantity of an older file."""
-    words = [RENAMED.get(word, word) for word in str(name).split("_")]
-    return "_".join(words)
+    name_pieces = [RENAMED.get(piece, piece) for piece in str(name).split("_")]
+    return "_".join(name_pieces)
 
 
 def load_paper(figure: str) -> pd.DataFrame:

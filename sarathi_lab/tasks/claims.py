@@ -46,16 +46,18 @@ Command = Callable[[Sequence[str]], int]  # runs a command line; returns its exi
 
 def print_summary(table: pd.DataFrame) -> None:
     """Print how many claims have which verdict, by where they were judged, and which fail."""
-    by_place = ids_by_verdict(table)
+    by_evidence = ids_by_verdict(table)
     counts = []
     for verdict in VERDICTS:
         counted: dict[str, object] = {"verdict": f"[{STYLES[verdict]}]{verdict}[/]"}
-        for place, ids in by_place.items():
-            counted[place] = len(ids[verdict])
+        for evidence, ids in by_evidence.items():
+            counted[evidence] = len(ids[verdict])
         counts.append(counted)
     title = f"{table['id'].nunique()} claims by verdict and by where they were judged"
     shown = [DisplayTable(counts, title=title, left=["verdict"], unbroken=["verdict"], markup=True)]
-    failing = [{"claim": name, "fails on": places} for name, places in _failing(by_place).items()]
+    failing = [
+        {"claim": name, "fails on": places} for name, places in _failing(by_evidence).items()
+    ]
     if failing:
         shown.append(DisplayTable(failing, title="Claims that fail", left=["claim", "fails on"]))
     show([*shown, "a claim may have several verdicts, as kernels and cards differ"])
@@ -68,13 +70,13 @@ def print_summary(table: pd.DataFrame) -> None:
     )
 
 
-def _failing(by_place: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, str]:
+def _failing(by_evidence: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, str]:
     """Return the claims that fail somewhere, and where."""
-    places: dict[str, list[str]] = {}
-    for place, ids in by_place.items():
+    failing: dict[str, list[str]] = {}
+    for evidence, ids in by_evidence.items():
         for claim in ids[FAILS]:
-            places.setdefault(claim, []).append(place)
-    return {claim: "; ".join(where) for claim, where in places.items()}
+            failing.setdefault(claim, []).append(evidence)
+    return {claim: "; ".join(fails_on) for claim, fails_on in failing.items()}
 
 
 def print_verdicts(table: pd.DataFrame, *, is_long: bool = False) -> None:
@@ -220,8 +222,8 @@ def _check(options: argparse.Namespace, results: Path) -> None:
     if options.resume and not (options.run or options.simulate):
         raise UserError("--resume is for runs; add --run (measure) or --simulate, or drop it")
     if options.settings and not is_measuring:
-        given = " ".join(options.settings)
-        raise UserError(f"{given} is for runs; add --run (measure), or drop it")
+        settings = " ".join(options.settings)
+        raise UserError(f"{settings} is for runs; add --run (measure), or drop it")
     ids = [claim.id for claim in load_claims()]
     for name in options.claims:
         if name not in ids:

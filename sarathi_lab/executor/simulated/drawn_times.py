@@ -179,7 +179,9 @@ def shape_of(batch: Batch) -> str:
     """Return which of `SHAPES_OF_BATCHES` a batch has."""
     if not batch.num_prefill_tokens:
         return DECODES
-    return next(shape for shape, most in MOST_TOKENS.items() if batch.num_tokens <= most)
+    return next(
+        shape for shape, max_tokens in MOST_TOKENS.items() if batch.num_tokens <= max_tokens
+    )
 
 
 class _Kind:

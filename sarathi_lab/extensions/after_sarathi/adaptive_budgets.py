@@ -177,12 +177,12 @@ def adaptive_budgets(
                 policies[name] = aimed(policy, bench.slo(kind), kind)
             capacities = dict(search.capacities(kind, policies, list(fixed.values())))
             resolution = Steps(precision)
-            found = partial(point, dataset, slo=kind, resolution=resolution)
+            point_of_kind = partial(point, dataset, slo=kind, resolution=resolution)
             for name, capacity in capacities.items():
-                yield found("capacity", "1/s", name, capacity)
+                yield point_of_kind("capacity", "1/s", name, capacity)
             for name in (*policies, BOUND):
                 ratio = capacities[name] / capacities[HINDSIGHT]
-                yield found(f"capacity / {HINDSIGHT}", "ratio", name, ratio)
+                yield point_of_kind(f"capacity / {HINDSIGHT}", "ratio", name, ratio)
             if not math.isnan(capacities[HINDSIGHT]):
                 step = grid.step(overload * capacities[HINDSIGHT])
                 yield from search.overloaded(kind, policies, f"fixed {sizes['budget']}", step)

@@ -112,8 +112,10 @@ def agentic(
             without_cache = values[f"{name}, no cache"]
             yield from ratios(dataset, "no cache", name, values[name], without_cache, kind="share")
             if name != "whole":
-                whole = values["whole"]
-                yield from ratios(dataset, "whole prompts", name, values[name], whole, kind="share")
+                unchunked = values["whole"]
+                yield from ratios(
+                    dataset, "whole prompts", name, values[name], unchunked, kind="share"
+                )
         panel = f"{dataset}, {replicas} engines"
         rate_of_all = replicas * replica_rate
         values = yield from _served(bench, work, panel, replica_sessions, rate_of_all, clusters)
