@@ -70,6 +70,8 @@ class Quantisation:
             these on a device that has them. Otherwise weights are only stored so, and products
             computed in the model's type.
         has_fp4_products: The same of activations and products in 4 bits.
+        is_integer: Whether the weights and activations of 8 bits are integers, whose products have
+            another rate on some devices, and the only one of 8 bits on others (Ampere).
         of: All products of the layers but the router, those of the experts, or `parts`.
         parts: Of each kind of products, if they differ.
         table_bytes: Bytes of a weight of embedding and output head; None: of the model's type.
@@ -80,6 +82,7 @@ class Quantisation:
     weight_bytes: float
     has_fp8_products: bool = False
     has_fp4_products: bool = False
+    is_integer: bool = False
     of: Quantised = "layers"
     parts: tuple[StoredPart, ...] = ()
     table_bytes: float | None = None
@@ -112,7 +115,7 @@ FP8 = Quantisation("fp8", 1.0, has_fp8_products=True)
 STORED: Mapping[str, Quantisation] = {
     "fp8": FP8,
     "int8": Quantisation("int8", 1.0),
-    "w8a8": Quantisation("w8a8", 1.0, has_fp8_products=True),
+    "w8a8": Quantisation("w8a8", 1.0, has_fp8_products=True, is_integer=True),
     "nvfp4": Quantisation("nvfp4", NVFP4_BITS / BITS_OF_BYTE, has_fp4_products=True),
     "int4": Quantisation("int4", (4 + (SCALE_BITS + 4) / 128) / BITS_OF_BYTE),
     "mxfp4": Quantisation("mxfp4", MXFP4_BITS / BITS_OF_BYTE, of="experts"),

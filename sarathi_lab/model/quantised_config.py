@@ -182,10 +182,12 @@ def _group(name: str, group: Settings) -> Quantisation:
         of_group = _share_of_group(group_bits, weights)
     # Of integers and MXFP4 products in 4 bits have other kernels, or none.
     is_nvfp4 = bits == NVFP4 and weights.get("type") == "float" and strategy == "tensor_group"
+    has_fp8_products = bits == BITS_OF_BYTE and activations is not None
     return Quantisation(
         "compressed-tensors",
         (bits + of_group) / BITS_OF_BYTE,
-        has_fp8_products=bits == BITS_OF_BYTE and activations is not None,
+        has_fp8_products=has_fp8_products,
+        is_integer=has_fp8_products and weights.get("type") == "int",
         has_fp4_products=is_nvfp4 and activations is not None,
     )
 
@@ -238,6 +240,7 @@ def _groups(groups: Settings, settings: Settings, spec: ModelSpec) -> Quantisati
         base,
         has_fp8_products=has_fp8_products,
         has_fp4_products=has_fp4_products,
+        is_integer=has_fp8_products and all(stored.is_integer for stored in read),
         head_bytes=None if rest is None else rest.weight_bytes,
     )
     return _with_named(base, named, spec)

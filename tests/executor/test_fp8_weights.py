@@ -86,6 +86,21 @@ def test_weights_in_4_bits_take_nine_sixteenths_of_a_byte():
     assert saved == pytest.approx(SPEC.num_linear_params * (2 - 9 / 16), abs=1)
 
 
+def test_integers_of_8_bits_have_a_rate_of_their_own_where_one_is_stated():
+    without = replace(GPU, fp8_flops_per_second=None)
+    ampere = replace(without, int8_flops_per_second=2 * GPU.flops_per_second)
+    chunk = batch_of(chunk=512)
+
+    def time_of(gpu, weights):
+        backend = SimulatedBackend(gpu, weights=weights)
+        return backend.predictor(SPEC).operation_times(chunk)["ffn_up"]
+
+    assert time_of(ampere, "w8a8") < 0.7 * time_of(without, "w8a8")
+    assert time_of(ampere, "auto") == time_of(without, "auto")
+    peaks = SimulatedBackend(ampere, weights="w8a8").peaks()
+    assert peaks.flops_per_second == 2 * GPU.flops_per_second
+
+
 def test_hardware_without_such_a_peak_is_refused():
     backend = SimulatedBackend(TOY, weights="fp8")
     with pytest.raises(UserError, match=r"no fp8_flops_per_second.*executor\.weights=auto"):

@@ -100,6 +100,8 @@ class Hardware:
     fp8_flops_per_second: float | None = _peak(None)
     fp8_efficiency: float = _efficiency(1.0)
     fp4_flops_per_second: float | None = _peak(None)  # at the efficiency of 8 bits: none measured
+    # Of integers of 8 bits, at the efficiency of 16 bits as none was measured; None: as fp8.
+    int8_flops_per_second: float | None = _peak(None)
     link_efficiency: float = _efficiency(1.0)  # of links within and between nodes
     link_latency: float = _seconds(0.0)  # of a transfer
     # Of an all-reduce, per device beyond two: extra seconds, and the rate's divisor less 1.
@@ -275,6 +277,8 @@ class Hardware:
         so run at it here; None where they are only read in fewer bytes.
         """
         peak = None
+        if stored is not None and stored.is_integer and self.int8_flops_per_second is not None:
+            return replace(self, flops_per_second=self.int8_flops_per_second)
         if stored is not None and stored.has_fp8_products:
             peak = self.fp8_flops_per_second
         elif stored is not None and stored.has_fp4_products:

@@ -128,11 +128,15 @@ def at_measured_rates(hardware: Hardware) -> Hardware:
     fp4_peak = hardware.fp4_flops_per_second
     if fp4_peak is not None:
         fp4_peak *= flops_scale
+    int8_peak = hardware.int8_flops_per_second
+    if int8_peak is not None:
+        int8_peak *= flops_scale
     return replace(
         hardware,
         flops_per_second=flops_scale * hardware.flops_per_second,
         fp8_flops_per_second=fp8_peak,
         fp4_flops_per_second=fp4_peak,
+        int8_flops_per_second=int8_peak,
         bytes_per_second=bytes_scale * hardware.bytes_per_second,
         product_rate=None,
         cache_rate=None,

@@ -291,7 +291,7 @@ def tables_for(formula: AnalyticOperations, level: str = "profiled") -> Operatio
         or (
             stored.of == "layers"
             and stored.has_fp8_products
-            and hardware.for_products(stored) is not None
+            and hardware.fp8_flops_per_second is not None
         )
     )
     if stored is not None and not has_table:
