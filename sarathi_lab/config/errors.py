@@ -20,6 +20,7 @@ EXIT_BROKEN_PIPE = 141  # as a shell has it of a program that SIGPIPE ends
 MOST = 2**63 - 1
 LEAST = 1e-18
 LAST_SECOND = 1e9  # of a run: later, doubles hold less than microseconds
+FEWEST_LETTERS = 3  # of the beginning of a name, for a suggestion
 CREDENTIALS = re.compile(r"//[^/@\s]+@")  # of an address, which no message repeats
 
 
@@ -113,15 +114,15 @@ def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
     return UserError(f"{key} is not {what}{suggestion(key, valid)}; {remedy}")
 
 
-FEWEST_LETTERS = 3  # of the beginning of a name
-
-
 def suggestion(name: str, names: Sequence[str]) -> str:
     """Return which of `names` may be meant; empty where none is like `name`."""
     # A beginning is typed of long names: qwen3-235b is nearer to qwen3-235b-a22b than to qwen3-32b.
-    similar = [longer for longer in names if longer.startswith(name)]
-    if len(name) < FEWEST_LETTERS or not similar:
-        similar = difflib.get_close_matches(name, names, n=1)
+    completions = []
+    if len(name) >= FEWEST_LETTERS:
+        completions = [longer for longer in names if longer.startswith(name)]
+    # The shortest adds least to what was typed: qwen2.5-7b to qwen2.5-7, not qwen2.5-72b.
+    completions.sort(key=len)
+    similar = completions or difflib.get_close_matches(name, names, n=1)
     if not similar:
         return ""
     return f" (did you mean {similar[0]}?)"

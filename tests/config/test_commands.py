@@ -25,6 +25,8 @@ QUICK = [
     (["polcy=orca"], "did you mean policy?"),
     (["policy=orcaa"], "did you mean orca?"),
     (["model=qwen3-235b"], "did you mean qwen3-235b-a22b?"),
+    (["model=qwen2.5-7"], "did you mean qwen2.5-7b?"),
+    (["policy=vllm"], "did you mean vllm_v1?"),
     (["--dryrun"], "did you mean --dry-run?"),
     (["policy.min_decode=2"], "did you mean policy.min_decodes?"),
     (["--cfg", "job", "chunk=128"], "chunk: 128"),
