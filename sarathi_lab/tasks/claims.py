@@ -26,6 +26,7 @@ from sarathi_lab.experiment.claims import (
     verdicts,
 )
 from sarathi_lab.experiment.registry import CATALOG
+from sarathi_lab.results import load
 from sarathi_lab.results.load import SIMULATED
 from sarathi_lab.results.result import DisplayTable, show
 from sarathi_lab.results.table import Row
@@ -41,6 +42,7 @@ FEW_MINUTES = 200.0  # seconds of measuring, for those who just want to see
 COSTS = "costs.csv"  # in the results: what each experiment took, in a separate process
 JOB = ["experiment", "how"]  # how: "simulated" or `MEASURED`
 MEASURED = "measured"
+EXAMPLE = "fig10"  # an experiment with claims
 Command = Callable[[Sequence[str]], int]  # runs a command line; returns its exit code
 
 
@@ -64,7 +66,7 @@ def print_summary(table: pd.DataFrame) -> None:
     command = typed("claims")
     show(
         [
-            f"one claim or experiment: {command} NAME, such as {command} fig09",
+            f"one claim or experiment: {command} NAME, such as {command} {EXAMPLE}",
             f"all verdicts: {command} -v; what they mean: {VERDICTS_PAGE}",
         ]
     )
@@ -194,6 +196,11 @@ def _main(options: argparse.Namespace, run: Command) -> int:
     results = (options.results or default).absolute()
     _check(options, results)
     failed = _run_all(options, results, run) if is_running else []
+    if not is_running and not load.recorded(results):
+        raise UserError(
+            f"--results {options.results} has no recorded results; leave --results out, or add "
+            "--simulate or --run to fill it"
+        )
     table = verdicts(results)
     is_narrowed = options.only or options.claims or options.device
     if is_narrowed or is_running or options.verbose or options.long:
@@ -219,17 +226,23 @@ def _check(options: argparse.Namespace, results: Path) -> None:
     is_measuring = options.run
     if options.seconds and not is_measuring:
         raise UserError("--seconds is for runs; add --run (measure), or drop it")
-    if options.resume and not (options.run or options.simulate):
+    is_running = options.run or options.simulate
+    if options.resume and not is_running:
         raise UserError("--resume is for runs; add --run (measure) or --simulate, or drop it")
     if options.settings and not is_measuring:
         settings = " ".join(options.settings)
         raise UserError(f"{settings} is for runs; add --run (measure), or drop it")
-    ids = [claim.id for claim in load_claims()]
+    claims = load_claims()
+    ids = [claim.id for claim in claims]
+    # What is only printed needs a claim; any experiment can be run.
+    experiments = list(CATALOG) if is_running else [claim.experiment for claim in claims]
     for name in options.claims:
         if name not in ids:
-            similar = suggestion(name, [*ids, *CATALOG])
-            raise UserError(f"{name} is no claim or experiment{similar}; claims --long has all")
-        if options.run or options.simulate:
+            similar = suggestion(name, [*ids, *experiments])
+            raise UserError(
+                f"{name} is no claim or experiment{similar}; use one of {', '.join(ids)}"
+            )
+        if is_running:
             raise UserError(f"{name} is a claim, and experiments are run; use --only EXPERIMENT")
     if options.readme and results != RECORDS:
         folder = os.path.relpath(results)
@@ -248,16 +261,24 @@ def _judging(names: Sequence[str], table: pd.DataFrame) -> list[str]:
     return experiments
 
 
+def _require_claims(options: argparse.Namespace, table: pd.DataFrame) -> None:
+    """Raise UserError for an experiment that was asked for and has no claim in `table`."""
+    with_claims = list(table.experiment.unique())
+    for name in options.only or []:
+        if name not in with_claims:
+            as_typed = name if name in options.names else f"--only {name}"
+            experiments = _judging([name], table) or with_claims
+            raise UserError(f"{as_typed} has no claim; use one of {', '.join(experiments)}")
+
+
 def _selected(table: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     """Return the rows of the experiments and devices that were asked for. Raises UserError."""
     chosen = table
     if options.only or options.claims:
         is_of_experiment = table.experiment.isin(options.only or [])
         chosen = table[is_of_experiment | table.id.isin(options.claims)]
-    if chosen.empty and not (options.run or options.simulate):
-        named = " ".join(options.only)
-        experiments = _judging(options.only, table) or list(table.experiment.unique())
-        raise UserError(f"--only {named} has no claim; use one of {', '.join(experiments)}")
+    if not (options.run or options.simulate):
+        _require_claims(options, table)
     if options.device:
         chosen = chosen[chosen.device.str.contains(options.device, regex=False)]
         if chosen.empty:

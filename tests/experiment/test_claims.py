@@ -421,6 +421,8 @@ def test_claims_are_printed_by_device(tmp_path, capsys, monkeypatch):
     assert "--device cqu is in no device's name; use one of cpu" in capsys.readouterr().err
     assert main(["claims", "--results", str(tmp_path), "--only", "fig09"]) == 2
     assert "--only fig09 has no claim; use one of chunk_optimum" in capsys.readouterr().err
+    assert main(["claims", "--results", str(tmp_path), "fig08", "fig09"]) == 2
+    assert capsys.readouterr().err.startswith("error: fig09 has no claim; use one of chunk_optimum")
     assert main(["claims", "--results", str(tmp_path), "--long"]) == 0
     out = capsys.readouterr().out
     assert "Recorded on cpu (a processor, 2 threads), in brackets the interval and its level" in out
@@ -436,8 +438,16 @@ def test_without_names_claims_are_counted_and_those_that_fail_named(tmp_path, ca
     summary = capsys.readouterr().out
     assert re.search(r"^ partly +0 +1 +0 +0", summary, flags=re.MULTILINE)
     assert re.search(r"^ decode_tenfold +simulated", summary, flags=re.MULTILINE)
-    assert main(["claims", "decode_tenfold", *results]) == 0
+    (example,) = re.findall(r"such as .* claims (\w+)$", summary, flags=re.MULTILINE)
+    for name in (example, "decode_tenfold"):
+        assert main(["claims", name, *results]) == 0
     assert "cheaper than alone" in capsys.readouterr().out
+
+
+def test_an_empty_folder_of_results_is_no_summary(tmp_path, capsys):
+    for names in ([], ["fig08"]):
+        assert main(["claims", *names, "--results", str(tmp_path)]) == 2
+        assert f"--results {tmp_path} has no recorded results" in capsys.readouterr().err
 
 
 def test_a_claim_on_several_devices_is_a_table_of_devices(tmp_path, capsys):
@@ -480,7 +490,8 @@ def test_an_experiment_that_fails_does_not_stop_the_others(tmp_path, capsys):
         (["--resume"], "--resume is for runs; add --run"),
         (["--simulate", "--seconds", "9"], "--seconds is for runs"),
         (["--simulate", "model=7b"], "model=7b is for runs"),
-        (["decode_tenfol"], "no claim or experiment (did you mean decode_tenfold?)"),
+        (["decode_tenfol"], "(did you mean decode_tenfold?); use one of decode_tenfold, "),
+        (["fig9"], "(did you mean fig13?)"),  # fig09 has no claim
         (["--run", "decode_tenfold"], "decode_tenfold is a claim, and experiments are run"),
         (["--run", "--seconds", "0"], "--seconds=0.0 must be a finite number above 0"),
         (["--readme", "--results", "elsewhere"], "--readme shows what is recorded, not"),
