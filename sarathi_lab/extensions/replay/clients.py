@@ -110,9 +110,8 @@ def client_of_rate(rate: object, users: object, cv: float = POISSON) -> Client:
         named_rate = str(rate)
     if not number > 0:
         raise ValueError(f"request_rate={rate} is not above 0")
-    limit = int(number_of(users or 0))
     return Client(
-        limit if limit >= 1 else None,  # some clients write no limit as 0
+        count_of(users) or None,  # some clients write no limit as 0, "inf" or "none"
         number,
         "stated",
         named_rate=named_rate,

@@ -15,7 +15,7 @@ from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.extensions.replay.bench_files import read_benchmarks
-from sarathi_lab.extensions.replay.clients import concurrency
+from sarathi_lab.extensions.replay.clients import client_of_rate, concurrency
 
 USERS, THINK_TIME, RATE = 3, 0.004, 30.0
 SERVER = {"tensor_parallel_size": 1, "max_num_batched_tokens": 512, "max_num_seqs": 8}
@@ -158,6 +158,11 @@ def test_the_strategy_of_guidellm_is_that_of_the_replay(strategy, users, served,
     assert benchmark.client.users == users
     assert benchmark.client.source == "stated"
     assert benchmark.client.rate == strategy.get("rate", math.inf)
+
+
+@pytest.mark.parametrize("limit", [None, 0, "inf", math.inf, "Infinity", "none", "x"])
+def test_no_limit_of_requests_is_written_in_many_ways(limit):
+    assert client_of_rate(2.0, limit).users is None
 
 
 def aiperf(requests):

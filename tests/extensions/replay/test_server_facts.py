@@ -420,6 +420,11 @@ def test_what_stands_beside_a_commands_arguments_is_not_dropped(tmp_path):
         "model=${M} (nothing here sets the variable)",
         "env_file (its variables are not here)",
     ]
+    command = "vllm serve x --served-model-name $NAME y -cc.cudagraph_mode=$MODE --api-key $KEY"
+    assert read_command(command).not_simulated == [
+        "served_model_name=$NAME (nothing here sets the variable)",
+        "compilation_config.cudagraph_mode=$MODE (nothing here sets the variable)",
+    ]
     facts = read_command("LLM('x', 'y', max_num_seqs=8, **options)")
     assert (dict(facts.settings), facts.is_complete) == ({"model": "x", "batch": 8}, False)
     assert [name.partition(" (")[0] for name in facts.not_simulated] == ["**options", "argument 2"]

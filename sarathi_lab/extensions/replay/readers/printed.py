@@ -45,7 +45,7 @@ def printed_runs(content: Content) -> Sequence[Object]:
     """Return an object a table, as the client's JSON would have it."""
     above, *tables = content.text.split(HEADING)
     runs = []
-    model: object = None
+    stated: dict[str, object] = {}  # once, above the first table of those that a script prints
     for table in tables:
         own, *after_end = END.split(table, maxsplit=1)
         below = "".join(after_end)
@@ -53,8 +53,7 @@ def printed_runs(content: Content) -> Sequence[Object]:
         sent = {name: value for name, value in _numbers(above).items() if name in SENT}
         arguments = NAMESPACE.search(above)
         if arguments is not None:
-            model = named_values(arguments[1]).get("model")
-        stated = {} if model is None else {"model_id": model}
+            stated = {"model_id": named_values(arguments[1]).get("model")}
         runs.append({**stated, **sent, **_numbers(own)})
         above = below
     return runs
