@@ -205,7 +205,10 @@ def _host(run: RealRun) -> DictConfig:
         return [abs(a - b) for a, b in zip(_numbers(name), of_run, strict=False)]
 
     files = option_files("host")
-    names = [name for name in files if name.startswith(f"{server_of(run)}_")]
+    # Those of a version: one with a front end (vllm_http) is the user's to name.
+    names = [
+        name for name in files if name.startswith(f"{server_of(run)}_") and any(_numbers(name))
+    ]
     # The newest, where the version is not known.
     nearest = max(names)
     if run.version:
