@@ -182,6 +182,12 @@ def riding_gain(
     return max(1.0, float(gain))
 
 
+def prompt_flops(spec: ModelSpec, requests: pd.DataFrame) -> NDArray[np.float64]:
+    """Compute the FLOPs of each request's whole prompt [R], none of which is cached."""
+    flops = spec.flops(_whole_prompts(spec, requests))
+    return np.asarray(flops, dtype=float)
+
+
 def _whole_prompts(spec: ModelSpec, requests: pd.DataFrame) -> pd.DataFrame:
     """Return the work of an iteration for each of `requests` that computes its whole prompt."""
     prompt = requests.prompt_len.astype(float)

@@ -29,6 +29,7 @@ from sarathi_lab.extensions.replay.clients import (
     measured_thought,
 )
 from sarathi_lab.extensions.replay.comparison import Load
+from sarathi_lab.extensions.replay.impossible_prompts import require_possible
 from sarathi_lab.extensions.replay.iteration_log import cautions_of_log
 from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.extensions.replay.run_config import (
@@ -183,6 +184,7 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
     if client is not run.client:
         notes.append(f"as you state: {_named(client)}")
     first = _replay(as_run, cfg, run, client)
+    require_possible(run, first.spec, first.backend.peaks())
     first = replace(first, notes=notes)
     think_time = cfg.workload.get("think_time")
     if think_time is None:

@@ -226,6 +226,22 @@ def test_what_sglang_does_not_record_is_drawn_and_its_server_is_read(tmp_path):
     assert case.what_if is None
 
 
+@pytest.mark.parametrize(
+    ("prompt_len", "said"),
+    [
+        (100_000, "all its prompts in the time of the run need"),
+        (5_000, "a prompt in the mean time to the first token needs"),
+    ],
+)
+def test_prompts_that_the_card_could_not_compute_are_refused_as_cached(prompt_len, said, tmp_path):
+    """A replay of them would be right by chance: the benchmark repeats what it sends."""
+    path = tmp_path / "sglang.jsonl"
+    path.write_text(json.dumps(SGLANG | {"input_lens": [prompt_len] * 3}))
+    cfg = config_of("task=validate", f"task.run={path}", "hardware=a100")
+    with pytest.raises(UserError, match=f"{said} .* TFLOP/s, more than the 312 of hardware a100"):
+        build(cfg.task).check(cfg)
+
+
 def test_means_of_ppas_logs_are_held_against_their_arrivals_drawn_again(tmp_path):
     path = tmp_path / "log.txt"
     others = {"config_name": "ppas_1k_s8", "max_num_batched_tokens": 1024}
