@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from dataclasses import replace
 from itertools import product
 
 import pandas as pd
@@ -158,8 +159,11 @@ def test_memory_is_that_of_all_devices_and_the_message_names_settings_that_fit()
     spec, gpu = load_option("model", "gpt3-175b"), load_option("hardware", "a100")
     kv_tokens = 8 * 27 * 4096
     check_room(spec, gpu, 2, Parallel(8, 8), kv_tokens)
+    mean = replace(gpu, memory_bytes=1.01 * spec.weight_bytes(2) / 64)
+    with pytest.raises(UserError, match="each stage as the largest"):
+        check_room(spec, mean, 2, Parallel(8, 8))
     with pytest.raises(
-        UserError, match=r"needs 350\.4 GB for weights and .* 16 x a100 is 1362 GB \((\d+) would"
+        UserError, match=r"needs 357\.8 GB for weights .* and .* 16 x a100 is 1362 GB \((\d+) would"
     ) as e:
         check_room(spec, gpu, 2, Parallel(2, 8), kv_tokens)
     named = re.search(r"tensor_parallel=(\d+) executor\.pipeline_parallel=(\d+)", str(e.value))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 from sarathi_lab.config.errors import UserError
@@ -88,9 +87,9 @@ def check_room(
     kv_tokens: int = 0,
     window_pool: float | None = None,
 ) -> None:
-    """Raise UserError unless `kv_tokens` of stated cache fit beside the weights, both spread evenly
-    over the stages, with nothing kept for a server's iterations. It names the smallest sufficient
-    number of devices.
+    """Raise UserError unless `kv_tokens` of stated cache, spread evenly over the stages, fit beside
+    the weights of the largest stage, with nothing kept for a server's iterations. It names the
+    smallest sufficient number of devices.
     """
     weights = _weights_of_stages(spec, parallel, dtype_bytes)
     token_bytes = parallel.cache_bytes_per_token(spec, dtype_bytes, window_pool)
@@ -101,24 +100,24 @@ def check_room(
     alternative = _sufficient(
         spec, hardware, dtype_bytes, kv_tokens / parallel.pipeline, window_pool
     )
+    of_stages = " (each stage as the largest)" if parallel.pipeline > 1 else ""
     less_cache = ""
     if weights < memory:
         less_cache = (
             "use cache.num_blocks=auto, lower batch, shorten the requests or max_model_len, or "
         )
     raise UserError(
-        f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB "
-        f"for KV, memory of {parallel.num_devices} x {hardware.name} is {memory / 1e9:.0f} GB"
-        f"{alternative}; {less_cache}{_fewer_bits(spec)}take a smaller model or another hardware"
+        f"model {spec.name} needs {weights / 1e9:.1f} GB for weights{of_stages} and "
+        f"{cache / 1e9:.1f} GB for KV, memory of {parallel.num_devices} x {hardware.name} is "
+        f"{memory / 1e9:.0f} GB{alternative}; {less_cache}{_fewer_bits(spec)}take a smaller model or another hardware"
     )
 
 
 def _weights_of_stages(spec: ModelSpec, parallel: Parallel, dtype_bytes: int) -> float:
-    """Return the bytes of weights on all devices, with what each device of a stage has of its own:
-    copied KV heads, and products that none can share.
+    """Return the bytes of weights on all devices if each had as many as one of the largest stage,
+    which has the embedding or the output head.
     """
-    stage = replace(parallel, pipeline=1)
-    return stage.tensor * stage.device_weight_bytes(spec, dtype_bytes)
+    return parallel.num_devices * parallel.device_weight_bytes(spec, dtype_bytes)
 
 
 def _more_devices(parallel: Parallel) -> str:
