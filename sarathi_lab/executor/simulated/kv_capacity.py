@@ -109,7 +109,8 @@ def check_room(
     raise UserError(
         f"model {spec.name} needs {weights / 1e9:.1f} GB for weights{of_stages} and "
         f"{cache / 1e9:.1f} GB for KV, memory of {parallel.num_devices} x {hardware.name} is "
-        f"{memory / 1e9:.0f} GB{alternative}; {less_cache}{_fewer_bits(spec)}take a smaller model or another hardware"
+        f"{memory / 1e9:.0f} GB{alternative}; {less_cache}{_fewer_bits(spec)}"
+        "take a smaller model or another hardware"
     )
 
 
