@@ -24,13 +24,15 @@ SAMPLES = ("repetition", "seed")  # further samples of the same case
 REFERENCES = ("orca", "request_level")  # the first one present is what runs are compared with
 IDENTITY = ("model", "device")  # runs of different ones are never one series
 DETERMINISTIC = 1.0  # noise of a simulation
+WELL_KNOWN = ("throughput", "ttft_p50", "tbt_p99")  # quantities that an error suggests
 NOT_WORK = ("baselines", "output", "resume", "limit", "tracking", "repeat", "plot")
 
 
 @cache
 def _top_level() -> frozenset[str]:
     """Return the names at the top of conf/config.yaml, groups included."""
-    config: Any = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml"))
+    loaded = OmegaConf.load(CONF / "config.yaml")
+    config: Any = OmegaConf.to_container(loaded)
     names = {"threads"}
     for default in config.pop("defaults"):
         if isinstance(default, dict):
@@ -54,10 +56,13 @@ def without_baselines(runs: pd.DataFrame) -> pd.DataFrame:
 
 def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
     """Leave out baselines that equal a swept run of their policy in the quantities `names`."""
-    keys = dict.fromkeys(["policy", *varied(runs), *names])
-    # Baselines have no chunk, and ratios are of runs.
-    compared = [key for key in keys if key != "chunk" and "_vs_" not in key]
-    groups = group_keys(runs, compared)
+    settings = varied(runs)
+    compared: dict[str, None] = {}  # in order, each once
+    for name in ("policy", *settings, *names):
+        # A baseline has no chunk, and a ratio is to the baseline itself.
+        if name != "chunk" and "_vs_" not in name:
+            compared[name] = None
+    groups = group_keys(runs, list(compared))
     is_swept = _are_swept(runs)
     is_repeated = groups.isin(groups[is_swept])
     return runs[is_swept | ~is_repeated]
@@ -82,28 +87,34 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
     stored = _stored_by_sweeper(swept)
     candidates = stored
     if candidates is None:
-        candidates = [name for name in map(str, swept) if is_setting(name)]
+        columns = map(str, swept)
+        candidates = list(filter(is_setting, columns))
     names = []
     for name in candidates:
         first = name.partition(".")[0]
         last = name.rpartition(".")[2]
         if name not in swept or first in leaving or last in leaving:
             continue
-        if swept[name].map(text).nunique() > 1:
+        # As texts: lists cannot be counted, and a run that lacks the setting counts, too.
+        values = swept[name].map(text)
+        if values.nunique() > 1:
             names.append(name)
     if stored is not None:
         return names
     # No line joins runs of two models or devices: both are always named.
     identity = [name for name in IDENTITY if name in names]
+    # Of two settings that determine each other the one without a group stays.
     short_first = sorted(names, key=lambda name: "." in name)
-    return independent(swept, [*identity, *short_first], num_chosen=len(identity))
+    in_order_of_choice = [*identity, *short_first]
+    return independent(swept, in_order_of_choice, num_chosen=len(identity))
 
 
 def _stored_by_sweeper(swept: pd.DataFrame) -> list[str] | None:
     """Return the settings that the sweeper stored; None for runs of several sweeps."""
     if "swept" not in swept:
         return None
-    if "sweep" in swept and swept["sweep"].nunique() > 1:
+    has_sweep = "sweep" in swept
+    if has_sweep and swept["sweep"].nunique() > 1:
         return None
     stored = swept.swept.unique()
     if len(stored) != 1:
@@ -120,7 +131,8 @@ def independent(runs: pd.DataFrame, names: Sequence[str], num_chosen: int = 0) -
     # A setting that splits no group of equal settings follows from those before.
     num_groups = group_keys(runs, chosen).nunique()
     for name in names[num_chosen:]:
-        num_split = group_keys(runs, [*chosen, name]).nunique()
+        with_name = [*chosen, name]
+        num_split = group_keys(runs, with_name).nunique()
         if num_split > num_groups:
             chosen.append(name)
             num_groups = num_split
@@ -133,12 +145,14 @@ def unsteady(runs: pd.DataFrame) -> pd.Series:
     """
     if "is_steady" not in runs:  # no run was long enough to be judged
         return pd.Series(0.0, runs.index)
-    return 1.0 - runs.is_steady.fillna(1.0).astype(float)
+    is_steady = runs.is_steady.fillna(1.0)  # so is a run that was not judged
+    return 1.0 - is_steady.astype(float)
 
 
 def is_numeric(runs: pd.DataFrame, name: str) -> bool:
     """Return whether a setting has numbers only."""
-    kind = pd.api.types.infer_dtype(runs[name].dropna())
+    values = runs[name].dropna()
+    kind = pd.api.types.infer_dtype(values)
     return kind in ("integer", "floating", "mixed-integer-float")
 
 
@@ -155,7 +169,7 @@ def in_order(runs: pd.DataFrame) -> pd.DataFrame:
     """Return runs on the same requests and device together, by the settings that decide these:
     baselines first, then the others by policy and by the other settings that vary.
     """
-    work = [name for name in same_work(runs) if name not in SAMPLES]
+    work = _settings_of_work(runs)
     order = pd.DataFrame(index=runs.index)
     for name in work:
         order[name] = _ranks(runs, name)
@@ -170,8 +184,11 @@ def in_order(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _ranks(runs: pd.DataFrame, name: str) -> pd.Series:
     """Return which of the values of a setting each run has, counted from 0."""
-    ranks = {value: rank for rank, value in enumerate(values_of(runs, name))}
-    return runs[name].map(text).map(ranks)
+    rank_of_value = {}
+    for rank, value in enumerate(values_of(runs, name)):
+        rank_of_value[value] = rank
+    values = runs[name].map(text)
+    return values.map(rank_of_value)
 
 
 def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:
@@ -192,8 +209,8 @@ def find_column(runs: pd.DataFrame, name: str) -> str:
     matching = columns_named(name, columns)
     if len(matching) == 1:
         return matching[0]
-    samples = [sample for sample in SAMPLES if sample in runs]
-    raise no_column(name, columns, [*varied(runs), *samples])
+    settings = varied(runs)
+    raise no_column(name, columns, [*settings, *_samples(runs)])
 
 
 def columns_named(name: str, columns: Sequence[str]) -> list[str]:
@@ -205,13 +222,16 @@ def columns_named(name: str, columns: Sequence[str]) -> list[str]:
 
 def no_column(name: str, columns: Sequence[str], settings: Sequence[str]) -> UserError:
     """Return the error for a name of none or several of the columns, with `settings` to use."""
-    problem = f"is no setting or quantity of these runs{suggestion(name, columns)}"
     matching = columns_named(name, columns)
     if matching:
-        problem = f"is one of {', '.join(matching)}"
-    quantities = [each for each in ("throughput", "ttft_p50", "tbt_p99") if each in columns]
-    usable = [*settings, *quantities]
-    return UserError(f"{name} {problem}; use such as {', '.join(usable)}")
+        candidates = ", ".join(matching)
+        problem = f"is one of {candidates}"
+    else:
+        similar = suggestion(name, columns)
+        problem = f"is no setting or quantity of these runs{similar}"
+    quantities = [quantity for quantity in WELL_KNOWN if quantity in columns]
+    usable = ", ".join([*settings, *quantities])
+    return UserError(f"{name} {problem}; use such as {usable}")
 
 
 def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
@@ -226,9 +246,11 @@ def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
     work = same_work(runs)
     values = ratios(runs, base, [name], work)[name]
     if varies_in_chunk(base):
-        of_same_chunk = ratios(runs, base, [name], [*work, "chunk"])[name]
-        values = of_same_chunk.fillna(values)
+        work_and_chunk = [*work, "chunk"]
+        of_same_chunk = ratios(runs, base, [name], work_and_chunk)
+        values = of_same_chunk[name].fillna(values)
     if column in runs:
+        # A run that was held against its own baseline has the ratio already.
         values = runs[column].fillna(values)
     return runs.assign(**{column: values})
 
@@ -240,9 +262,17 @@ def varies_in_chunk(runs: pd.DataFrame) -> bool:
 
 def same_work(runs: pd.DataFrame) -> list[str]:
     """Return the columns in which runs on the same requests and device agree."""
-    settings = varied(runs, leaving=(*SAMPLES, "policy", "chunk"))
-    samples = [sample for sample in SAMPLES if sample in runs]
-    return [*settings, *samples]
+    return [*_settings_of_work(runs), *_samples(runs)]
+
+
+def _settings_of_work(runs: pd.DataFrame) -> list[str]:
+    """Return the settings that decide requests and device."""
+    return varied(runs, leaving=(*SAMPLES, "policy", "chunk"))
+
+
+def _samples(runs: pd.DataFrame) -> list[str]:
+    """Return which of `SAMPLES` the runs have."""
+    return [sample for sample in SAMPLES if sample in runs]
 
 
 def ratios(
@@ -264,7 +294,8 @@ def group_keys(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     if not keys:
         return pd.Series("", index=runs.index)
     columns = [runs[key].map(text) for key in keys]
-    return pd.Series(list(zip(*columns, strict=True)), index=runs.index)
+    texts_of_runs = list(zip(*columns, strict=True))
+    return pd.Series(texts_of_runs, index=runs.index)
 
 
 def references(runs: pd.DataFrame) -> list[str]:
@@ -301,6 +332,7 @@ def medians(
         ratio differs from 1.
     """
     rows: list[dict[Hashable, Any]] = []
+    settings = list(by)
     if level is None:
         level = noise(runs)
     for name in names:
@@ -308,16 +340,20 @@ def medians(
         groups = group_keys(with_value, by)
         for _, group in with_value.groupby(groups, sort=False):
             samples = group[name].astype(float)
-            row = dict(group[list(by)].iloc[0])
+            first_run = group[settings].iloc[0]
+            row = dict(first_run)
             row["quantity"] = name
             row["value"] = samples.median()
             row["num_samples"] = len(samples)
-            row |= ends_of_median(list(samples), is_series=False)._asdict()
-            noise_of_group = DETERMINISTIC if _are_simulated(group) else level
+            interval = ends_of_median(list(samples), is_series=False)
+            row |= interval._asdict()
+            noise_of_group = level
+            if _are_simulated(group):  # beside measured runs
+                noise_of_group = DETERMINISTIC
             row["is_decided"] = is_decided(row, noise_of_group)
             rows.append(row)
     columns = ["quantity", "value", "low", "high", "confidence", "num_samples", "is_decided"]
-    return pd.DataFrame(rows, columns=[*by, *columns])
+    return pd.DataFrame(rows, columns=settings + columns)
 
 
 def is_decided(row: Row, noise: float) -> bool:
@@ -357,22 +393,24 @@ def noise(runs: pd.DataFrame) -> float:
         return math.nan
     # Runs of one schedule do equal work: what differs is the machine.
     measured = runs.dropna(subset=["schedule", "throughput"])
-    settings = [name for name in same_work(runs) if name not in SAMPLES]
-    groups = group_keys(measured, ["schedule", *settings])
+    groups = group_keys(measured, ["schedule", *_settings_of_work(runs)])
     spreads = []
-    for _, values in measured.throughput.groupby(groups):
-        if len(values) < 2:
+    for _, throughput in measured.throughput.groupby(groups):
+        if len(throughput) < 2:
             continue
+        lowest = throughput.min()
         spread = math.inf
-        if values.min() > 0:
-            spread = values.max() / values.min()
+        if lowest > 0:
+            spread = throughput.max() / lowest
         spreads.append(spread)
-    return float(max(spreads, default=math.nan))
+    largest = max(spreads, default=math.nan)
+    return float(largest)
 
 
 def are_steady(runs: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     """Return whether more than half of the runs of each group by `by` are steady, by the group."""
-    share_unsteady = unsteady(runs).groupby(group_keys(runs, by)).mean()
+    groups = group_keys(runs, by)
+    share_unsteady = unsteady(runs).groupby(groups).mean()
     return share_unsteady < 0.5
 
 
@@ -380,6 +418,9 @@ def text(value: object) -> str:
     """Return a setting's value as people write it; "-" where a run has none."""
     if value is None:
         return "-"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    is_boolean = isinstance(value, bool)  # an int to Python
+    if is_boolean or not isinstance(value, int | float):
         return str(value)
-    return "-" if math.isnan(value) else f"{value:g}"
+    if math.isnan(value):
+        return "-"
+    return f"{value:g}"

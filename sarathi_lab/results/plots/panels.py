@@ -46,6 +46,7 @@ UNITS = {"1/s": "requests/s", "times": "ratio"}
 BAR_UNITS = {**UNITS, "s": "seconds"}
 NO_INTERVAL = {"low": math.nan, "high": math.nan}
 HOLLOW = Look("paper", "black", "", "o", is_hollow=True)
+Cell = tuple[str, str]  # of the grid: a group and a panel
 PATH = Look("", "0.6", marker="")  # between the points of a pair of quantities
 
 
@@ -56,16 +57,16 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
     and of a measured device the panels with at least half of their points, with a note on what is
     left out; `is_all` draws everything.
     """
-    rows = selected(rows, spec)
+    stated = selected(rows, spec)
     notes: list[str] = []
     if is_all:
-        shown = rows.dropna(subset="value")
+        shown = stated.dropna(subset="value")
     else:
-        shown, note_on_sparse = without_sparse(rows, spec)
-        notes = [note_on_sparse, _note_on_simulations(rows, shown, spec)]
-    if spec.kind == "heat":
-        return style.finished(_gain_map(shown, spec), spec.title)
-    return style.finished(_panels(shown, spec, notes), spec.title)
+        shown, note_on_sparse = without_sparse(stated, spec)
+        note_on_simulations = _note_on_simulations(stated, shown, spec)
+        notes = [note_on_sparse, note_on_simulations]
+    figure = _gain_map(shown, spec) if spec.kind == "heat" else _panels(shown, spec, notes)
+    return style.finished(figure, spec.title)
 
 
 def _panels(rows: pd.DataFrame, spec: PlotSpec, notes: Sequence[str]) -> Figure:
@@ -73,19 +74,21 @@ def _panels(rows: pd.DataFrame, spec: PlotSpec, notes: Sequence[str]) -> Figure:
     panels = list(rows.panel.unique())  # in the order of the table
     grouped = _by_device(rows, spec) if spec.is_by_device else _by_source(rows)
     cells = zip(grouped.group, grouped.panel, strict=True)
-    grouped = grouped.assign(cell=column_of(cells, grouped))
+    in_cells = grouped.assign(cell=column_of(cells, grouped))
     looks = _looks_of_series(rows, spec)
     dashes = _dashes(rows, spec)
-    grid = _grid(grouped, spec, panels)
-    marks = _with_coordinates(grouped, spec, looks, dashes)
-    kind: Kind = "bar" if spec.kind == "bar" else "line"
+    grid = _grid(in_cells, spec, panels)
+    marks = _with_coordinates(in_cells, spec, looks, dashes)
+    kind: Kind = "line"
+    if spec.kind == "bar":
+        kind = "bar"
     figure, axes = plot(marks, x="at", col="cell", kind=kind, grid=grid)
 
     width, _ = grid.size
     letters_of_picture = int(LETTERS * width)
     letters_of_panel = letters_of_picture // grid.columns
-    num_groups = grouped.group.nunique()
-    for cell, rows_of_cell in grouped.groupby("cell", sort=False):
+    num_groups = in_cells.group.nunique()
+    for cell, rows_of_cell in in_cells.groupby("cell", sort=False):
         ax = axes[cell]
         LABEL[spec.kind](ax, rows_of_cell, spec)
         title = _panel_title(rows_of_cell, spec, letters_of_panel, num_groups)
@@ -94,7 +97,7 @@ def _panels(rows: pd.DataFrame, spec: PlotSpec, notes: Sequence[str]) -> Figure:
     above_keys = [textwrap.fill(note, letters_of_picture) for note in notes]
     keys: list[Artist] = []
     # The names of bars are below them, unless devices share a panel.
-    if spec.kind != "bar" or _has_several_devices(grouped):
+    if spec.kind != "bar" or _has_several_devices(in_cells):
         above_keys.append(spec.legend)
         for look in looks.values():
             dashed = replace(look, dash=_dash_of(spec))
@@ -122,10 +125,9 @@ def _gain_map(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
     """Draw ratios as gains in percent: x along, series upwards, a row of panels for each device."""
     percent = 100 * (rows.value - 1)
     is_neutral = percent.abs() <= heat.NEUTRAL
-    cells = rows.assign(
-        shade=percent.mask(is_neutral, 0.0),
-        text=percent.map("{:+.0f}".format),
-    )
+    shade = percent.mask(is_neutral, 0.0)
+    text = percent.map("{:+.0f}".format)
+    cells = rows.assign(shade=shade, text=text)
     # A map's labels are the names of its columns.
     panel = spec.prefix.strip()
     cells = cells.rename(columns={"x": spec.x, "panel": panel})
@@ -143,12 +145,16 @@ def _by_source(rows: pd.DataFrame) -> pd.DataFrame:
     """Add each row's `group`: the paper with its simulated GPUs, then each measured device, and
     each of which others measured the kernels.
     """
+    is_measured = rows.level == MEASURED
+    is_composed = rows.level == COMPOSED
     group = pd.Series(PREDICTED, rows.index)
-    group = group.mask(rows.level == MEASURED, "measured on " + rows.device)
-    group = group.mask(rows.level == COMPOSED, rows.device)
+    group = group.mask(is_measured, "measured on " + rows.device)
+    group = group.mask(is_composed, rows.device)
     grouped = rows.assign(group=group)
     is_predicted = group == PREDICTED
-    return pd.concat([grouped[is_predicted], grouped[~is_predicted]])
+    predicted = grouped[is_predicted]
+    others = grouped[~is_predicted]
+    return pd.concat([predicted, others])
 
 
 def _by_device(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
@@ -171,8 +177,8 @@ def _by_device(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
         title = str(common_name)
         if len(devices) == 1:
             title = devices[0]
-        beside = _of_same_hardware(of_paper, group)
-        with_paper = pd.concat([group, beside])
+        of_same_hardware = _of_same_hardware(of_paper, group)
+        with_paper = pd.concat([group, of_same_hardware])
         groups.append(with_paper.assign(group=title))
     return pd.concat(groups, ignore_index=True)
 
@@ -201,25 +207,33 @@ def _has_several_devices(rows: pd.DataFrame) -> bool:
 
 def _grid(rows: pd.DataFrame, spec: PlotSpec, panels: Sequence[str]) -> PanelLayout:
     """Place the panels of each group in rows of their own, in the order of `panels`."""
-    cells_of_group: list[list[tuple[str, str] | None]] = []
+    cells_of_groups: list[list[Cell]] = []
     for group in rows.group.unique():
-        present = set(rows.panel[rows.group == group])
-        cells_of_group.append([(group, panel) for panel in panels if panel in present])
-    most_panels = max(map(len, cells_of_group), default=1)
+        is_of_group = rows.group == group
+        present = set(rows.panel[is_of_group])
+        cells_of_group = []
+        for panel in panels:
+            if panel in present:
+                cells_of_group.append((group, panel))
+        cells_of_groups.append(cells_of_group)
+    most_panels = max(map(len, cells_of_groups), default=1)
     across = min(spec.columns, most_panels)  # panels of a group beside each other
-    cells: list[tuple[str, str] | None] = []
-    for of_group in cells_of_group:
-        num_empty = -len(of_group) % across
-        cells += of_group
+    cells: list[Cell | None] = []
+    for cells_of_group in cells_of_groups:
+        # Empty ones fill a group's last row, so that the next group starts a row.
+        num_empty = -len(cells_of_group) % across
+        cells += cells_of_group
         cells += [None] * num_empty
     # Narrow groups stand beside each other.
     groups_beside = spec.columns // across
-    columns = min(groups_beside * across, max(1, len(cells)))
-    num_rows = max(1, math.ceil(len(cells) / columns))
+    num_cells = max(1, len(cells))
+    columns = min(groups_beside * across, num_cells)
+    num_rows = math.ceil(num_cells / columns)
     width = max(PANEL_WIDTH * columns, LEAST_WIDTH)
-    height = PANEL_HEIGHT + _height_of_names(rows, spec)
-    size = (min(style.WIDTH, width), height * num_rows + 0.5)
-    return PanelLayout(cells, columns, size)
+    width = min(width, style.WIDTH)
+    height_of_row = PANEL_HEIGHT + _height_of_names(rows, spec)
+    height = num_rows * height_of_row + 0.5
+    return PanelLayout(cells, columns, (width, height))
 
 
 def _height_of_names(rows: pd.DataFrame, spec: PlotSpec) -> float:
@@ -236,7 +250,8 @@ def _height_of_names(rows: pd.DataFrame, spec: PlotSpec) -> float:
 def _panel_title(rows: pd.DataFrame, spec: PlotSpec, letters: int, num_groups: int) -> str:
     group, panel = rows["cell"].iloc[0]
     if group == PREDICTED:  # the words that hold for this panel
-        sources = rows.level.where(rows.level == PAPER, PREDICTED)
+        is_paper = rows.level == PAPER
+        sources = rows.level.where(is_paper, PREDICTED)
         group = " and ".join(sorted(sources.unique()))
     titles = [spec.panel_name(panel)]
     if num_groups > 1 or spec.is_by_device:
@@ -254,8 +269,9 @@ def _looks_of_series(rows: pd.DataFrame, spec: PlotSpec) -> dict[str, Look]:
     names = {key: spec.series_name(key) for key in series}
     colours = style.colours(list(names.values()))
     looks: dict[str, Look] = {}
-    for key, name in names.items():
-        looks[key] = Look(name, colours[name], "", style.marker(len(looks)))
+    for number, (key, name) in enumerate(names.items()):
+        marker = style.marker(number)
+        looks[key] = Look(name, colours[name], dash="", marker=marker)
     return looks
 
 
@@ -289,38 +305,48 @@ def _with_coordinates(
     if spec.kind == "pair":
         return _pairs(rows, spec, looks)
     if spec.kind == "bar":
-        bars = [_bars(of_cell, looks) for _, of_cell in rows.groupby("cell", sort=False)]
+        bars = []
+        for _, rows_of_cell in rows.groupby("cell", sort=False):
+            bars.append(_bars(rows_of_cell, looks))
         return pd.concat(bars)
-    cells_with_paper = set(rows.cell[rows.level == PAPER])
+    is_paper = rows.level == PAPER
+    cells_with_paper = set(rows.cell[is_paper])
     series = []
     for _, points in rows.groupby(["cell", "key", "device"], sort=False):
         first = points.iloc[0]
-        has_interval = True
-        look = replace(looks[first.key], dash=_dash_of(spec), is_thinned=spec.kind == "line")
-        if spec.is_by_device:
-            look = replace(look, size=4.0)
+        look = _look_of_points(first, looks[first.key], spec)
+        line = points.sort_values("x")
+        line = line.assign(at=line.x)
         if first.level == PAPER:
-            look = replace(look, dash="", is_hollow=True)
-            has_interval = False
+            line = line.assign(**NO_INTERVAL)
         elif first.device in dashes:
+            # The interval of a simulated point is the cost model's error, not a spread.
+            line = line.assign(**NO_INTERVAL)
             look = replace(look, dash=dashes[first.device])
-            has_interval = False  # it is the cost model's error
             is_through_paper = first.cell in cells_with_paper and len(points) > 1
             if is_through_paper:
                 look = replace(look, marker="")  # the paper's markers name the line
-        line = points.sort_values("x")
-        line = line.assign(at=line.x)
-        if not has_interval:
-            line = line.assign(**NO_INTERVAL)
         series.append(styled(line, look))
     return pd.concat(series)
+
+
+def _look_of_points(first: pd.Series, look_of_series: Look, spec: PlotSpec) -> Look:
+    """Return the look of points of one series and device, of which `first` is one."""
+    is_line = spec.kind == "line"
+    look = replace(look_of_series, dash=_dash_of(spec), is_thinned=is_line)
+    if spec.is_by_device:
+        look = replace(look, size=4.0)
+    if first.level == PAPER:
+        look = replace(look, dash="", is_hollow=True)
+    return look
 
 
 def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
     """Place a bar for each series and device of a panel, and the paper's values on them."""
     is_paper = rows.level == PAPER
     bars = rows[~is_paper].drop_duplicates(["device", "key"])
-    bars = bars.assign(look=bars.key.map(dict(looks)))
+    look = bars.key.map(dict(looks))
+    bars = bars.assign(look=look)
     names = list(bars.key.unique())
     devices = list(bars.device.unique())
     if bars.empty:  # nothing that was measured is enough to draw beside the paper's values
@@ -336,7 +362,8 @@ def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
 
     device_of_hardware = dict(zip(bars.hardware, bars.device, strict=True))
     of_paper = rows[is_paper & rows.key.isin(names)]
-    device = of_paper.hardware.map(device_of_hardware).fillna(devices[0])
+    device = of_paper.hardware.map(device_of_hardware)
+    device = device.fillna(devices[0])
     # Rows without a width are points.
     of_paper = of_paper.assign(device=device, width=math.nan, **NO_INTERVAL)
 
@@ -350,7 +377,8 @@ def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
 def _pairs(rows: pd.DataFrame, spec: PlotSpec, looks: Mapping[str, Look]) -> pd.DataFrame:
     """Place one quantity by another: down and left is better."""
     y, x = spec.quantities
-    pairs = rows.pivot(index=["cell", "x", "key"], columns="quantity", values="value")
+    point = ["cell", "x", "key"]
+    pairs = rows.pivot(index=point, columns="quantity", values="value")
     pairs = pairs.sort_index().reset_index()
     pairs = pairs.rename(columns={x: "at", y: "value"})
     marks = []
@@ -363,7 +391,8 @@ def _pairs(rows: pd.DataFrame, spec: PlotSpec, looks: Mapping[str, Look]) -> pd.
         for key, size in zip(points.key, sizes, strict=True):
             look = replace(looks[key], size=size)
             looks_of_points.append(look)
-        marks.append(points.assign(look=column_of(looks_of_points, points)))
+        column = column_of(looks_of_points, points)
+        marks.append(points.assign(look=column))
     return pd.concat(marks)
 
 
@@ -381,7 +410,9 @@ def _label_lines(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
     letters = int(style.inches_wide(ax) / style.LETTER)
     ax.set_xlabel(textwrap.fill(x_label, letters))
 
-    y_label = spec.ys.get(first.panel, spec.y) or _label_of_quantity(first, spec)
+    y_label = spec.ys.get(first.panel, spec.y)
+    if not y_label:
+        y_label = _label_of_quantity(first, spec)
     note = _scale_y(ax, rows.value, is_log=spec.log_y)
     if note:
         y_label = f"{y_label}, {note}"
@@ -422,12 +453,14 @@ def _label_bars(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
         bars = rows
     num_devices = bars.device.nunique()
     if num_devices > 1:
-        chips = [chip.replace("_", "\n") for chip in bars.hardware.unique()]
+        hardware = bars.hardware.unique()
+        chips = [name.replace("_", "\n") for name in hardware]
         ax.set_xticks(range(num_devices), chips, fontsize=8)
     else:
         _name_bars(ax, list(bars.key.unique()), spec)
     unit = bars.unit.iloc[0]
-    ax.set_ylabel(spec.y or BAR_UNITS.get(unit, unit))
+    unit_in_words = BAR_UNITS.get(unit, unit)
+    ax.set_ylabel(spec.y or unit_in_words)
     ax.grid(axis="x", visible=False)
 
 
@@ -438,9 +471,13 @@ def _name_bars(ax: Axes, keys: Sequence[str], spec: PlotSpec) -> None:
     if len(keys) > MOST_LEVEL:
         space = " "
         rotation = 90
-    names = [re.sub("[_ ]", space, spec.series_name(key)) for key in keys]
+    names = []
+    for key in keys:
+        name = spec.series_name(key)
+        names.append(re.sub("[_ ]", space, name))
     numbers = np.arange(len(keys))
-    ax.set_xticks(numbers - numbers.mean(), names, fontsize=8, rotation=rotation)
+    from_middle = numbers - numbers.mean()  # as `_bars` places them
+    ax.set_xticks(from_middle, names, fontsize=8, rotation=rotation)
 
 
 def _label_pairs(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
@@ -464,10 +501,12 @@ def _source_keys(rows: pd.DataFrame, spec: PlotSpec, dashes: Mapping[str, Dash])
     if PAPER in levels:
         keys.append(HOLLOW.key())
     for device, dash in dashes.items():
-        keys.append(Line2D([], [], color="black", ls=dash, label=device))
+        line = Line2D([], [], color="black", ls=dash, label=device)
+        keys.append(line)
     if MEASURED in levels and not spec.is_by_device:
         label = "measured, with its interval"
         if COMPOSED in levels:
             label = "measured, or of measured kernels"
-        keys.append(Look(label, "black", "-", "o").key())
+        measured = Look(label, "black", "-", "o")
+        keys.append(measured.key())
     return keys

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pandas as pd
 
@@ -11,6 +11,7 @@ from sarathi_lab.results.plots.spec import PlotSpec, in_tokens
 from sarathi_lab.results.table import COMPOSED, MEASURED, PAPER
 
 LABELS = ("panel", "hardware", "model", "method", "dataset", "slo")
+NOT_SIMULATED = (PAPER, MEASURED, COMPOSED)
 # Of a simulated GPU the first of these is drawn that there is.
 BEST_LEVEL = "profiled"
 LEAST_SHARE = 0.5  # of a panel's points, that must have a value for the panel to be drawn
@@ -18,7 +19,7 @@ LEAST_SHARE = 0.5  # of a panel's points, that must have a value for the panel t
 
 def is_simulated(rows: pd.DataFrame) -> pd.Series:
     """Mark what is computed by a cost model."""
-    return ~rows.level.isin([PAPER, MEASURED, COMPOSED])
+    return ~rows.level.isin(NOT_SIMULATED)
 
 
 def selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
@@ -30,17 +31,21 @@ def selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     if spec.kind == "pair":
         shown = _with_both_quantities(shown, spec)
     shown = _with_axes_swapped(shown, spec)
+    key = shown.series.map(in_tokens)
     if spec.hue == "x":
-        return shown.assign(key=shown.x.map("{:g}".format))
-    return shown.assign(key=shown.series.map(in_tokens))
+        key = shown.x.map("{:g}".format)
+    return shown.assign(key=key)
 
 
 def _with_all_labels(rows: pd.DataFrame) -> pd.DataFrame:
     """Add those of `LABELS` that a recording lacks, as empty text."""
-    columns = dict.fromkeys([*rows, *LABELS])
-    labelled = rows.reindex(columns=list(columns))
-    labelled = labelled.reset_index(drop=True)
-    return labelled.fillna(dict.fromkeys(LABELS, ""))
+    # Rows of several files may share a number, and `without_sparse` drops rows by number.
+    labelled = rows.reset_index(drop=True)
+    for label in LABELS:
+        if label not in labelled:
+            labelled[label] = ""
+        labelled[label] = labelled[label].fillna("")
+    return labelled
 
 
 def _of_stated_names(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
@@ -63,9 +68,11 @@ def _panels_of_quantities(rows: pd.DataFrame, spec: PlotSpec) -> pd.Series:
     has_slo = rows.slo != ""
     dataset_and_slo = rows.dataset + ", " + rows.slo
     panel = rows.dataset.mask(has_slo, dataset_and_slo)
-    if spec.kind == "pair" or len(spec.quantities) == 1:
-        return panel
-    return panel + ": " + rows.quantity
+    has_several_quantities = len(spec.quantities) > 1
+    # A pair has its two quantities in one panel.
+    if has_several_quantities and spec.kind != "pair":
+        return panel + ": " + rows.quantity
+    return panel
 
 
 def _with_both_quantities(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
@@ -95,8 +102,9 @@ def without_sparse(rows: pd.DataFrame, spec: PlotSpec) -> tuple[pd.DataFrame, st
     Returns:
         The rows that are drawn, and a note on the sparse panels, "" without one.
     """
-    is_best = _is_best_level(rows) & _is_of_chosen_kernels(rows)
-    shown = rows[is_best]
+    is_best_level = _is_best_level(rows)
+    is_of_chosen_kernels = _is_of_chosen_kernels(rows)
+    shown = rows[is_best_level & is_of_chosen_kernels]
     notes = []
     for sparse in _sparse_panels(rows, spec):
         shown = shown.drop(index=sparse.index, errors="ignore")
@@ -113,12 +121,13 @@ def without_sparse(rows: pd.DataFrame, spec: PlotSpec) -> tuple[pd.DataFrame, st
 
 def _note_on(points: pd.DataFrame, spec: PlotSpec) -> str:
     """State how many points a sparse panel has, and where."""
-    device = points.device.iloc[0]
-    name = spec.panel_name(points.panel.iloc[0])
-    if device not in name:
-        name = f"{device}, {name}"
+    first = points.iloc[0]
+    name = spec.panel_name(first.panel)
+    if first.device not in name:
+        name = f"{first.device}, {name}"
+    num_points = len(points)
     num_with_value = points.value.count()
-    return f"{num_with_value} of {len(points)} points on {name}"
+    return f"{num_with_value} of {num_points} points on {name}"
 
 
 def _sparse_panels(rows: pd.DataFrame, spec: PlotSpec) -> list[pd.DataFrame]:
@@ -138,8 +147,9 @@ def _is_sparse(panel: pd.DataFrame, spec: PlotSpec) -> bool:
     if spec.kind == "line":
         points_of_line = has_value.groupby(panel.key).sum()
         num_points = points_of_line.max()
-    is_single_point = num_points < 2 and len(panel) > 1
-    return bool(is_single_point or has_value.mean() < LEAST_SHARE)
+    is_one_of_several = num_points < 2 and len(panel) > 1
+    is_mostly_empty = has_value.mean() < LEAST_SHARE
+    return bool(is_one_of_several or is_mostly_empty)
 
 
 def _is_best_level(rows: pd.DataFrame) -> pd.Series:
@@ -148,9 +158,10 @@ def _is_best_level(rows: pd.DataFrame) -> pd.Series:
     has_method = (rows.method != "").astype(int)
     is_other_level = (rows.level != BEST_LEVEL).astype(int)
     rank = 2 * has_method + is_other_level
-    same_gpu = rank.groupby([rows.hardware, rows.model, rows.panel])
-    best_rank = same_gpu.transform("min")
-    return ~is_simulated(rows) | (rank == best_rank)
+    ranks_of_gpu = rank.groupby([rows.hardware, rows.model, rows.panel])
+    best_rank = ranks_of_gpu.transform("min")
+    is_best = rank == best_rank
+    return is_best | ~is_simulated(rows)
 
 
 def _is_of_chosen_kernels(rows: pd.DataFrame) -> pd.Series:
@@ -159,21 +170,22 @@ def _is_of_chosen_kernels(rows: pd.DataFrame) -> pd.Series:
     A panel counts where the GPU has two of its series, or all that any device has.
     """
     is_composed = rows.level == COMPOSED
-    num_of_any_device = rows.groupby("panel").key.nunique()
-    panels_of: dict[str, list[str]] = {}
-    num_series: Counter[str] = Counter()
-    composed_panels = rows[is_composed].groupby(["device", "panel"])
-    for _, points in composed_panels:
-        device = points.device.iloc[0]
-        panel = points.panel.iloc[0]
-        num_of_device = points.key.nunique()
-        num_needed = min(2, num_of_any_device[panel])
-        if num_of_device >= num_needed:
-            panels_of.setdefault(device, []).append(panel)
-            num_series[device] += num_of_device
-    if not num_series:
+    num_series_of_panel = rows.groupby("panel").key.nunique()
+    panels_of_device: defaultdict[str, list[str]] = defaultdict(list)
+    num_series_of_device: Counter[str] = Counter()
+    composed = rows[is_composed]
+    for _, points in composed.groupby(["device", "panel"]):
+        first = points.iloc[0]
+        num_series = points.key.nunique()
+        num_needed = min(2, num_series_of_panel[first.panel])
+        if num_series >= num_needed:
+            panels_of_device[first.device].append(first.panel)
+            num_series_of_device[first.device] += num_series
+    if not num_series_of_device:
         return ~is_composed
-    [(chosen_device, _)] = num_series.most_common(1)
+    [(chosen_device, _)] = num_series_of_device.most_common(1)
+    chosen_panels = panels_of_device[chosen_device]
     is_of_device = rows.device == chosen_device
-    is_in_its_panels = rows.panel.isin(panels_of[chosen_device])
-    return ~is_composed | (is_of_device & is_in_its_panels)
+    is_in_its_panels = rows.panel.isin(chosen_panels)
+    is_chosen = is_of_device & is_in_its_panels
+    return is_chosen | ~is_composed
