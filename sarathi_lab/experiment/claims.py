@@ -306,11 +306,11 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
     """
     if rows is None:
         return Value(), "no results of this device"
-    picked = [_query(claim, claim.where, rows)]
+    queried = [_query(claim, claim.where, rows)]
     if claim.over is not None:
-        picked.append(_query(claim, claim.over, rows))
+        queried.append(_query(claim, claim.over, rows))
     take = TAKES[claim.take]
-    candidates = _chosen(claim, picked, at_once=1)
+    candidates = _chosen(claim, queried, at_once=1)
     if take.is_line:
         candidates = _line_ends(candidates)
     needed = [candidates]
@@ -322,23 +322,35 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
     if candidates.draws.map(_is_unknown).any():
         value, _, _ = take.value(candidates)
         return Value(float(value)), None
-    if take.is_of_draws and candidates.draws.map(len).min() > 0 and candidates.samples.isna().all():
+    if take.is_of_draws and _are_predicted(candidates):
         return _in_every_draw(take, candidates), None
+    return _of_samples(claim, queried, candidates), None
+
+
+def _are_predicted(rows: pd.DataFrame) -> bool:
+    """Return whether all rows have draws of a cost model's constants, and none has samples."""
+    have_draws = rows.draws.map(len) > 0
+    return bool(have_draws.all() and rows.samples.isna().all())
+
+
+def _of_samples(claim: Claim, queried: Sequence[pd.DataFrame], candidates: pd.DataFrame) -> Value:
+    """Return the value of measured rows, whose intervals are so wide that all hold together."""
+    take = TAKES[claim.take]
     eligible = take.eligible(candidates)
     at_once = float(len(eligible))
     if not take.is_line:
         # The maximum of n points is overestimated if any of n upper ends is too low, underestimated
         # if one lower end is too high: n + 1 of the 2 n ends can fail (Bonferroni).
         at_once = (len(eligible) + 1) / 2
-    # Each has an interval so wide that all hold together.
     widened = eligible
     if at_once > 1:
-        widened = _chosen(claim, picked, at_once).loc[eligible.index]
-    failing_each = 1 - widened.confidence.astype(float)
-    failing = at_once * failing_each.mean(skipna=False)
+        all_widened = _chosen(claim, queried, at_once)
+        widened = all_widened.loc[eligible.index]
+    failure_of_each = 1 - widened.confidence.astype(float)
+    failure_of_any = at_once * failure_of_each.mean(skipna=False)
+    confidence = max(1 - failure_of_any, 0.0)
     value, low, high = take.value(widened)
-    confidence = max(1 - failing, 0.0)
-    return Value(float(value), float(low), float(high), confidence), None
+    return Value(float(value), float(low), float(high), confidence)
 
 
 def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
@@ -347,16 +359,18 @@ def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
     """
     value, _, _ = take.value(rows)
     drawn = []
-    for of_rows in zip(*rows.draws, strict=True):
-        drawn.append(_taken(take, rows, of_rows))
+    for values_in_draw in zip(*rows.draws, strict=True):
+        drawn.append(_taken(take, rows, values_in_draw))
     shapes: dict[str, None] = {}
     for by_shape in take.eligible(rows).moved:
         shapes |= dict.fromkeys(by_shape)
     moved = []
     for shape in shapes:
+        # A row without the shape is as it was.
         values = [by_shape.get(shape, y) for by_shape, y in zip(rows.moved, rows.y, strict=True)]
         moved.append(_taken(take, rows, values))
     if take.is_place:
+        # An x of the sweep has no distribution: its interval spans all that are drawn.
         everywhere = [value, *drawn, *moved]
         return Value(float(value), min(everywhere), max(everywhere))
     ends = ends_of_draws(float(value), drawn, moved)
@@ -387,11 +401,11 @@ def _missing(tables: Sequence[pd.DataFrame]) -> str | None:
     return ", ".join(dict.fromkeys(reasons)) or ABSENT
 
 
-def _chosen(claim: Claim, picked: Sequence[pd.DataFrame], at_once: float) -> pd.DataFrame:
-    """Return the rows `picked` by the claim's queries, with intervals so wide that all of `at_once`
-    rows together hold with the confidence `LEVEL`.
+def _chosen(claim: Claim, queried: Sequence[pd.DataFrame], at_once: float) -> pd.DataFrame:
+    """Return the rows that the claim's queries chose, or the ratios of two queries' rows, with
+    intervals so wide that all of `at_once` rows together hold with the confidence `LEVEL`.
     """
-    bounded = [_bounded(rows, len(picked) * at_once) for rows in picked]
+    bounded = [_bounded(rows, len(queried) * at_once) for rows in queried]
     if len(bounded) == 1:
         return _with_draws(bounded[0])
     both = bounded[0].merge(bounded[1], on=list(claim.match), suffixes=("", "_over"))
@@ -415,25 +429,23 @@ def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
     A value of which no interval is recorded is exact, or all of its samples agree.
     """
     level = 1 - (1 - LEVEL) / at_once
-    ends = rows[[*Ends._fields]].to_numpy(dtype=float, copy=True)
+    recorded = rows[[*Ends._fields]].to_numpy(dtype=float)
     draws = rows.draws.map(_draws_in)
     moved = rows.moved.map(_moved_in)
-    recorded = zip(rows.y, rows.samples, draws, moved, rows.is_simulated, strict=True)
-    for position, (value, text, of_draws, by_shape, is_simulated) in enumerate(recorded):
+    columns = (recorded.tolist(), rows.y, rows.samples, draws, moved, rows.is_simulated)
+    bounds = []
+    for numbers, value, text, of_draws, by_shape, is_simulated in zip(*columns, strict=True):
+        ends = Ends(*numbers)
         drawn = {*of_draws, *by_shape.values()} - {value}  # none of a value that no error changes
         samples = _numbers(text)
-        low, high, _ = ends[position]
-        if samples and drawn:
-            ends[position] = ends_of_median(samples, level=level, is_series=not is_simulated)
-        elif drawn:
-            ends[position] = Ends(value, value, math.nan)
-        elif samples and math.isnan(low):
-            ends[position] = Ends(value, value, 1.0)
-        elif samples:
+        if samples:
+            # Seeds are independent; samples of a device follow one another and may drift.
             of_samples = ends_of_median(samples, level=level, is_series=not is_simulated)
-            low, high = min(low, of_samples.low), max(high, of_samples.high)
-            ends[position] = Ends(low, high, of_samples.confidence)
-    lows, highs, confidences = ends.T
+            ends = of_samples if drawn else _not_below(ends, of_samples, value)
+        elif drawn:
+            ends = Ends(value, value, math.nan)
+        bounds.append(ends)
+    lows, highs, confidences = np.array(bounds, dtype=float).reshape(-1, 3).T
     return rows.assign(
         low=np.where(np.isnan(lows), rows.y, lows),
         high=np.where(np.isnan(highs), rows.y, highs),
@@ -441,6 +453,15 @@ def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
         draws=draws,
         moved=moved,
     )
+
+
+def _not_below(recorded: Ends, of_samples: Ends, value: float) -> Ends:
+    """Return the interval of samples, as wide as the recorded one at least."""
+    if math.isnan(recorded.low):  # all samples agree
+        return Ends(value, value, 1.0)
+    low = min(recorded.low, of_samples.low)
+    high = max(recorded.high, of_samples.high)
+    return Ends(low, high, of_samples.confidence)
 
 
 def _with_draws(rows: pd.DataFrame) -> pd.DataFrame:

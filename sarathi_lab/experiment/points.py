@@ -49,10 +49,11 @@ class Estimate:
         """Return the estimate of a value, followed by its draws, and by what it is where each of
         the `shapes` is slower.
         """
-        value, *others = np.atleast_1d(values).tolist()
-        num_draws = len(others) - len(shapes)
-        moved = zip(shapes, others[num_draws:], strict=True)
-        return cls(value, tuple(others[:num_draws]), tuple(moved))
+        value, *drawn_and_moved = np.atleast_1d(values).tolist()
+        num_draws = len(drawn_and_moved) - len(shapes)
+        draws = drawn_and_moved[:num_draws]
+        moved = drawn_and_moved[num_draws:]
+        return cls(value, tuple(draws), tuple(zip(shapes, moved, strict=True)))
 
     @classmethod
     def with_own_error(cls, values: Values, shape: str, num_shapes: int = 1) -> Estimate:
@@ -62,8 +63,10 @@ class Estimate:
         deviation = own_deviation(values, num_shapes)
         if deviation == 0:
             return cls.of(values)
-        value = values[0]
-        slower = value * math.exp(deviation) if values.min() > 0 else value + deviation
+        # The deviation is one of logarithms, but where a value has none (`own_deviation`).
+        slower = values[0] + deviation
+        if values.min() > 0:
+            slower = values[0] * math.exp(deviation)
         return cls.of(np.append(values, slower), [name_of(shape)])
 
     @property
@@ -80,6 +83,7 @@ class Estimate:
         """Return the ratio of two estimates; infinite over zero."""
         if other.value == 0:
             return Estimate(math.inf)
+        # A draw may be zero where the value is not.
         with np.errstate(divide="ignore", invalid="ignore"):
             return self._with(other, np.divide)
 
@@ -94,15 +98,18 @@ class Estimate:
 
     def _with(self, other: Estimate, operation: np.ufunc) -> Estimate:
         """Return an operation of two estimates: in each draw, and for each shape of either."""
-        shapes = list(dict.fromkeys(shape for shape, _ in (*self.moved, *other.moved)))
+        # A shape that both have counts once: its error moves both at the same time.
+        shapes = list(dict(self.moved) | dict(other.moved))
         num_draws = max(len(self.draws), len(other.draws))
         values = self._everywhere(num_draws, shapes)
-        others = other._everywhere(num_draws, shapes)
-        return Estimate.of(operation(values, others), shapes)
+        other_values = other._everywhere(num_draws, shapes)
+        return Estimate.of(operation(values, other_values), shapes)
 
     def _everywhere(self, num_draws: int, shapes: Sequence[str]) -> Values:
         """Return the value, its draws, and what it is where each of the `shapes` is slower."""
-        draws = self.draws or (self.value,) * num_draws
+        draws = self.draws
+        if not draws:  # measured or exact: the same in all of them
+            draws = (self.value,) * num_draws
         by_shape = dict(self.moved)
         moved = [by_shape.get(shape, self.value) for shape in shapes]
         return np.array([self.value, *draws, *moved])
@@ -206,20 +213,22 @@ def table_of(
         drawn: The same rounds in draws of the cost model's constants, then with each of
             `SHAPES_OF_BATCHES` slower.
     """
-    rows = []
     columns = dict.fromkeys([*POINT, *OF_SAMPLES])
     if drawn:
         columns |= {"draws": None, "moved": None}
+    rows = []
     for point, values in samples.items():
         interval = median_of(values, max_spread, of=point.total, is_series=is_series)
         ends = _ends_over_rounds(point, interval)
+        # `vars(interval)` has its own low and high, which `ends` replace.
         row = {**point._asdict(), **vars(interval), "figure": figure}
         if drawn:
             median = _drawn_median(point, interval.median, values, drawn)
             ends = wider(interval.median, ends, median.ends)
             row |= _in_text(median)
-        row |= {"low": ends.low, "high": ends.high}
         row["y"] = math.nan if interval.reason else interval.median
+        row["low"] = ends.low
+        row["high"] = ends.high
         if point.kind == "curve":
             # Rounds differ in their x, too: no median has a meaning.
             row |= {"y": values[0], "reason": None, "low": math.nan, "high": math.nan}
@@ -234,12 +243,13 @@ def _ends_over_rounds(point: Point, interval: Interval) -> Ends:
     """Return the interval over rounds with all that the value cannot be told from. Rounds that all
     agree do not show how far off they are: without a resolution there is no interval.
     """
-    low, high = interval.low, interval.high
+    ends = Ends(interval.low, interval.high, interval.confidence)
     if point.resolution is not None:
-        low, high = point.resolution.widened(low, high)
-    if low >= high:
-        low = high = math.nan
-    return Ends(low, high, interval.confidence)
+        low, high = point.resolution.widened(interval.low, interval.high)
+        ends = ends._replace(low=low, high=high)
+    if ends.low >= ends.high:
+        return ends._replace(low=math.nan, high=math.nan)
+    return ends
 
 
 def _drawn_median(
@@ -249,7 +259,8 @@ def _drawn_median(
     if point.kind == "curve":
         return Estimate(median)  # its x is a time, which every draw changes
     values_by_draw = [of_draw.get(point, []) for of_draw in drawn]
-    if any(len(of_draw) != len(values) for of_draw in values_by_draw):
+    num_values = {len(values_of_draw) for values_of_draw in values_by_draw}
+    if num_values != {len(values)}:
         return Estimate(median)
     drawn_medians = draws_of_median(values, values_by_draw)
     return Estimate.of(np.array([median, *drawn_medians]), SHAPES_OF_BATCHES)

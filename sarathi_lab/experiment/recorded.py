@@ -14,8 +14,17 @@ COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
 LABELS = ["hardware", "level", "model", "method"]
 TEXTS = ["panel", "series", "dataset", "slo", *LABELS]
 OF_ROW = ["device", "hardware", "level", "method"]  # of an error row, beside its name
-ERRORS = ["row", *OF_ROW, "points", "mean", "largest", "stated"]
-ERRORS += ["aim_mean", "aim_largest", "verdict"]
+ERRORS = [
+    "row",
+    *OF_ROW,
+    "points",
+    "mean",
+    "largest",
+    "stated",
+    "aim_mean",
+    "aim_largest",
+    "verdict",
+]
 
 
 def paper(name: str) -> pd.DataFrame:
@@ -47,9 +56,9 @@ def points_of(*names: str) -> pd.DataFrame:
     recorded = load.recorded()
     tables = []
     for name in names or PAPERS:
-        of_paper = paper(name)
-        if len(of_paper):
-            tables.append(of_paper)
+        papers_points = paper(name)
+        if not papers_points.empty:
+            tables.append(papers_points)
         if name in recorded:
             tables.append(_recorded(name))
     return pd.concat(tables, ignore_index=True)
@@ -82,16 +91,18 @@ def _device_and_model(table: pd.DataFrame) -> pd.Series:
 def _source_of(table: pd.DataFrame) -> pd.Series:
     """Return whether each point was measured, simulated, or composed of measured kernels."""
     source = table.is_simulated.map({True: "simulated", False: "measured"})
+    # Their constants are a GPU's kernels that were timed: neither a run nor a data sheet's GPU.
     is_composed = table.device.str.startswith(load.COMPOSED)
     return source.mask(is_composed, load.COMPOSED_SOURCE)
 
 
 def points_of_table(table: pd.DataFrame, source: str | pd.Series) -> pd.DataFrame:
     """Return a table of an experiment as points, with half the interval as their uncertainty."""
-    half = (table.high - table.low) / 2
+    half_width = (table.high - table.low) / 2
+    points = table.assign(source=source, uncertainty=half_width / table.y.abs())
     if "device" not in table:
-        table = table.assign(device=table.device_name + ", " + table.model)
-    return table.assign(source=source, uncertainty=half / table.y.abs())
+        points["device"] = table.device_name + ", " + table.model
+    return points
 
 
 def compare(points: pd.DataFrame) -> pd.DataFrame:
@@ -99,14 +110,14 @@ def compare(points: pd.DataFrame) -> pd.DataFrame:
 
     Points that the paper does not show are left out, as are GPUs that it did not use.
     """
-    # Inner joins: what the paper does not show has no error.
-    predicted = points[points.source == "simulated"]
-    on_used = predicted.merge(_gpus_of_paper(), on=["figure", "hardware"])
     key_columns = ["figure", *KEYS]
-    of_paper = points[points.source == "paper"]
-    stated = of_paper.rename(columns={"y": "paper"})[[*key_columns, "paper"]]
-    both = on_used.merge(stated, on=key_columns)
-    return both.assign(error=both.y / both.paper - 1)
+    simulated = points[points.source == "simulated"]
+    papers_points = points[points.source == "paper"]
+    papers_y = papers_points.rename(columns={"y": "paper"})[[*key_columns, "paper"]]
+    # Inner joins: what the paper does not show has no error.
+    on_papers_gpus = simulated.merge(_gpus_of_paper(), on=["figure", "hardware"])
+    compared = on_papers_gpus.merge(papers_y, on=key_columns)
+    return compared.assign(error=compared.y / compared.paper - 1)
 
 
 def _gpus_of_paper() -> pd.DataFrame:
@@ -127,21 +138,21 @@ def error_table(points: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for name, of_figure in compare(points).groupby("figure"):
-        for declared in CATALOG[str(name)].errors:
-            chosen = of_figure.query(declared.where)
+        for error_row in CATALOG[str(name)].errors:
+            chosen = of_figure.query(error_row.where)
             for labels, group in chosen.groupby(OF_ROW, sort=False):
-                row: dict[str, object] = {"row": declared.name}
-                row.update(zip(OF_ROW, labels, strict=True))
-                row.update(_errors(declared, group))
+                row: dict[str, object] = {"row": error_row.name}
+                row |= dict(zip(OF_ROW, labels, strict=True))
+                row |= _errors(error_row, group)
                 rows.append(row)
     return pd.DataFrame(rows, columns=ERRORS)
 
 
-def _errors(declared: ErrorRow, group: pd.DataFrame) -> dict[str, object]:
+def _errors(error_row: ErrorRow, group: pd.DataFrame) -> dict[str, object]:
     errors = group.error.abs()
     level = str(group.level.iloc[0])
     hardware = str(group.hardware.iloc[0])
-    aim_mean, aim_largest = declared.aims.get(level, (None, None))
+    aim_mean, aim_largest = error_row.aims.get(level, (None, None))
     return {
         "points": len(group),
         "mean": errors.mean(),
@@ -149,24 +160,28 @@ def _errors(declared: ErrorRow, group: pd.DataFrame) -> dict[str, object]:
         "stated": group.uncertainty.mean(),
         "aim_mean": aim_mean,
         "aim_largest": aim_largest,
-        "verdict": _verdict(declared, level, hardware, errors),
+        "verdict": _verdict(error_row, level, hardware, errors),
     }
 
 
-def _verdict(declared: ErrorRow, level: str, hardware: str, errors: pd.Series) -> str:
-    if declared.is_formula:
-        return "given" if declared.given == level else "formula"
+def _verdict(error_row: ErrorRow, level: str, hardware: str, errors: pd.Series) -> str:
+    is_given = error_row.given == level
+    if error_row.is_formula:
+        return "given" if is_given else "formula"
     verdict = "given"
-    if declared.given != level:
-        verdict = _held_against_aim(declared, level, errors)
-    if declared.fitted not in (level, hardware):
+    if not is_given:
+        verdict = _held_against_aim(error_row, level, errors)
+    is_partly_fitted = error_row.fitted in (level, hardware)
+    if not is_partly_fitted:
         return verdict
-    return "partly fitted" if verdict == "-" else f"{verdict}, partly fitted"
+    if verdict == "-":
+        return "partly fitted"
+    return f"{verdict}, partly fitted"
 
 
-def _held_against_aim(declared: ErrorRow, level: str, errors: pd.Series) -> str:
+def _held_against_aim(error_row: ErrorRow, level: str, errors: pd.Series) -> str:
     """Return "met", "missed", or "-" without an aim."""
-    aim_mean, aim_largest = declared.aims.get(level, (None, None))
+    aim_mean, aim_largest = error_row.aims.get(level, (None, None))
     if aim_mean is None:
         return "-"
     if errors.mean() > aim_mean:
