@@ -165,14 +165,9 @@ class MeasuredBackend(ABC):
 
     def of_all_devices(self, peaks: Peaks) -> Peaks:
         """Return the peaks of all GPUs by those of one; on a CPU all share them."""
-        count = self.num_devices
-        if not self.uses_gpus or count == 1:
+        if not self.uses_gpus:
             return peaks
-        return Peaks(
-            count * peaks.flops_per_second,
-            count * peaks.bytes_per_second,
-            f"{peaks.source} x {count}",
-        )
+        return peaks.times(self.num_devices)
 
     def size(self) -> tuple[int, int]:
         """Return the bytes of memory and the multiprocessors of all GPUs, or those of this machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,10 @@ class Peaks:
     int8_flops_per_second: float | None = None  # None: as the other products of 8 bits
 
     def rate(self, spec: ModelSpec) -> float:
-        """Return the FLOP/s of the products of `spec`: in 8 or 4 bits where its checkpoint has
+        """Return the FLOP/s of the products of `spec`: in 8 or 4 bits where its weights have
         these.
         """
-        stored = spec.quantisation
+        stored = spec.stored
         rate = None
         if stored is not None and stored.has_fp8_products:
             rate = self.fp8_flops_per_second
@@ -42,14 +43,38 @@ class Peaks:
                 rate = self.int8_flops_per_second
         elif stored is not None and stored.has_fp4_products:
             rate = self.fp4_flops_per_second
-        return self.flops_per_second if rate is None else rate
+        if rate is None:
+            return self.flops_per_second
+        return rate
 
-    def describe(self) -> str:
-        """Format such as "measured: 1.2 TFLOP/s, 20 GB/s"."""
+    def times(self, count: int) -> Peaks:
+        """Return the peaks of `count` such devices together."""
+        if count == 1:
+            return self
+        return Peaks(
+            count * self.flops_per_second,
+            count * self.bytes_per_second,
+            f"{self.source} x {count}",
+            fp8_flops_per_second=_multiple(count, self.fp8_flops_per_second),
+            fp4_flops_per_second=_multiple(count, self.fp4_flops_per_second),
+            int8_flops_per_second=_multiple(count, self.int8_flops_per_second),
+        )
+
+    def describe(self, spec: ModelSpec) -> str:
+        """Format such as "measured: 1.2 TFLOP/s, 20 GB/s", with the peak of the products of `spec`,
+        or of 16 bits where theirs is not known.
+        """
+        flops_per_second = self.rate(spec)
+        if math.isnan(flops_per_second):
+            flops_per_second = self.flops_per_second
         return (
-            f"{self.source}: {amount(self.flops_per_second / 1e12)} TFLOP/s, "
+            f"{self.source}: {amount(flops_per_second / 1e12)} TFLOP/s, "
             f"{amount(self.bytes_per_second / 1e9)} GB/s"
         )
+
+
+def _multiple(count: int, rate: float | None) -> float | None:
+    return None if rate is None else count * rate
 
 
 def roofline_time(spec: ModelSpec, work: Work, dtype_bytes: int, peaks: Peaks) -> Any:

@@ -258,8 +258,8 @@ def _describe_peaks(plan: Plan, peaks: Peaks) -> str:
     """Describe the peaks, their ridge and, where a real device serves requests that all wait from
     the start, what decodes that ride can gain there: known before the run.
     """
-    text = f"peaks {peaks.describe()}"
     spec = plan.spec
+    text = f"peaks {peaks.describe(spec)}"
     dtype_bytes = plan.backend.dtype_bytes
     if not spec.has_formulas or math.isnan(peaks.rate(spec)):
         return text

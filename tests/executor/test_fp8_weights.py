@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from sarathi_lab.config.console import amount
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.kernel_times import at_measured_rates, lasting_product_rate
+from sarathi_lab.model.quantisation import STORED
+from sarathi_lab.model.roofline import ridge_tokens
 from tests.support.simulated import SPEC, TOY, batch_of
 
 # As fast at products of 8 bits as at others, and launched for nothing.
@@ -99,6 +102,23 @@ def test_integers_of_8_bits_have_a_rate_of_their_own_where_one_is_stated():
     assert time_of(ampere, "auto") == time_of(without, "auto")
     peaks = SimulatedBackend(ampere, weights="w8a8").peaks()
     assert peaks.flops_per_second == 2 * GPU.flops_per_second
+
+
+# mxfp4 is of experts, which this model has not.
+@pytest.mark.parametrize("weights", sorted({*STORED, "auto"} - {"mxfp4"}))
+def test_ridge_and_peak_are_those_of_the_products(weights):
+    peak = GPU.flops_per_second
+    rates = {"int8_flops_per_second": 1.5 * peak, "fp4_flops_per_second": 4 * peak}
+    gpu = replace(GPU, fp8_flops_per_second=2 * peak, **rates)
+    products = gpu.for_products(STORED.get(weights)) or gpu
+    in_checkpoint = replace(SPEC, quantisation=STORED.get(weights))
+    stated = replace(SPEC, weight_dtype=weights)
+    for spec, of_run in ((stated, weights), (in_checkpoint, "auto")):
+        peaks = SimulatedBackend(gpu, weights=of_run).peaks().times(4)
+        assert peaks.rate(spec) == 4 * products.flops_per_second
+        assert f"{amount(4 * products.flops_per_second / 1e12)} TFLOP/s" in peaks.describe(spec)
+        at_ridge = 2 * ridge_tokens(spec, 2, peaks) / products.flops_per_second
+        assert at_ridge == pytest.approx(spec.linear_bytes(2) / gpu.bytes_per_second)
 
 
 def test_hardware_without_such_a_peak_is_refused():

@@ -218,23 +218,17 @@ class SimulatedBackend:
     def peaks(self) -> Peaks:
         """Return the hardware file's peaks, of all devices together."""
         hardware = self.hardware
-        num_devices = self.parallel.num_devices
-        source = f"of hardware {hardware.name}"
-        if num_devices > 1:
-            source += f" x {num_devices}"
         products = hardware.for_products(STORED.get(self.weights)) or hardware
         flops = hardware.fp8_peak if self.weights == "fp8" else products.flops_per_second
-        fp8 = hardware.fp8_flops_per_second
-        if fp8 is not None:
-            fp8 *= num_devices
-        fp4 = hardware.fp4_flops_per_second
-        if fp4 is not None:
-            fp4 *= num_devices
-        int8 = hardware.int8_flops_per_second
-        if int8 is not None:
-            int8 *= num_devices
-        num_bytes = num_devices * hardware.bytes_per_second
-        return Peaks(num_devices * flops, num_bytes, source, fp8, fp4, int8)
+        of_one = Peaks(
+            flops,
+            hardware.bytes_per_second,
+            f"of hardware {hardware.name}",
+            fp8_flops_per_second=hardware.fp8_flops_per_second,
+            fp4_flops_per_second=hardware.fp4_flops_per_second,
+            int8_flops_per_second=hardware.int8_flops_per_second,
+        )
+        return of_one.times(self.parallel.num_devices)
 
     def size(self) -> tuple[int, int]:
         """Return the hardware file's memory and multiprocessors, of all devices together."""

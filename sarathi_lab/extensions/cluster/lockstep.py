@@ -240,13 +240,7 @@ class LockstepBackend(SimulatedBackend):
 
     def peaks(self) -> Peaks:
         """Return the peaks of all replicas."""
-        peaks = super().peaks()
-        num = self.sharing.num
-        return Peaks(
-            num * peaks.flops_per_second,
-            num * peaks.bytes_per_second,
-            f"{peaks.source} x {num}",
-        )
+        return super().peaks().times(self.sharing.num)
 
     def cost_of(self, spec: ModelSpec) -> CostModel:
         if self.composes_kernels:

@@ -154,9 +154,10 @@ def test_only_a_mixture_is_shared():
     for spec, fix in ((SPEC, "use cluster=replicas"), (EXPERTS, "use a number that divides them")):
         with pytest.raises(UserError, match=fix):
             lockstep.backend(backend, spec)
-    assert Lockstep(num=4).backend(backend, EXPERTS).peaks().flops_per_second == (
-        4 * LINKED.flops_per_second
-    )
+    backend = SimulatedBackend(replace(LINKED, fp8_flops_per_second=7.0))
+    peaks = Lockstep(num=4).backend(backend, EXPERTS).peaks()
+    assert peaks.flops_per_second == 4 * LINKED.flops_per_second
+    assert peaks.fp8_flops_per_second == 4 * 7.0
 
 
 def test_experts_that_replicas_share_are_not_those_of_other_devices():
