@@ -7,9 +7,9 @@ any of these, by a log, and by the command line that started it (`server_facts`)
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,13 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.bench_files import read_benchmarks
 from sarathi_lab.extensions.replay.benchmark import Benchmark
 from sarathi_lab.extensions.replay.iteration_log import NO_LOG, read_iterations
+from sarathi_lab.extensions.replay.names import (
+    ToldWeights,
+    begins_with,
+    names_of_model,
+    option_of,
+    weights_in_names,
+)
 from sarathi_lab.extensions.replay.readers.evalscope import is_database
 from sarathi_lab.extensions.replay.run_folder import (
     FIX,
@@ -32,9 +39,6 @@ from sarathi_lab.extensions.replay.server_arguments import (
     METHODS_OF_CHECKPOINTS,
     SERVED_NAMES,
     Statement,
-    ToldWeights,
-    names_of_model,
-    weights_in_names,
 )
 from sarathi_lab.extensions.replay.server_commands import read_command
 from sarathi_lab.extensions.replay.server_facts import (
@@ -132,11 +136,11 @@ class ServerSettings:
         settings = self._settings()
         told = self._weights_by_name(settings)
         if told.weights:
-            notes.append(f"{WEIGHTS}={told.weights}, as the model's name {told.name} tells")
+            notes.append(f"{WEIGHTS}={told.weights}, as {told.told_by} tells")
             not_simulated = [name for name in not_simulated if not name.startswith(UNTOLD_WEIGHTS)]
         elif told.word:
             not_simulated.append(
-                f"weights of {told.word} (as the model's name {told.name} tells; state "
+                f"weights of {told.word} (as {told.told_by} tells; state "
                 f"{WEIGHTS}=int4 or int8, whichever is nearer)"
             )
         if not_simulated:
@@ -160,9 +164,11 @@ class ServerSettings:
             if statement.policy or statement.is_complete
         ]
         for name, stated in sources.items():
-            are_alike = not stated or all(
-                _is_same(name, value, stated[-1][1]) for _, value in stated
-            )
+            values = [value for _, value in stated]
+            if name == "model":
+                are_alike = _name_one_model(values, run_settings)
+            else:
+                are_alike = all(_is_same(name, value, values[-1]) for value in values)
             if are_alike or name not in run_settings:
                 continue
             shown = ", ".join(f"{source} {value}" for source, value in stated)
@@ -180,18 +186,25 @@ def _states_weights(argument: str) -> bool:
     return argument.startswith("quantization") and not argument.startswith(UNTOLD_WEIGHTS)
 
 
+def _name_one_model(values: Sequence[object], settings: Mapping[str, object]) -> bool:
+    """Return whether each source's name is one that the run's model has, or part of it."""
+    names_of_run = names_of_model(settings)
+    for value in values:
+        pairs = product(names_of_model({"model": value}), names_of_run)
+        if not any(_is_same("model", of_source.name, of_run.name) for of_source, of_run in pairs):
+            return False
+    return True
+
+
 def _is_same(name: str, first: object, second: object) -> bool:
     """Return whether two sources state the same: of names, one may be part of the other's."""
+    if first == second:
+        return True
     if name not in NAMES:
-        return first == second
-    short, long = sorted((_plain(str(first)), _plain(str(second))), key=len)
-    return long.startswith(short)
-
-
-def _plain(name: str) -> str:
-    """Return the letters and digits of a model's, card's or version's name, without its folder."""
-    last = re.split(r"[/\\]+", name.rstrip("/\\"))[-1]
-    return re.sub(r"[^a-z0-9.]", "", last.lower())
+        return False
+    a, b = str(first), str(second)
+    is_of_one_option = name == "hardware" and option_of(name, a) == option_of(name, b) != ""
+    return is_of_one_option or begins_with(a, b) or begins_with(b, a)
 
 
 @dataclass(frozen=True, kw_only=True)

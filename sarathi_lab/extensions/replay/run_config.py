@@ -16,6 +16,13 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.hardware import NO_HOST
 from sarathi_lab.extensions.cluster.lockstep import Lockstep, LockstepBackend
+from sarathi_lab.extensions.replay.names import (
+    ModelName,
+    is_hub_id,
+    names_of_model,
+    option_of,
+    stands_for,
+)
 from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.extensions.replay.server_arguments import (
     CACHE_BYTES,
@@ -24,7 +31,6 @@ from sarathi_lab.extensions.replay.server_arguments import (
     NULL_BLOCKS,
     WHOLE_PROMPTS_V0,
     LoggedCache,
-    names_of_model,
 )
 from sarathi_lab.extensions.replay.settings import typed_settings, with_settings
 from sarathi_lab.model.checkpoint import resolve_model
@@ -35,8 +41,6 @@ from sarathi_lab.policy.systems import setup_of, vllm_memory
 from sarathi_lab.tasks.plan import changed
 from sarathi_lab.tasks.run_cache import memory_share
 
-MAKERS = re.compile(r"^[^a-z0-9]*((nvidia|geforce|tesla|amd|instinct|meta)[^a-z0-9]*)+")
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 AUTO = "auto"  # of hardware, host, model and dtype: as recorded in the run
 
 
@@ -83,7 +87,7 @@ def _find_hardware(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None
     if name == AUTO:
         option = _matching("hardware", run.hardware, run)
         from_files.settings["hardware"] = OmegaConf.merge(option, _parameters(cfg.hardware))
-    elif run.hardware and not _stands_for("hardware", name, run.hardware):
+    elif run.hardware and not stands_for("hardware", name, run.hardware):
         from_files.note_named("hardware", name, run.hardware)
     has_tables = name == AUTO and cfg.hardware.tables is not None
     names_tables = has_tables or "hardware.tables" in typed
@@ -120,20 +124,22 @@ def _find_model(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     names = names_of_model(run.settings.stated)
     is_auto = "path" in cfg.model and cfg.model.path is None
     if is_auto:
-        fitting = [name for name in names if _option_of("model", name)]
-        chosen = next(iter(fitting or names), None)
-        from_files.settings["model"] = _matching("model", chosen, run)
-        if chosen is not None and chosen != names[0]:
-            from_files.notes.append(f"model={_option_of('model', chosen)}, as {chosen} tells")
+        fitting = [named for named in names if option_of("model", named.name)]
+        # The error for a name that no option fits has the surest one.
+        chosen = next(iter(fitting or names), ModelName(""))
+        from_files.settings["model"] = _matching("model", chosen.name, run)
+        if chosen != names[0]:
+            option = option_of("model", chosen.name)
+            from_files.notes.append(f"model={option}, as the {chosen.kind} {chosen.name} tells")
         return
     name = cfg.model.get("name")
     if not name or name == AUTO or not stated:
         return
-    if not any(_stands_for("model", name, name_in_file) for name_in_file in names):
+    if not any(stands_for("model", name, name_in_file) for name_in_file, _ in names):
         from_files.note_named("model", name, stated)
         # A model of no option's name, as of one that was trained further, has the named shapes.
         from_files.has_run_cache = not any(
-            _option_of("model", name_in_file) for name_in_file in names
+            option_of("model", name_in_file) for name_in_file, _ in names
         )
 
 
@@ -150,7 +156,7 @@ def _find_dtype(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
 def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
     """Read the option that `name` begins with. Raises UserError."""
     files = option_files(group)
-    chosen = _option_of(group, name or "")
+    chosen = option_of(group, name or "")
     if not chosen:
         options = [option for option in files if option != AUTO]
         by_file = ""
@@ -166,34 +172,9 @@ def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
 def _remedy_of_model(run: RealRun) -> str:
     """Say how the shapes of a run's model are named by its config.json."""
     stated = str(run.settings.stated.get("model", ""))
-    if HUB_ID.fullmatch(stated):
+    if is_hub_id(stated):
         return f"model.path={stated}, whose config.json is fetched, or "
     return "model.path=FOLDER with its config.json, or "
-
-
-def _option_of(group: str, name: str) -> str:
-    """Return the longest option that `name` begins with; "": none."""
-    fitting = [option for option in option_files(group) if begins_with(name, option)]
-    return max(fitting, key=len, default="")
-
-
-def begins_with(name: str, option: str) -> bool:
-    """Return whether a name begins with an option's letters and digits, and its last number is not
-    part of a longer one: an L40 is no L4.
-    """
-    characters = _plain(option)
-    if not characters:
-        return False
-    pattern = r"[^a-z0-9]*".join(characters)
-    if characters[-1].isdigit():
-        pattern += r"(?!\d)"
-    return re.match(pattern, _without_maker(name)) is not None
-
-
-def _stands_for(group: str, option: str, name: str) -> bool:
-    """Return whether a name in a file begins with an option's, and with no longer one."""
-    card_or_model = option.partition("_")[0]  # a100_2023 is an A100
-    return begins_with(name, card_or_model) and len(_option_of(group, name)) <= len(option)
 
 
 def _host(run: RealRun) -> DictConfig:
@@ -221,16 +202,6 @@ def _host(run: RealRun) -> DictConfig:
 def _numbers(version: str) -> list[int]:
     """Return the major and minor number of a version."""
     return [int(number) for number in re.findall(r"\d+", version)[:2]]
-
-
-def _plain(name: str) -> str:
-    """Return the letters and digits of a name, without the maker's."""
-    return re.sub(r"[^a-z0-9]", "", _without_maker(name))
-
-
-def _without_maker(name: str) -> str:
-    """Return a name in small letters, without the maker's and the series' in front."""
-    return MAKERS.sub("", name.lower())
 
 
 def devices(cfg: DictConfig, run: RealRun, *, is_named: bool) -> tuple[SimulatedBackend, ModelSpec]:

@@ -19,7 +19,7 @@ import difflib
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -67,17 +67,6 @@ WEIGHTS_OF_METHODS |= {"modelopt_fp4": "nvfp4", "w8a8": "w8a8", "int8": "int8"}
 WEIGHTS_OF_METHODS |= {"auto_round": "int4", "auto-round": "int4"}
 # Methods that leave the type of the weights to a checkpoint's files; its name may tell it.
 METHODS_OF_CHECKPOINTS = ("inc", "compressed-tensors", "modelopt", "quark")
-# Words of a model's name that tell the type of its weights; of a type that is none of these, and
-# counts first, as GPTQ may have 8 bits.
-WEIGHTS_OF_NAMES = {"fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
-WEIGHTS_OF_NAMES |= {"w8a8": "w8a8"} | dict.fromkeys(("int8", "w8a16", "8bit"), "int8")
-WEIGHTS_OF_NAMES |= dict.fromkeys(("int4", "w4a16", "4bit", "awq", "gptq"), "int4")
-# Models that are published in 8 bits without a word of it; copies in 16 bits, and others that were
-# trained on their answers, have one.
-PUBLISHED_IN_FP8 = ("deepseek-v3", "deepseek-r1")
-IN_16_BITS = ("bf16", "distill")
-OTHER_WEIGHTS = re.compile(r"w\d+a\w*\d+|u?int\d+|(mx|nv)?fp\d|nf4|\d+bit|i?q\d\w*|gguf|bnb")
-CACHED_MODEL = re.compile(r"models--[^/]+--([^/]+)")  # a folder of the hub's cache
 DTYPES = {"half": "float16", "float": "float32"}
 
 
@@ -419,60 +408,6 @@ def _weights(row: Argument, value: str) -> str:
 def _served_names(row: Argument, value: object) -> tuple[str, ...]:
     names = value if isinstance(value, list | tuple) else [value]
     return tuple(map(str, names))
-
-
-def names_of_model(settings: Mapping[str, object]) -> list[str]:
-    """Return the names that a server's model may have, the surest one first: that of its path or
-    its hub's id, those that clients call it by, and those of the folders above.
-    """
-    path = str(settings.get("model", ""))
-    own_names = []
-    in_cache = CACHED_MODEL.search(path)
-    if in_cache is not None:
-        own_names.append(in_cache[1])
-    folders = [part for part in re.split(r"[/\\]+", path) if part]
-    names = settings.get(SERVED_NAMES) or ()
-    assert isinstance(names, tuple), "as _served_names makes them"
-    served = [str(name).rpartition("/")[2] for name in names]
-    return [*own_names, *folders[-1:], *served, *reversed(folders[:-1])]
-
-
-class ToldWeights(NamedTuple):
-    """The type of a model's weights as its name tells it.
-
-    Attributes:
-        weights: The type; "": one that can't be simulated, or none is told.
-        word: The word of the name that tells it; "": none does.
-        name: Of the model.
-    """
-
-    weights: str = ""
-    word: str = ""
-    name: str = ""
-
-
-def weights_in_names(names: Iterable[str]) -> ToldWeights:
-    """Find the type of a model's weights in its names (`names_of_model`), as in Qwen3-8B-AWQ."""
-    for name in names:
-        weights, word = _weights_in_name(name)
-        if word:
-            return ToldWeights(weights, word, name)
-    return ToldWeights()
-
-
-def _weights_in_name(name: str) -> tuple[str, str]:
-    name_pieces = re.split(r"[-_.:]", name.lower())  # a colon before a file of a hub's GGUF
-    for word in name_pieces:
-        if word not in WEIGHTS_OF_NAMES and OTHER_WEIGHTS.fullmatch(word) is not None:
-            return "", word
-    for word, weights in WEIGHTS_OF_NAMES.items():
-        if word in name_pieces:
-            return weights, word
-    if name.lower().startswith(PUBLISHED_IN_FP8) and not any(
-        word in name_pieces for word in IN_16_BITS
-    ):
-        return "fp8", name
-    return "", ""
 
 
 def _cache_dtype(row: Argument, value: str) -> str:

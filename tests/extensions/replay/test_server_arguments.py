@@ -14,13 +14,13 @@ from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.sweeper import compose
 from sarathi_lab.extensions.replay.literals import named_values
+from sarathi_lab.extensions.replay.names import ModelName, weights_in_names
 from sarathi_lab.extensions.replay.server_arguments import (
     NO_EFFECT,
     OF_FILES,
     misspelt,
     read_arguments,
     table,
-    weights_in_names,
 )
 from sarathi_lab.extensions.replay.server_facts import find_facts
 from sarathi_lab.extensions.replay.settings import SETTINGS
@@ -337,7 +337,7 @@ def test_defaults_of_a_server_are_silent():
 )
 def test_a_models_name_may_tell_its_weights(name, weights, word):
     told = word.removeprefix("gptq-").partition("_")[0]
-    assert weights_in_names([name])[:2] == (weights, told)
+    assert weights_in_names([ModelName(name)])[:2] == (weights, told)
 
 
 def test_what_is_not_simulated_is_named_in_one_line(result, capsys, tmp_path):

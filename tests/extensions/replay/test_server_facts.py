@@ -14,9 +14,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from sarathi_lab.config.command_line import read_arguments
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
+from sarathi_lab.extensions.replay.names import begins_with, names_of_model
 from sarathi_lab.extensions.replay.real_run import ServerSettings
-from sarathi_lab.extensions.replay.run_config import begins_with
-from sarathi_lab.extensions.replay.server_arguments import Statement, names_of_model, table
+from sarathi_lab.extensions.replay.server_arguments import Statement, table
+from sarathi_lab.extensions.replay.server_arguments import (
+    read_arguments as read_server_arguments,
+)
 from sarathi_lab.extensions.replay.server_commands import read_command
 from sarathi_lab.extensions.replay.server_facts import find_facts, read_facts
 from sarathi_lab.workload.text_files import COLORS
@@ -685,7 +688,7 @@ def test_a_models_path_has_its_name(client):
 
 
 def test_a_models_name_is_the_last_part_of_a_windows_path():
-    assert names_of_model({"model": r"D:\Models\Qwen3.5-0.8B"})[0] == "Qwen3.5-0.8B"
+    assert names_of_model({"model": r"D:\Models\Qwen3.5-0.8B"})[0].name == "Qwen3.5-0.8B"
 
 
 def test_a_model_without_a_file_is_named_by_its_hub_id(client):
@@ -707,6 +710,49 @@ def test_a_version_has_the_rules_of_its_engine(version, policy, client):
     meta = {"vllm_version": version, "engine_kwargs": engine}
     client.with_name("meta.json").write_text(json.dumps(meta))
     assert replayed(client, "hardware=h100").as_run.run.policy == policy
+
+
+@pytest.mark.parametrize(
+    ("command", "note"),
+    [
+        ("deepseek-ai/DeepSeek-R1-0528", "weights=fp8, as the model's name DeepSeek-R1-0528 tells"),
+        ("/mnt/models --served-model-name chat-awq", "weights=int4, as the served name chat-awq"),
+        ("/hub/DeepSeek-R1-W8A8/quant", "weights=w8a8, as the folder DeepSeek-R1-W8A8 tells"),
+        ("/mnt/models --served-model-name deepseek-r1-32b", ""),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", ""),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B --served-model-name deepseek-r1", ""),
+        ("/data/awq-tests/models/Llama-3.1-8B", ""),
+        ("/data/awq-tests/merged --served-model-name Llama-3.1-8B", ""),
+        ("/data/awq/merged", ""),
+    ],
+)
+def test_weights_are_told_by_the_surest_name_of_a_model(command, note):
+    notes = ServerSettings([read_command(f"vllm serve {command}")]).notes()
+    assert bool(note) == any("weights" in said for said in notes)
+    assert note in " ".join(notes)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"model": "chat"}, {"model": "Qwen/Qwen3-8B", "served_model_name": ["chat"]}),
+        ({"model": "meta/Llama-3.1-8B"}, {"model": "/hub/models--meta--Llama-3.1-8B/snapshots/1a"}),
+        ({"device_name": "h100"}, {"device_name": "NVIDIA H100 80GB HBM3"}),
+        ({"device_name": "NVIDIA A100"}, {"device_name": "A100-SXM4-80GB"}),
+        ({"version": "0.11"}, {"version": "0.11.2"}),
+    ],
+    ids=str,
+)
+def test_sources_with_names_of_one_thing_agree(first, second):
+    sources = [read_server_arguments("vllm", stated, "a file") for stated in (first, second)]
+    assert not ServerSettings(sources).notes()
+
+
+def test_a_card_whose_number_goes_on_is_another():
+    names = ("A10", "A100")
+    sources = [read_server_arguments("vllm", {"device_name": name}, "log") for name in names]
+    (note,) = ServerSettings(sources).notes()
+    assert note.startswith("sources differ in hardware")
 
 
 def test_a_version_is_of_the_server_that_runs():

@@ -1,0 +1,160 @@
+"""Names of models and cards as sources write them, and what they tell: a file of conf/ and the type
+of a model's weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from sarathi_lab.config.instantiate import option_files
+from sarathi_lab.extensions.replay.server_arguments import SERVED_NAMES
+
+MAKERS = re.compile(r"^[^a-z0-9]*((nvidia|geforce|tesla|amd|instinct|meta)[^a-z0-9]*)+")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+CACHED_MODEL = re.compile(r"models--[^/]+--([^/]+)")  # a folder of the hub's cache
+SEPARATORS = re.compile(r"[-_.:]")  # of a name's words; a colon before a file of a hub's GGUF
+FAMILY = re.compile(r"[a-z]+")
+SIZE = re.compile(r"(\d+x|[ae])?\d+[bm]")  # such as 8b, 8x7b, a3b
+# Words of a model's name that tell the type of its weights; of a type that is none of these, and
+# counts first, as GPTQ may have 8 bits.
+WEIGHTS_OF_NAMES = {"fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
+WEIGHTS_OF_NAMES |= {"w8a8": "w8a8"} | dict.fromkeys(("int8", "w8a16", "8bit"), "int8")
+WEIGHTS_OF_NAMES |= dict.fromkeys(("int4", "w4a16", "4bit", "awq", "gptq"), "int4")
+OTHER_WEIGHTS = re.compile(r"w\d+a\w*\d+|u?int\d+|(mx|nv)?fp\d|nf4|\d+bit|i?q\d\w*|gguf|bnb")
+# Published in 8 bits without a word of it. Whole names: others that begin so were trained on these
+# models' answers (DeepSeek-R1-0528-Qwen3-8B), or are copies in 16 bits.
+PUBLISHED_IN_FP8 = (
+    *("deepseek-v3", "deepseek-v3-base", "deepseek-v3-0324"),
+    *("deepseek-v3.1", "deepseek-v3.1-base", "deepseek-v3.1-terminus"),
+    *("deepseek-v3.2-exp", "deepseek-v3.2"),
+    *("deepseek-r1", "deepseek-r1-zero", "deepseek-r1-0528"),
+)
+
+
+class ModelName(NamedTuple):
+    """A name that a server's model may have.
+
+    Attributes:
+        name: Such as Llama-3.1-8B.
+        kind: As messages call it: "model's name", "served name" or "folder".
+    """
+
+    name: str
+    kind: str = "model's name"
+
+
+def names_of_model(settings: Mapping[str, object]) -> list[ModelName]:
+    """Return the names that a server's model may have, the surest one first: that of its hub's id
+    or the last part of its path, and those that clients call it by. Where none of these is one of a
+    model, as of .../Llama-3.1-8B-ours/merged, folders above that are follow, the nearest first.
+    """
+    path = str(settings.get("model", ""))
+    folders = [part for part in re.split(r"[/\\]+", path) if part]
+    in_cache = CACHED_MODEL.search(path)
+    if in_cache is not None:
+        folders = [in_cache[1]]  # and no hash of a snapshot behind it
+    names = [ModelName(name) for name in folders[-1:]]
+    served = settings.get(SERVED_NAMES) or ()
+    assert isinstance(served, tuple), "as read_arguments makes them"
+    names += [ModelName(str(name).rpartition("/")[2], "served name") for name in served]
+    if is_hub_id(path) or any(names_a_model(name) for name, _ in names):
+        return names
+    above = [folder for folder in reversed(folders[:-1]) if names_a_model(folder)]
+    return names + [ModelName(folder, "folder") for folder in above]
+
+
+def is_hub_id(path: str) -> bool:
+    """Return whether a model's path is its hub's id, such as meta-llama/Llama-3.1-8B."""
+    return HUB_ID.fullmatch(path) is not None
+
+
+def names_a_model(name: str) -> bool:
+    """Return whether a name is that of a model, and not of any folder: it has a size, such as 8B,
+    or begins with the family of a file of conf/model, such as deepseek.
+    """
+    if any(SIZE.fullmatch(word) for word in SEPARATORS.split(name.lower())):
+        return True
+    family = FAMILY.match(_without_maker(name))
+    return family is not None and family[0] in _families()
+
+
+def _families() -> set[str]:
+    """Return the letters that files of conf/model begin with, but of auto, tiny and the like."""
+    families = set[str]()
+    for option in option_files("model"):
+        family = FAMILY.match(option)
+        if family is not None and re.search(r"\d", option) is not None:
+            families.add(family[0])
+    return families
+
+
+class ToldWeights(NamedTuple):
+    """The type of a model's weights as its name tells it.
+
+    Attributes:
+        weights: The type; "": one that can't be simulated, or none is told.
+        word: The word of the name that tells it; "": none does.
+        told_by: The name, as messages call it.
+    """
+
+    weights: str = ""
+    word: str = ""
+    told_by: str = ""
+
+
+def weights_in_names(names: Sequence[ModelName]) -> ToldWeights:
+    """Find the type of a model's weights in its names (`names_of_model`), as in Qwen3-8B-AWQ: in
+    the first that tells one, and in none behind one that is a model's without.
+    """
+    for name, kind in names:
+        weights, word = _weights_in_name(name)
+        if word:
+            return ToldWeights(weights, word, f"the {kind} {name}")
+        if names_a_model(name):
+            break
+    return ToldWeights()
+
+
+def _weights_in_name(name: str) -> tuple[str, str]:
+    name_pieces = SEPARATORS.split(name.lower())
+    for word in name_pieces:
+        if word not in WEIGHTS_OF_NAMES and OTHER_WEIGHTS.fullmatch(word) is not None:
+            return "", word
+    for word, weights in WEIGHTS_OF_NAMES.items():
+        if word in name_pieces:
+            return weights, word
+    if name.lower() in PUBLISHED_IN_FP8:
+        return "fp8", name
+    return "", ""
+
+
+def option_of(group: str, name: str) -> str:
+    """Return the longest option of conf/`group` that `name` begins with; "": none."""
+    fitting = [option for option in option_files(group) if begins_with(name, option)]
+    return max(fitting, key=len, default="")
+
+
+def stands_for(group: str, option: str, name: str) -> bool:
+    """Return whether a name in a file begins with an option's, and with no longer one."""
+    card_or_model = option.partition("_")[0]  # a100_2023 is an A100
+    return begins_with(name, card_or_model) and len(option_of(group, name)) <= len(option)
+
+
+def begins_with(name: str, option: str) -> bool:
+    """Return whether a name begins with an option's letters and digits, and its last number is not
+    part of a longer one: an L40 is no L4.
+    """
+    characters = re.sub(r"[^a-z0-9]", "", _without_maker(option))
+    if not characters:
+        return False
+    pattern = r"[^a-z0-9]*".join(characters)
+    if characters[-1].isdigit():
+        pattern += r"(?!\d)"
+    return re.match(pattern, _without_maker(name)) is not None
+
+
+def _without_maker(name: str) -> str:
+    """Return a name in small letters, without the maker's and the series' in front."""
+    return MAKERS.sub("", name.lower())
