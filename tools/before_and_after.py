@@ -4,8 +4,9 @@
 
 COMMIT is f587a4db1c5d if none is named: the last before the errors were looked at. Both sides are
 judged by today's rules: verdicts of claims on simulated GPUs, intervals without a width, levels of
-one quantity that exclude each other, the mean errors against the paper's points, and the share of
-these within the intervals.
+one quantity that exclude each other, the mean errors against the paper's points, the share of
+these within the intervals, and mean errors and orders of measured servers. Errors of single kernels
+are recorded nowhere: `tools/cost_model/fit.py --silicon` prints them, by a package's tables.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from sarathi_lab.results.load import SIMULATED, load_paper
 
 BEFORE = "f587a4db1c5d"
 ERRORS = Path("sarathi/paper/results/errors.csv")
+SERVERS = Path("lab/silicon_points/results")
 PROFILED = "-profiled"
 TYPES = {"panel": str, "series": str, "x": float}
 
@@ -54,6 +56,9 @@ def main() -> None:
         print("\nShare of the paper's points within the interval of the prediction")
         shares = {name: coverage(tested_points(root)) for name, root in sides.items()}
         print(pd.concat(shares, axis=1).round(2).to_string())
+        print("\nMean error of a token's time on measured servers [%]; pairs of servers in order")
+        servers = {name: measured_servers(root) for name, root in sides.items()}
+        print(pd.concat(servers, axis=1).to_string(na_rep="not recorded"))
 
 
 def recorded_at(commit: str, folder: Path) -> Path:
@@ -96,6 +101,24 @@ def errors_of_paper(root: Path) -> pd.Series:
     """Return the mean errors by row of the paper's figures and device, in percent."""
     table = pd.read_csv(root / ERRORS).set_index(["row", "device"])
     return (100 * table["mean"]).round(2)
+
+
+def measured_servers(root: Path) -> pd.Series:
+    """Return the mean errors of a token's time [%] by GPU, model, server and level, and how many
+    pairs of two servers have the real order of it, such as "46 of 58".
+    """
+    folder = root / SERVERS
+    errors = pd.read_csv(folder / "errors.csv")
+    numbers = {}
+    for row in errors.itertuples():
+        key = (row.gpu, f"{row.model}, {row.backend}", row.cost_model)
+        numbers[key] = f"{100 * row.tpot_mean:.1f}"
+    if (folder / "orders.csv").is_file():
+        orders = pd.read_csv(folder / "orders.csv").query("metric == 'tpot'")
+        for row in orders.itertuples():
+            key = (row.gpu, f"{row.model}, {row.backend} over {row.other}", row.cost_model)
+            numbers[key] = f"{row.right} of {row.pairs}"
+    return pd.Series(numbers)
 
 
 def coverage(tested: pd.DataFrame) -> pd.DataFrame:

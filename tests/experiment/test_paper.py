@@ -201,3 +201,28 @@ def test_levels_follow_the_profiles_of_the_hardware_file():
     assert devices("table4") == [*of_13b, "a100_2023, analytic, 33b"]
     twice = devices("table2", "h100", "h200", "h100")
     assert twice == ["h100, analytic, 13b", "h200, analytic, 13b"]
+
+
+# -- measured servers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpu", ["a100", "l40s", "a card without a file"])
+def test_fusions_and_graphs_are_of_a_servers_version_on_a_gpu_without_an_entry(gpu):
+    script = load_script(EXPERIMENTS / "lab" / "silicon_points" / "simulate.py")
+    lengths = {"tp": 1, "isl": 8, "osl": 8, "concurrency": 1, "real_ttft": 1.0, "real_tpot": 1.0}
+    named = {"id": script.INFERENCE_MAX, "model": "llama3.1-70b", "version": "", "weights": "fp8"}
+    hosts = {
+        backend: script.Point(gpu=gpu, backend=backend, **named, **lengths).host
+        for backend in ("vllm", "trtllm")
+    }
+    assert hosts["trtllm"].fused == script.TRTLLM_FUSED
+    assert hosts["vllm"].fused == script.VLLM_FUSED
+    assert hosts["vllm"].graphs.mode == script.VLLM_GRAPHS
+
+
+def test_errors_and_orders_of_servers_are_compared_before_and_now():
+    script = load_script(REPOSITORY / "tools" / "before_and_after.py")
+    numbers = script.measured_servers(EXPERIMENTS)
+    page = (EXPERIMENTS / script.SERVERS.parent / "README.md").read_text()
+    order = numbers["h200", "llama3.1-70b, trtllm over vllm", "analytic"]
+    assert f"the time per token at **{order}**" in page
