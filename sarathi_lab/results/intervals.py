@@ -91,7 +91,9 @@ class Steps:
 
     def widened(self, low: float, high: float) -> tuple[float, float]:
         step = 1 + self.precision
-        return low / step, high * step
+        a_step_below = low / step
+        a_step_above = high * step
+        return a_step_below, a_step_above
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,9 @@ class Choices:
     def widened(self, low: float, high: float) -> tuple[float, float]:
         below = [value for value in self.values if value < low]
         above = [value for value in self.values if value > high]
-        return max(below, default=low), min(above, default=high)
+        next_below = max(below, default=low)
+        next_above = min(above, default=high)
+        return next_below, next_above
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,9 @@ class Trials:
     number: int
 
     def widened(self, low: float, high: float) -> tuple[float, float]:
-        unseen = 1 - (1 - LEVEL) ** (1 / self.number)
+        # None of n cases shows a share p with the probability (1 - p)^n, here 1 - LEVEL.
+        share_of_others = (1 - LEVEL) ** (1 / self.number)
+        unseen = 1 - share_of_others
         if high == 0:
             return low, unseen
         if low == 1:
@@ -169,8 +175,9 @@ def ends_of_median(
     while k > 1 and _confidence(k, number, num_independent) < level:
         k -= 1
     k = max(k, 1)
-    confidence = _confidence(k, number, num_independent)
-    return Ends(ordered[k - 1], ordered[-k], confidence)
+    low = ordered[k - 1]
+    high = ordered[-k]
+    return Ends(low, high, _confidence(k, number, num_independent))
 
 
 def ends_of_draws(value: float, draws: Sequence[float], moved: Iterable[float] = ()) -> Ends:
@@ -188,12 +195,16 @@ def ends_of_draws(value: float, draws: Sequence[float], moved: Iterable[float] =
     drawn = np.asarray(draws, dtype=float)
     of_shapes = np.fromiter(moved, dtype=float)
     everywhere = np.append(drawn, of_shapes)
-    if np.isnan(everywhere).any() or (everywhere == value).all():
+    has_nan = np.isnan(everywhere).any()
+    is_exact = (everywhere == value).all()
+    if has_nan or is_exact:
         return Ends(math.nan, math.nan, math.nan)
     if value > 0 and (everywhere > 0).all():
-        deviation = _deviation(np.log(drawn / value), np.log(of_shapes / value))
-        factor = math.exp(DEVIATIONS * deviation)
+        errors = np.log(drawn / value)
+        errors_of_shapes = np.log(of_shapes / value)
+        factor = math.exp(DEVIATIONS * _deviation(errors, errors_of_shapes))
         return Ends(value / factor, value * factor, math.nan)
+    # A value that is zero or negative, such as a difference, has no logarithm.
     half = DEVIATIONS * _deviation(drawn - value, of_shapes - value)
     return Ends(value - half, value + half, math.nan)
 
@@ -228,16 +239,19 @@ def wider(value: float, of_seeds: Interval | Ends, of_draws: Ends) -> Ends:
         return Ends(of_seeds.low, of_seeds.high, of_seeds.confidence)
     if math.isnan(of_seeds.low):
         return of_draws._replace(confidence=of_seeds.confidence)
-    low = value - math.hypot(value - of_seeds.low, value - of_draws.low)
-    high = value + math.hypot(of_seeds.high - value, of_draws.high - value)
-    return Ends(low, high, of_seeds.confidence)
+    # Independent errors: their squares add up.
+    below = math.hypot(value - of_seeds.low, value - of_draws.low)
+    above = math.hypot(of_seeds.high - value, of_draws.high - value)
+    return Ends(value - below, value + above, of_seeds.confidence)
 
 
 def _deviation(of_draws: NDArray[np.float64], of_shapes: NDArray[np.float64]) -> float:
     """Return the standard deviation by the differences from a value that was not drawn: the mean
     square over draws, in each of which all constants err, and the square of each shape's.
     """
-    shared = float(np.mean(of_draws**2)) if len(of_draws) else 0.0
+    shared = 0.0
+    if len(of_draws):
+        shared = float(np.mean(of_draws**2))
     own = float(np.sum(of_shapes**2))
     return math.sqrt(shared + own)
 
@@ -257,14 +271,18 @@ def _num_independent(samples: Sequence[float]) -> int:
     """Return the effective number of samples by the autocorrelation of neighbours' ranks."""
     number = len(samples)
     _, places, counts = np.unique(samples, return_inverse=True, return_counts=True)
-    mean_ranks = np.cumsum(counts) - (counts - 1) / 2  # equal samples share one
-    ranks = mean_ranks[places] - (number + 1) / 2
-    variance = float(ranks @ ranks) or 1.0
-    correlation = float(ranks[1:] @ ranks[:-1]) / variance
+    last_ranks = np.cumsum(counts)
+    ranks_of_values = last_ranks - (counts - 1) / 2  # equal samples share their mean rank
+    mean_rank = (number + 1) / 2
+    deviations = ranks_of_values[places] - mean_rank
+    variance = float(deviations @ deviations) or 1.0  # 0 where all samples are equal
+    covariance = float(deviations[1:] @ deviations[:-1])
+    correlation = covariance / variance
     if correlation <= 0.5 / math.sqrt(number):  # within chance
         correlation = 0.0
     effective = number * (1 - correlation) / (1 + correlation)
-    return max(1, math.floor(effective + 1e-9))
+    rounded_down = math.floor(effective + 1e-9)  # a whole number may come out just below itself
+    return max(1, rounded_down)
 
 
 def median_of(
@@ -294,24 +312,37 @@ def median_of(
     if base:
         half_width = (ends.high - ends.low) / 2
         spread = half_width / base
+    num_pairs = len(measured)
     reason = None
-    if len(measured) < FEWEST_PAIRS:
-        reason = f"{len(measured)} of {FEWEST_PAIRS} pairs"
+    if num_pairs < FEWEST_PAIRS:
+        reason = f"{num_pairs} of {FEWEST_PAIRS} pairs"
     elif not math.isfinite(ends.high):
         reason = "below the noise"
     elif spread > max_spread:
         reason = f"spread {spread:.0%}, more than {max_spread:.0%}"
-    return Interval(median, *ends, float(q20), float(q80), len(measured), reason)
+    return Interval(
+        median=median,
+        low=ends.low,
+        high=ends.high,
+        confidence=ends.confidence,
+        q20=float(q20),
+        q80=float(q80),
+        num_pairs=num_pairs,
+        reason=reason,
+    )
 
 
 def coarse_to_fine(items: Sequence[T]) -> list[T]:
     """Order items by ends and middles first, so that a cut list covers the whole range."""
     if not items:
         return []
-    order: dict[int, None] = {}
-    for power in range(len(items).bit_length(), -1, -1):
-        order |= dict.fromkeys(range(0, len(items), 2**power))
-        order[len(items) - 1] = None
+    number = len(items)
+    order: dict[int, None] = {}  # indices, each once
+    step = 2 ** number.bit_length()
+    while step >= 1:
+        order |= dict.fromkeys(range(0, number, step))
+        order[number - 1] = None
+        step //= 2
     return [items[index] for index in order]
 
 

@@ -88,18 +88,21 @@ def draw_lines(
     if not is_numeric(rows, axes.x):
         rows = _with_names(rows, axes)
         names = _names_from_below(rows, axes, quantities[0])
-    rows = with_places(with_series(rows, axes), axes, names)
+    rows = with_series(rows, axes)
+    rows = with_places(rows, axes, names)
     looks = looks_of(rows, axes, is_in_rows=bool(names))
     points_of_panel = _points_of_panels(rows, axes, quantities)
     equal = equal_everywhere(list(points_of_panel.values()))
-    drawing = _drawing_of(rows, axes, names, quantities, _joint_looks(equal, looks))
+    joint_looks = _joint_looks(equal, looks)
+    drawing = _drawing_of(rows, axes, names, quantities, joint_looks)
     lines_of_panel: dict[Panel, list[_Line]] = {}
     for panel, points_of_series in points_of_panel.items():
         first_of_equal = _only(points_of_series, equal)
         lines_of_panel[panel] = _lines_of_panel(first_of_equal, panel, drawing)
 
+    panels = list(points_of_panel)
     num_in_row = 1 if has_row_each(axes) else len(looks)
-    grid = _grid(list(points_of_panel), drawing, num_in_row=num_in_row)
+    grid = _grid(panels, drawing, num_in_row=num_in_row)
     marks = _marks(lines_of_panel)
     if names:
         figure, axes_of = plot(marks, x="value", y="at", grid=grid)
@@ -108,7 +111,8 @@ def draw_lines(
 
     in_first_column = figure.axes[:: grid.columns]
     width = style.inches_wide(figure.axes[0])
-    along = np.sort(rows["at"].dropna().unique())
+    places = rows["at"].dropna()
+    along = np.sort(places.unique())
     for panel, lines in lines_of_panel.items():
         ax = axes_of[panel]
         ax.set_title(_title(panel, lines, drawing, width), fontsize=9)
@@ -144,9 +148,10 @@ def _names_from_below(rows: pd.DataFrame, axes: PlotAxes, quantity: str) -> list
     if not has_row_each(axes):
         return names[::-1]  # the first on top
     shown = rows[rows["quantity"] == quantity]
-    values = shown.groupby("name")["value"].median().reindex(names)
+    medians = shown.groupby("name")["value"].median()
     is_less_better = bool(shown["is_less_better"].iloc[0])
-    return list(values.sort_values(ascending=not is_less_better, kind="stable").index)
+    best_last = medians.reindex(names).sort_values(ascending=not is_less_better, kind="stable")
+    return list(best_last.index)
 
 
 def _points_of_panels(
@@ -158,7 +163,8 @@ def _points_of_panels(
         facets = values_of(rows, axes.col)
     panels: dict[Panel, PointsBySeries] = {}
     for quantity, facet in product(quantities, facets):
-        is_shown = (rows["quantity"] == quantity) & rows["value"].notna()
+        is_of_quantity = rows["quantity"] == quantity
+        is_shown = is_of_quantity & rows["value"].notna()
         if axes.col:
             value_of_facet = rows[axes.col].map(text)
             is_shown &= value_of_facet.isin([facet, MISSING])  # what lacks it is in all panels
@@ -233,19 +239,22 @@ def _grid(panels: Sequence[Panel], drawing: _Drawing, *, num_in_row: int) -> Pan
     elif len(names) > MANY_NAMES:
         columns = num_quantities
     num_rows = math.ceil(len(panels) / columns)
-    num_lines = sum(map(height_of, names)) * max(1.0, 0.5 * num_in_row)
+    lines_of_row = max(1.0, 0.5 * num_in_row)
+    num_lines = lines_of_row * sum(map(height_of, names))
     panel_height = max(PANEL, 0.9 + ROW * num_lines)
     width = WIDTHS.get(columns, style.WIDTH)
     if names and columns < 3:  # three columns have the page's width already
         lines = "\n".join(names).split("\n")
-        width += style.LETTER * max(map(len, lines))
-    size = (min(style.WIDTH, width), panel_height * num_rows + 0.5)
+        letters = max(map(len, lines))
+        width += style.LETTER * letters
+    width = min(width, style.WIDTH)
+    height = panel_height * num_rows + 0.5
     shares: dict[str, object] = {}
     if num_facets > 1:
         shares["sharey"] = "row"
         if names:  # the quantity is along x
             shares["sharex"] = "row"
-    return PanelLayout(panels, columns, size, shares)
+    return PanelLayout(panels, columns, (width, height), shares)
 
 
 # -- panels ----------------------------------------------------------------------------------------
@@ -262,14 +271,17 @@ def _lines_of_panel(
     reference_series = []
     equal_series: dict[Hashable, list[Series]] = {}
     for series, points in points_of_series.items():
-        if series.policy == reference and bool((points["value"] == 1).all()):
+        is_all_one = bool((points["value"] == 1).all())
+        if is_all_one and series.policy == reference:
             reference_series.append(series)
         else:
-            equal_series.setdefault(points_of(points), []).append(series)
+            same_points = equal_series.setdefault(points_of(points), [])
+            same_points.append(series)
     lines = []
     if reference_series:
         # One line at 1, also where other settings vary.
-        first_point = points_of_series[reference_series[0]].iloc[:1]
+        points_of_first = points_of_series[reference_series[0]]
+        first_point = points_of_first.iloc[:1]
         across = first_point.assign(at=math.nan, is_unsteady=False)
         look = replace(_look_of_equal(reference_series, drawing), marker="")
         lines.append(_Line(across, look))
@@ -277,15 +289,16 @@ def _lines_of_panel(
     for equal in equal_series.values():
         name = joint_name(equal, compared, drawing.looks)
         points = points_of_series[equal[0]]
-        lines.append(_Line(points, _look_of_equal(equal, drawing), name))
+        look = _look_of_equal(equal, drawing)
+        lines.append(_Line(points, look, name))
     return lines
 
 
 def _look_of_equal(equal: Sequence[Series], drawing: _Drawing) -> Look:
     """Return the look of the first of equal series, grey where they have several colours."""
     look = drawing.looks[equal[0]]
-    has_hues = len({series.hue for series in equal}) > 1
-    if has_hues and drawing.has_swept_hue:
+    hues = {series.hue for series in equal}
+    if len(hues) > 1 and drawing.has_swept_hue:
         return replace(look, colour=OF_SEVERAL)
     return look
 
@@ -295,7 +308,8 @@ def _title(panel: Panel, lines: Sequence[_Line], drawing: _Drawing, width: float
     quantity, facet = panel
     letters = int(width / style.LETTER)
     titles = []
-    is_in_first_row = quantity == next(iter(drawing.scales))
+    first_quantity = next(iter(drawing.scales))
+    is_in_first_row = quantity == first_quantity
     if drawing.axes.col is not None and is_in_first_row:
         titles.append(f"{style.short_name(drawing.axes.col)} = {facet}")
     for line in lines:
@@ -335,7 +349,8 @@ def _legend(
     looks: Mapping[Series, Look], equal: Mapping[Series, Sequence[Series]], drawing: _Drawing
 ) -> list[Artist]:
     """Explain colours, dashes and markers, each once."""
-    has_variants = len({series.variant for series in looks}) > 1
+    variants = {series.variant for series in looks}
+    has_variants = len(variants) > 1
     looks_of_keys: dict[str, Look] = {}  # by label
     for series, same in equal.items():
         look = looks[series]
@@ -343,14 +358,19 @@ def _legend(
             look = replace(look, marker="")  # explained by itself, below
         if series.is_baseline and series.hue and drawing.axes.hue != "policy":
             look = replace(look, colour="black")  # it has all colours
-            label = ", ".join(filter(None, [series.policy, series.bound])) + BASELINE
+            names_of_baseline = filter(None, [series.policy, series.bound])
+            label = ", ".join(names_of_baseline) + BASELINE
         elif has_variants:
             name = looks[series].name.removesuffix(f", {series.variant}")
             label = _in_legend(series, name)
         else:
-            names = [_in_legend(same_series, looks[same_series].name) for same_series in same]
+            names = []
+            for equal_series in same:
+                name = looks[equal_series].name
+                names.append(_in_legend(equal_series, name))
             label = " = ".join(names)
-        looks_of_keys.setdefault(label, replace(look, name=label))
+        labelled = replace(look, name=label)
+        looks_of_keys.setdefault(label, labelled)
     for series, look in looks.items():
         if has_variants and series.variant and not series.is_baseline:
             marker_alone = replace(look, name=series.variant, colour="black", dash="")

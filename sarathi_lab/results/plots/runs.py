@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -47,18 +48,26 @@ def draw_run(iterations: pd.DataFrame, requests: pd.DataFrame, title: str) -> Fi
         marks += _areas(iterations, columns, panel)
     for name in DISTRIBUTIONS:
         shares = distribution(milliseconds[name])
-        marks.append(styled(shares.assign(panel=name), SHARE))
-    grid = PanelLayout([*STACKED, *DISTRIBUTIONS], 2, (style.WIDTH, 5.4))
+        in_panel = shares.assign(panel=name)
+        marks.append(styled(in_panel, SHARE))
+    panels = [*STACKED, *DISTRIBUTIONS]
+    grid = PanelLayout(panels, columns=2, size=(style.WIDTH, 5.4))
     figure, axes = plot(pd.concat(marks), x="at", grid=grid)
     end = float(iterations["end"].max())
     for panel, columns in STACKED.items():
         ax = axes[panel]
-        keys = [look.key() for look in _looks_of_areas(columns).values()]
-        ax.legend(handles=keys, frameon=True)
-        ax.set(xlabel="time [s]", ylabel=panel, xlim=(0, end), ylim=(0, None))
+        looks = _looks_of_areas(columns)
+        ax.legend(handles=_keys(looks), frameon=True)
+        ax.set(xlabel="time [s]", ylabel=panel)
+        ax.set(xlim=(0, end), ylim=(0, None))
     for name in DISTRIBUTIONS:
         _label_distribution(axes[name], milliseconds[name], name)
     return style.finished(figure, title)
+
+
+def _keys(looks: Mapping[str, Look]) -> list[Artist]:
+    """Return the keys of a legend."""
+    return [look.key() for look in looks.values()]
 
 
 def _looks_of_areas(columns: Mapping[str, str]) -> dict[str, Look]:
@@ -92,7 +101,8 @@ def _areas(iterations: pd.DataFrame, columns: Mapping[str, str], panel: str) -> 
 
 def _label_distribution(ax: Axes, milliseconds: pd.Series, name: str) -> None:
     """Label the axes of a distribution, with lines at `PERCENTILES`."""
-    label = heading(f"{name}_p50").replace(" P50", "")
+    heading_of_median = heading(f"{name}_p50")
+    label = heading_of_median.replace(" P50", "")
     ax.set(xlabel=label, ylabel="share", ylim=(0, 1.02))
     if milliseconds.empty:
         return
@@ -101,7 +111,8 @@ def _label_distribution(ax: Axes, milliseconds: pd.Series, name: str) -> None:
         percentile = f"P{100 * share:.0f}: {amount(value)} ms"
         ax.axvline(value, color="black", ls=dash, lw=1.0, label=percentile)
     low = float(milliseconds.min())
-    if low > 0 and milliseconds.max() > 3 * low:
+    high = float(milliseconds.max())
+    if low > 0 and high > 3 * low:
         ax.set(xscale="log", xlabel=f"{label}, {LOG_SCALE}")
         style.tick_in_steps(ax.xaxis)
     ax.legend(loc="best", frameon=True)
@@ -111,30 +122,35 @@ def curves(runs: Mapping[str, pd.DataFrame], x: str) -> Figure:
     """Draw the iterations of runs (tables by name) against `x`: "iteration", or "end" for time."""
     looks = _looks_of_runs(list(runs), x)
     lines = []
-    for name, table in runs.items():
-        for column, (factor, _) in CURVES.items():
+    panels = []
+    # Column by column, so that the panels are in the order of `CURVES`.
+    for column, (factor, _) in CURVES.items():
+        for name, table in runs.items():
             if column not in table or x not in table:
                 continue
             values = factor * table[column]
             line = pd.DataFrame({"at": table[x], "value": values, "panel": column})
             lines.append(styled(line, looks[name]))
-    marks = pd.concat(lines)
-    drawn = set(marks["panel"])
-    shown = [column for column in CURVES if column in drawn]
-    size = (9, 1.9 * len(shown) + 0.5)
-    grid = PanelLayout(shown, 1, size, {"sharex": True})
-    figure, axes = plot(marks, x="at", grid=grid)
-    for column in shown:
+            if column not in panels:
+                panels.append(column)
+    height = 1.9 * len(panels) + 0.5
+    grid = PanelLayout(panels, columns=1, size=(9, height), shares={"sharex": True})
+    figure, axes = plot(pd.concat(lines), x="at", grid=grid)
+    for column in panels:
         _, label = CURVES[column]
         axes[column].set_ylabel(label)
-    axes[shown[-1]].set_xlabel("time [s]" if x == "end" else x)
-    style.legend_below(figure, [look.key() for look in looks.values()])
+    lowest = axes[panels[-1]]
+    lowest.set_xlabel("time [s]" if x == "end" else x)
+    style.legend_below(figure, _keys(looks))
     return style.finished(figure)
 
 
 def _looks_of_runs(names: Sequence[str], x: str) -> dict[str, Look]:
     """Return a look for each run, of which colours and dashes differ."""
     colours = style.colours(names)
+    drawstyle = "default"
+    if x == "end":
+        drawstyle = "steps-pre"  # an iteration lasts until its end
     looks = {}
     for number, name in enumerate(names):
         looks[name] = Look(
@@ -143,8 +159,7 @@ def _looks_of_runs(names: Sequence[str], x: str) -> dict[str, Look]:
             dash=DASHES[number % len(DASHES)],
             marker=style.marker(number),
             size=4.0,
-            # An iteration lasts until its end.
-            drawstyle="steps-pre" if x == "end" else "default",
+            drawstyle=drawstyle,
             is_thinned=True,
         )
     return looks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -55,7 +56,11 @@ def named(row: pd.Series, settings: Sequence[str]) -> str:
 
 def _stated(row: pd.Series, settings: Sequence[str]) -> str:
     """Name the values of those settings that a run has."""
-    return named(row, [setting for setting in settings if text(row[setting]) != MISSING])
+    stated = []
+    for setting in settings:
+        if text(row[setting]) != MISSING:
+            stated.append(setting)
+    return named(row, stated)
 
 
 # -- names in rows ---------------------------------------------------------------------------------
@@ -86,15 +91,18 @@ def equal_names_once(rows: pd.DataFrame, names: pd.Series, settings: Sequence[st
     equal_names: dict[Hashable, list[str]] = {}
     for name, group in named_rows.groupby("name", sort=False):
         columns = [group[setting].map(text) for setting in settings]
-        cells = zip(*columns, group["quantity"], _digits(group["value"]), strict=True)
-        equal_names.setdefault(frozenset(cells), []).append(str(name))
+        digits = _digits(group["value"])
+        cells = zip(*columns, group["quantity"], digits, strict=True)
+        names_of_same_cells = equal_names.setdefault(frozenset(cells), [])
+        names_of_same_cells.append(str(name))
     joint_name_of_first = {}
     for same in equal_names.values():
         joint = " = ".join(same)
         joint_name_of_first[same[0]] = textwrap.fill(joint, NAME, break_on_hyphens=False)
     is_first = named_rows["name"].isin(joint_name_of_first)
     first_rows = named_rows[is_first]
-    return first_rows.assign(name=first_rows["name"].map(joint_name_of_first))
+    joint_names = first_rows["name"].map(joint_name_of_first)
+    return first_rows.assign(name=joint_names)
 
 
 def centres_of(names: Sequence[str]) -> list[float]:
@@ -119,14 +127,15 @@ def height_of(name: str) -> float:
 def with_series(rows: pd.DataFrame, axes: PlotAxes) -> pd.DataFrame:
     """Add the `series` of each row."""
     series = [_series_of(row, axes) for _, row in rows.iterrows()]
-    return rows.assign(series=pd.Series(series, rows.index, dtype=object))
+    column = pd.Series(series, rows.index, dtype=object)
+    return rows.assign(series=column)
 
 
 def _series_of(row: pd.Series, axes: PlotAxes) -> Series:
     policy = row["policy"]
-    hue = ""
     bound = _stated(row, axes.bound)
     is_baseline = bool(row["is_baseline"])
+    hue = ""
     if axes.hue:
         hue = _stated_value(row, axes.hue)
     if axes.x == "policy":
@@ -163,7 +172,8 @@ def with_places(rows: pd.DataFrame, axes: PlotAxes, names: Sequence[str]) -> pd.
     series_number = rows["series"].map(order.index)
     middle = (len(order) - 1) / 2
     step = IN_ROW / len(order)
-    return rows.assign(at=centres - step * (series_number - middle))
+    below_centre = step * (series_number - middle)
+    return rows.assign(at=centres - below_centre)
 
 
 def has_row_each(axes: PlotAxes) -> bool:
@@ -183,24 +193,31 @@ def looks_of(rows: pd.DataFrame, axes: PlotAxes, *, is_in_rows: bool) -> dict[Se
     if axes.hue:
         hues = values_of(rows, axes.hue)
     colour_of_hue = style.colours(hues)
-    baselines = [_baseline(series) for series in every_series if series.is_baseline]
-    baselines = list(dict.fromkeys(baselines))
-    variants = list(dict.fromkeys(series.variant for series in every_series))
+    baselines: list[tuple[str, str]] = []
+    variants: list[str] = []
+    for series in every_series:
+        if series.is_baseline and _baseline(series) not in baselines:
+            baselines.append(_baseline(series))
+        if series.variant not in variants:
+            variants.append(series.variant)
     has_variants = len(variants) > 1
     looks = {}
     for series, (_, row) in zip(every_series, first_rows.iterrows(), strict=True):
+        name = _name_of(series, row, axes)
         if series.hue:
             colour = colour_of_hue[series.hue]
         else:
-            colour = style.colours([series.policy])[series.policy]
+            colour_of_policy = style.colours([series.policy])
+            colour = colour_of_policy[series.policy]
         marker_number = 0
         if has_variants:
             marker_number = variants.index(series.variant)
         elif series.hue:
             marker_number = hues.index(series.hue)
-        look = Look(_name_of(series, row, axes), colour, marker=style.marker(marker_number))
+        look = Look(name, colour, marker=style.marker(marker_number))
         if series.is_baseline:
-            turn = baselines.index(_baseline(series)) % len(DASHES)
+            number = baselines.index(_baseline(series))
+            turn = number % len(DASHES)
             look = replace(look, dash=DASHES[turn])
             if is_in_rows:
                 look = replace(look, marker=SQUARES[turn])
@@ -263,7 +280,8 @@ def equal_everywhere(
                 points.append(points_of(panel[series]))
             else:
                 points.append(None)
-        equal_series.setdefault(tuple(points), []).append(series)
+        same_points = equal_series.setdefault(tuple(points), [])
+        same_points.append(series)
     return {same[0]: same for same in equal_series.values()}
 
 
@@ -274,15 +292,15 @@ def joint_name(
 
     The policy's name stands for its baselines if all of them that are `drawn` are equal.
     """
+    baselines_of_policy: defaultdict[str, set[Series]] = defaultdict(set)
+    for series in drawn:
+        if series.is_baseline:
+            baselines_of_policy[series.policy].add(series)
     names: dict[str, None] = {}  # in order, each once
     for series in equal:
         name = looks[series].name
-        if series.is_baseline:
-            of_policy = {
-                each for each in drawn if each.is_baseline and each.policy == series.policy
-            }
-            if of_policy.issubset(equal):
-                name = series.policy
+        if series.is_baseline and baselines_of_policy[series.policy].issubset(equal):
+            name = series.policy
         names[name] = None
     if len(names) == 1:
         return ""

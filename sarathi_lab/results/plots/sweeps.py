@@ -53,20 +53,26 @@ def draw_sweep(
     Raises:
         UserError: for an unknown name, a quantity without values, or a map of a single setting.
     """
-    stated = [y] if isinstance(y, str) else list(y or [])
+    stated: Sequence[str] = y or []
+    if isinstance(y, str):
+        stated = [y]
     comparable = _with_ratios(runs, stated)
     axes = choose_axes(comparable, x=x, hue=hue, col=col, kind=kind)
-    quantities = [analysis.find_column(comparable, name) for name in stated]
-    for quantity in quantities:
+    quantities = []
+    for name in stated:
+        quantity = analysis.find_column(comparable, name)
         _require_values(comparable, axes, quantity)
+        quantities.append(quantity)
     if not quantities:
         quantities = choose_quantities(comparable, axes)
     drawn = analysis.without_repeated(comparable, quantities)
     rows = long_rows(drawn, axes, quantities)
     if axes.kind == "heat":
-        figure = draw_maps(rows, axes, quantities, undecided=_undecided_in_words(drawn))
+        undecided = _undecided_in_words(drawn)
+        figure = draw_maps(rows, axes, quantities, undecided=undecided)
     else:
-        figure = draw_lines(rows, axes, quantities, _mark_keys(drawn, rows, axes))
+        notes = _mark_keys(drawn, rows, axes)
+        figure = draw_lines(rows, axes, quantities, notes)
     return style.finished(figure, _title(drawn))
 
 
@@ -109,17 +115,21 @@ def long_rows(runs: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]) -> 
     if "is_baseline" not in runs:
         runs = runs.assign(is_baseline=False)
     settings = [axes.x, axes.hue, axes.col, *axes.others, *axes.bound, "policy", "is_baseline"]
-    grouped_by = list(dict.fromkeys(filter(None, settings)))
+    stated = filter(None, settings)
+    grouped_by = list(dict.fromkeys(stated))
     rows = analysis.medians(runs, grouped_by, *quantities)
     # A difference of times that may be equal.
-    is_below_noise = (rows["quantity"] == MARGINAL) & (rows["value"] <= 0)
+    is_marginal = rows["quantity"] == MARGINAL
+    is_below_noise = is_marginal & (rows["value"] <= 0)
     rows.loc[is_below_noise, VALUES] = math.nan
     is_single_run = rows["num_samples"] == 1
     rows.loc[is_single_run, ["low", "high"]] = math.nan
-    is_unsteady = analysis.unsteady(runs)
-    share_unsteady = is_unsteady.groupby(analysis.group_keys(runs, grouped_by)).mean()
+    groups = analysis.group_keys(runs, grouped_by)
+    share_unsteady = analysis.unsteady(runs).groupby(groups).mean()
     share_of_row = analysis.group_keys(rows, grouped_by).map(share_unsteady)
-    return _displayed(rows, runs, quantities).assign(is_unsteady=share_of_row >= MOST_ROUNDS)
+    is_unsteady = share_of_row >= MOST_ROUNDS
+    displayed = _displayed(rows, runs, quantities)
+    return displayed.assign(is_unsteady=is_unsteady)
 
 
 def _displayed(rows: pd.DataFrame, runs: pd.DataFrame, quantities: Sequence[str]) -> pd.DataFrame:
@@ -129,7 +139,8 @@ def _displayed(rows: pd.DataFrame, runs: pd.DataFrame, quantities: Sequence[str]
     is_less_better = {}
     for name in quantities:
         quantity, _, _ = name.partition("_vs_")
-        factors[name], headings[name] = display_unit(name, float(runs[name].max()))
+        largest = float(runs[name].max())
+        factors[name], headings[name] = display_unit(name, largest)
         is_less_better[name] = less_is_better(quantity)
         if quantity in UNITS:  # of others, such as a user's, nobody knows what is better
             arrow = "↓" if is_less_better[name] else "↑"
@@ -139,7 +150,8 @@ def _displayed(rows: pd.DataFrame, runs: pd.DataFrame, quantities: Sequence[str]
         heading=names.map(headings),
         is_less_better=names.map(is_less_better),
     )
-    displayed[VALUES] = rows[VALUES].mul(names.map(factors), axis=0)
+    factor_of_row = names.map(factors)
+    displayed[VALUES] = rows[VALUES].mul(factor_of_row, axis=0)
     return displayed
 
 
@@ -147,20 +159,24 @@ def _mark_keys(runs: pd.DataFrame, rows: pd.DataFrame, axes: PlotAxes) -> list[A
     """Explain bars and hollow points, where there are any."""
     keys: list[Artist] = []
     if rows["is_unsteady"].any():
-        keys.append(Look(UNSTEADY_RUNS, "black", "", UNSTEADY).key())
+        unsteady = Look(UNSTEADY_RUNS, "black", dash="", marker=UNSTEADY)
+        keys.append(unsteady.key())
     samples = _samples_in_words(runs, rows)
     if samples is not None:
-        keys.append(Look(samples, "black", "", "|", size=12.0).key())
+        bar = Look(samples, "black", dash="", marker="|", size=12.0)
+        keys.append(bar.key())
     has_point = rows[axes.x].notna()  # others are lines across
     if not rows.loc[has_point, "is_decided"].all():
-        label = f"hollow: {_undecided_in_words(runs)}"
-        keys.append(Look(label, "black", "", "o", is_hollow=True).key())
+        reason = _undecided_in_words(runs)
+        hollow = Look(f"hollow: {reason}", "black", dash="", marker="o", is_hollow=True)
+        keys.append(hollow.key())
     return keys
 
 
 def _samples_in_words(runs: pd.DataFrame, rows: pd.DataFrame) -> str | None:
     """State what medians are of, and the one level of their intervals; None for single runs."""
-    several = rows.loc[rows["num_samples"] > 1, "num_samples"]
+    num_samples = rows["num_samples"]
+    several = num_samples[num_samples > 1]
     if several.empty:
         return None
     swept = analysis.without_baselines(runs)
@@ -220,7 +236,8 @@ def _title(runs: pd.DataFrame) -> str:
         if name in swept and len(values_of(swept, name)) == 1:
             sizes.append(_size(runs, swept, name))
     sizes.append(_ridge(swept))
-    return "\n".join(filter(None, [title, _joined(sizes)]))
+    lines = [title, _joined(sizes)]
+    return "\n".join(filter(None, lines))
 
 
 def _joined(texts: Sequence[str]) -> str:
@@ -231,7 +248,8 @@ def _ridge(runs: pd.DataFrame) -> str:
     """Name the tokens of a ridge, which the chunks of measured runs are told in; "" without it."""
     if CHUNK_RIDGES not in runs:
         return ""
-    tokens = (runs.chunk / runs[CHUNK_RIDGES]).dropna()
+    tokens = runs.chunk / runs[CHUNK_RIDGES]
+    tokens = tokens.dropna()
     if tokens.empty:
         return ""
     return f"ridge {tokens.median():.0f} tokens"
@@ -243,7 +261,8 @@ def _size(runs: pd.DataFrame, swept: pd.DataFrame, name: str) -> str:
     if name == "num_requests" and _counts_a_part(swept):
         label = "requests counted"
     (shared_size,) = values_of(swept, name)
-    policies_of_size = {shared_size: list(map(str, swept["policy"].unique()))}
+    swept_policies = map(str, swept["policy"].unique())
+    policies_of_size = {shared_size: list(swept_policies)}
     baselines = runs.drop(index=swept.index)
     for policy, of_policy in baselines.groupby("policy", sort=False):
         for size in values_of(of_policy, name):
@@ -252,7 +271,10 @@ def _size(runs: pd.DataFrame, swept: pd.DataFrame, name: str) -> str:
     is_of_server = name in ("batch", "chunk")
     if not is_of_server or len(policies_of_size) == 1:
         return f"{label} {shared_size}"
-    sizes = [f"{size} of {' and '.join(names)}" for size, names in policies_of_size.items()]
+    sizes = []
+    for size, names in policies_of_size.items():
+        policies_in_words = " and ".join(names)
+        sizes.append(f"{size} of {policies_in_words}")
     return f"{label} {', '.join(sizes)}"
 
 
@@ -265,4 +287,5 @@ def _few_values(runs: pd.DataFrame, name: str) -> str:
     """Return the one or two values of a label; "" for more, or without it."""
     if name not in runs or runs[name].nunique() > 2:
         return ""
-    return " or ".join(sorted({text(value) for value in runs[name]}))
+    values = set(map(text, runs[name]))
+    return " or ".join(sorted(values))
