@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,16 +23,28 @@ ITERATION = re.compile(
     r"(?:, \S+ KV cache usage: ([\d.]+)%)?"
 )
 CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")
-COUNTS = ["num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_tokens"]
 KINDS = {(True, False): "prompts", (False, True): "decodes", (True, True): "both"}
 QUANTITIES = {"iterations": "", "tokens of one": "", "time of one": "ms"}
 SHORTEST = 1e-4  # seconds, below which no GPU runs a model's iteration
-NO_LOG = pd.DataFrame(columns=[*COUNTS, "seconds", "cached"], dtype=float)
+
+
+class LoggedIteration(NamedTuple):
+    """A row of `read_iterations`."""
+
+    num_prefills: float
+    num_prefill_tokens: float
+    num_decodes: float
+    num_decode_tokens: float
+    seconds: float
+    cached: float  # tokens, NaN where the log does not tell
+
+
+NO_LOG = pd.DataFrame(columns=[*LoggedIteration._fields], dtype=float)
 
 
 def read_iterations(text: str) -> pd.DataFrame:
-    """Read the iterations of a log's text: `COUNTS`, `seconds`, and `cached` tokens, NaN if the log
-    has no size of the cache or no use of it. Other texts have none.
+    """Read a log's iterations, in the columns of `LoggedIteration`: `cached` is NaN if the
+    log has no size of the cache or no use of it. Other texts have no iterations.
     """
     matches = pd.DataFrame(ITERATION.findall(text), columns=list(NO_LOG))
     lines = matches.apply(pd.to_numeric, errors="coerce").astype(float)
@@ -63,30 +75,34 @@ def predicted(logged: pd.DataFrame, executor: Executor) -> pd.DataFrame:
     there, and decodes share what else is cached.
     """
     rows = []
-    for logged_row in logged.itertuples(index=False):
-        batch = _batch_of(logged_row)
+    for values in logged[[*LoggedIteration._fields]].itertuples(index=False):
+        batch = _batch_of(LoggedIteration(*values))
         result = run_once(executor, batch)
         seconds = result.end - result.start
         rows.append([batch.num_prefill_tokens, batch.num_decode_tokens, seconds])
     return pd.DataFrame(rows, columns=["num_prefill_tokens", "num_decode_tokens", "seconds"])
 
 
-def _batch_of(row: Any) -> Batch:
+def _batch_of(logged: LoggedIteration) -> Batch:
     """Make the batch of a logged iteration."""
-    num_decodes = int(row.num_decodes)
-    num_prompt_tokens = int(row.num_prefill_tokens)
-    cached = 0.0 if np.isnan(row.cached) else row.cached
-    others = max(0.0, cached - num_prompt_tokens)  # tokens of the decodes
-    context = max(1, int(others / max(num_decodes, 1)))
+    num_decodes = int(logged.num_decodes)
+    num_prompt_tokens = int(logged.num_prefill_tokens)
+    tokens_of_decodes = 0.0
+    if not np.isnan(logged.cached):
+        # The log is written after the iteration, whose prompts are in the cache by then.
+        tokens_of_decodes = max(0.0, logged.cached - num_prompt_tokens)
+    context = max(1, int(tokens_of_decodes / max(num_decodes, 1)))
     batch = Batch()
     for order in range(num_decodes):
-        batch.add(make_sequence(context, is_decode=True, order=order), 1)
-    num_chunks = max(int(row.num_prefills), 1)
+        decode = make_sequence(context, is_decode=True, order=order)
+        batch.add(decode, 1)
+    num_chunks = max(int(logged.num_prefills), 1)
     chunks = np.array_split(np.arange(num_prompt_tokens), num_chunks)  # as equal as can be
     for order, chunk in enumerate(chunks, num_decodes):
         num_tokens = len(chunk)
         if num_tokens:
-            batch.add(make_sequence(0, num_tokens, emits=True, order=order), num_tokens)
+            prompt = make_sequence(0, num_tokens, emits=True, order=order)
+            batch.add(prompt, num_tokens)
     return batch
 
 
@@ -109,8 +125,9 @@ def _means(table: pd.DataFrame, kinds: pd.Series, kind: str) -> dict[str, float]
     if kind != "all":
         table = table[kinds == kind]
     num_tokens = table.num_prefill_tokens + table.num_decode_tokens
-    values = (len(table), num_tokens.mean(), 1e3 * table.seconds.mean())
-    return dict(zip(QUANTITIES, values, strict=True))
+    milliseconds = 1e3 * table.seconds
+    means = (len(table), num_tokens.mean(), milliseconds.mean())
+    return dict(zip(QUANTITIES, means, strict=True))
 
 
 def _kinds(table: pd.DataFrame) -> pd.Series:
@@ -123,6 +140,8 @@ def _kinds(table: pd.DataFrame) -> pd.Series:
 
 def shared(logged: pd.DataFrame, simulated: pd.DataFrame) -> float:
     """Return the share of logged iterations with the tokens of a simulated one, counted once."""
+    # The intersection of counters has the smaller count: an iteration that is logged twice and
+    # simulated once is shared once.
     in_both = _counts(logged) & _counts(simulated)
     return in_both.total() / max(len(logged), 1)
 

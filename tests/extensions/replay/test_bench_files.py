@@ -15,7 +15,7 @@ from sarathi_lab.config.instantiate import build
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.extensions.replay.bench_files import read_benchmarks
 from sarathi_lab.extensions.replay.comparison import worst_part
-from sarathi_lab.extensions.replay.iteration_log import COUNTS, cautions_of_log, predicted
+from sarathi_lab.extensions.replay.iteration_log import LoggedIteration, cautions_of_log, predicted
 
 # The same two requests as each client records them: sent 0.5 s apart, tokens at 0.2, 0.3, 0.5 s
 # and at 0.1, 0.15 s after; one more failed.
@@ -283,7 +283,7 @@ def test_a_log_of_iterations_is_timed_alone_and_compared_beside_a_clients_file(t
 
 
 def test_logged_decodes_share_what_is_cached_beside_the_prompts():
-    logged = pd.DataFrame([[1, 10, 4, 4, 410.0]], columns=[*COUNTS, "cached"])
+    logged = pd.DataFrame([LoggedIteration(1, 10, 4, 4, seconds=0.01, cached=410.0)])
     executor = SimulatedExecutor(lambda batch: float(batch.decode_kv_tokens))
     assert predicted(logged, executor).seconds.tolist() == pytest.approx([400], abs=4)
 
