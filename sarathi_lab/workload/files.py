@@ -147,10 +147,15 @@ def _output_len(row: Row, source: str) -> int:
     raise UserError(f"{source} has no output_len; {remedy}")
 
 
-def _text_tokens(text: Any, encode: Encode | None, source: str) -> list[int]:
+def _text_tokens(text: object, encode: Encode | None, source: str) -> list[int]:
+    remedy = "correct it, or use prompt_token_ids for token ids"
+    message = f"{source}: prompt is not text; {remedy}"
+    if not isinstance(text, str):
+        raise UserError(message)
     try:
         as_bytes = text.encode("utf-8")
-    except (AttributeError, UnicodeEncodeError):  # half of a surrogate pair
-        remedy = "correct it, or use prompt_token_ids for token ids"
-        raise UserError(f"{source}: prompt is not text; {remedy}") from None
-    return list(as_bytes) if encode is None else encode(text)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        raise UserError(message) from None
+    if encode is None:  # without a tokenizer, a byte is a token
+        return list(as_bytes)
+    return encode(text)

@@ -308,7 +308,7 @@ def _cells_of_agents(rows: JsonRows, damaged: list[str]) -> pd.DataFrame:
     """Read a row each of an agent's calls, of which the next one is sent when its tool is done, and
     add to `damaged` what is none.
     """
-    cells = list[Mapping[str, Any]]()
+    cells = list[Mapping[str, object]]()
     for line, entry in zip(rows.lines, rows.objects, strict=True):
         if "sub_requests" not in entry:
             cells.append(entry)
@@ -333,8 +333,8 @@ def _cells_of_agents(rows: JsonRows, damaged: list[str]) -> pd.DataFrame:
 def _cells_of_conversations(conversations: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Read Weka's conversations, whose ids count within each of them unless they are global."""
     keys = ("t", "in", "out", "think_time")
-    cells = list[dict[str, Any]]()
-    numbering = dict[tuple[str, Any], int]()
+    cells = list[dict[str, object]]()
+    numbering = dict[tuple[str, object], int]()
     for conversation in conversations:
         name = str(conversation.get("id", len(cells)))
         is_local = conversation.get("hash_id_scope", "local") == "local"
@@ -344,10 +344,14 @@ def _cells_of_conversations(conversations: Sequence[Mapping[str, Any]]) -> pd.Da
                 continue  # a subagent, whose own requests are not part of the conversation
             row = {key: request.get(key) for key in keys}
             row["id"] = name
-            ids: Any = request.get("hash_ids") or []
-            if _ids(ids) is not None:
-                ids = [numbering.setdefault((scope, number), len(numbering)) for number in ids]
-            row["hash_ids"] = ids
+            stated_ids = request.get("hash_ids") or []
+            row["hash_ids"] = stated_ids
+            if _ids(stated_ids) is not None:
+                ids = []
+                for number in stated_ids:
+                    # Equal numbers of two conversations are two blocks, unless ids are global.
+                    ids.append(numbering.setdefault((scope, number), len(numbering)))
+                row["hash_ids"] = ids
             cells.append(row)
     table = pd.DataFrame(cells, columns=[*keys, "id", "hash_ids"], dtype=object)
     table.index += 1

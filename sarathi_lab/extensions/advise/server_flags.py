@@ -8,13 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.policy import Policy
 from sarathi_lab.tasks.plan import Plan
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # Parameters that are tokens of a page of the cache, or of which chunks are multiples.
 UNITS = ("page_size", "chunk_unit_size")
@@ -174,14 +177,16 @@ def whole_variant(policy: Policy) -> Mapping[str, Any]:
 def parameters_of(policy: Policy) -> dict[str, object]:
     """Return the policy's parameters by name."""
     parameters = {}
-    for parameter in fields(cast(Any, policy)):
+    for parameter in fields(cast("DataclassInstance", policy)):
         parameters[parameter.name] = getattr(policy, parameter.name)
     return parameters
 
 
 def chosen_parameters(policy: Policy) -> dict[str, object]:
     """Return the policy's parameters that are not at their defaults, but for its budget."""
-    defaults = {parameter.name: parameter.default for parameter in fields(cast(Any, policy))}
+    defaults = {}
+    for parameter in fields(cast("DataclassInstance", policy)):
+        defaults[parameter.name] = parameter.default
     chosen: dict[str, object] = {}
     for name, value in parameters_of(policy).items():
         is_budget = name == policy.budget_field

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -114,7 +113,7 @@ def validation_table(
             name = f"{metric}_{quantile}".rstrip("_")
             if name not in real or name not in simulated:
                 continue
-            row: dict[str, Any] = {"metric": metric, "quantile": quantile, "unit": unit}
+            row: dict[str, object] = {"metric": metric, "quantile": quantile, "unit": unit}
             row |= {"real": real[name], "simulated": simulated[name]}
             if changed is not None:
                 row["what_if"] = changed.get(name, math.nan)
@@ -143,7 +142,7 @@ def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
     real_blocks: object = math.nan
     if line.kv_cache_pct.any():
         real_blocks = line.kv_cache_pct / 100 * num_blocks
-    samples: dict[str, Any] = {
+    samples: dict[str, object] = {
         "time": line.t,
         "real_running": line.running,
         "real_waiting": line.waiting,
@@ -172,7 +171,7 @@ def part_table(loads: Sequence[Load], changed: Sequence[Load] = ()) -> pd.DataFr
         if len(loads) == 1 and not load.run.means:
             num_parts = min(NUM_WINDOWS, len(arrivals))
         for part in np.array_split(np.arange(len(arrivals)), num_parts):
-            row: dict[str, Any] = {"load": load.run.name, "since": arrivals[part[0]]}
+            row: dict[str, object] = {"load": load.run.name, "since": arrivals[part[0]]}
             for wait, whose in product(WAITS, seconds):
                 row[f"{wait} {whose}"] = pd.Series(seconds[whose][wait][part]).mean()
             for wait, mean in load.run.means.items():

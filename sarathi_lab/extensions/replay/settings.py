@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -28,6 +28,9 @@ from sarathi_lab.extensions.replay.real_run import BLOCK_SIZE, RealRun
 from sarathi_lab.extensions.replay.server_arguments import GRAPH_MODE, UNCUT
 from sarathi_lab.policy import Policy, VllmV1
 from sarathi_lab.policy.vllm import rules_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 AUTO = "auto"  # of a chunk: as advised; of blocks: all memory
 # What the command line can state of a server, beside `policy.*`.
@@ -171,8 +174,9 @@ def further_facts(run: RealRun, policy: Policy) -> list[str]:
     """Describe the settings that files state otherwise than servers have them by default, but for
     those that every description of a replay has.
     """
-    rules: Any = policy  # every policy is a dataclass
-    defaults: dict[str, object] = {f"policy.{rule.name}": rule.default for rule in fields(rules)}
+    defaults: dict[str, object] = {}
+    for rule in fields(cast("DataclassInstance", policy)):  # every policy is a dataclass
+        defaults[f"policy.{rule.name}"] = rule.default
     defaults |= {**SERVER_DEFAULTS, GRAPH_MODE: GRAPHS_BY_DEFAULT}
     stated = run.settings.stated
     return [

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig
@@ -76,7 +75,7 @@ class Validate(Task):
         self._run = run
         self._log = log
         self._server = server
-        self._sizes: dict[str, Any] = {"chunk": chunk, "batch": batch}
+        self._sizes: dict[str, object] = {"chunk": chunk, "batch": batch}
         for name, value in (("task.chunk", chunk), ("task.batch", batch)):
             if value is not None:
                 require_int(name, value, 1, "use the server's, such as 2048 and 256")
