@@ -1,18 +1,19 @@
-"""What a commit had recorded, beside what is recorded now, in the numbers that a referee asks for.
+"""What a commit had recorded, and what is recorded now, in tables side by side.
 
-    python tools/before_and_after.py [COMMIT]
+    python tools/before_and_after.py COMMIT
 
-COMMIT is f587a4db1c5d if none is named: the last before the errors were looked at. Both sides are
-judged by today's rules: verdicts of claims on simulated GPUs, intervals without a width, levels of
-one quantity that exclude each other, the mean errors against the paper's points, the share of
-these within the intervals, and mean errors and orders of measured servers. Errors of single kernels
-are recorded nowhere: `tools/cost_model/fit.py --silicon` prints them, by a package's tables.
+Both sides are judged by today's rules: verdicts of claims on simulated GPUs, intervals without a
+width, levels of one quantity that exclude each other, the mean errors against the paper's points,
+the share of these within the intervals, and mean errors and orders of measured servers. Errors of
+single kernels are recorded nowhere: `tools/cost_model/fit.py --silicon` prints them, by a package's
+tables.
 """
 
 from __future__ import annotations
 
 import argparse
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from io import BytesIO
@@ -22,22 +23,29 @@ from tempfile import TemporaryDirectory
 
 import pandas as pd
 
+from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.experiment.claims import VERDICTS, kind_of, verdicts
 from sarathi_lab.experiment.registry import CATALOG, KEYS, PAPERS
 from sarathi_lab.results.load import SIMULATED, load_paper
 
-BEFORE = "f587a4db1c5d"
 ERRORS = Path("sarathi/paper/results/errors.csv")
 SERVERS = Path("lab/silicon_points/results")
 PROFILED = "-profiled"
 TYPES = {"panel": str, "series": str, "x": float}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("commit", nargs="?", default=BEFORE)
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("commit", metavar="COMMIT", help="with records in experiments/")
     commit = parser.parse_args().commit
+    return exit_code(lambda: compare(commit), "nothing is written")
+
+
+def compare(commit: str) -> int:
+    """Print the tables of what `commit` had recorded and of what is recorded now."""
     with TemporaryDirectory() as folder:
         before = recorded_at(commit, Path(folder))
         sides = {commit[:12]: before, "now": EXPERIMENTS}
@@ -59,12 +67,19 @@ def main() -> None:
         print("\nMean error of a token's time on measured servers [%]; pairs of servers in order")
         servers = {name: measured_servers(root) for name, root in sides.items()}
         print(pd.concat(servers, axis=1).to_string(na_rep="not recorded"))
+    return 0
 
 
 def recorded_at(commit: str, folder: Path) -> Path:
-    """Write what `commit` has in experiments/ into a folder, and return its place."""
-    command = ["git", "archive", "--format=tar", commit, "experiments"]
-    archive = subprocess.run(command, capture_output=True, check=True, cwd=EXPERIMENTS.parent)
+    """Write what `commit` has in experiments/ into a folder, and return its place. Raises
+    UserError for what git can't read.
+    """
+    # A commit that begins with a dash is no option of git's.
+    command = ["git", "archive", "--format=tar", "--end-of-options", commit, "experiments"]
+    archive = subprocess.run(command, capture_output=True, check=False, cwd=EXPERIMENTS.parent)
+    if archive.returncode:
+        reason = " ".join(archive.stderr.decode().split()).removeprefix("fatal: ")
+        raise UserError(f"{commit}: git has no records of it ({reason}); name a commit of git log")
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
         files.extractall(folder, filter="data")
     return folder / "experiments"
@@ -168,4 +183,4 @@ def used_points(figure: str, points: pd.DataFrame, level: str, device: str) -> p
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from scripts import load_script
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.experiment.claims import load_claims
@@ -114,6 +115,13 @@ def test_coverage_counts_no_point_that_something_was_fitted_to():
     page = (REPOSITORY / "docs/explanation/intervals.md").read_text()
     for number, share in zip(pooled["size"], pooled["mean"], strict=True):
         assert f"{share:.0%} of {number:.0f}".replace("%", " %") in page
+
+
+def test_a_commit_that_git_does_not_know_is_named(tmp_path):
+    script = load_script(REPOSITORY / "tools" / "before_and_after.py")
+    for commit in ("no-commit", "--output=x"):
+        with pytest.raises(UserError, match=f"^{commit}: git has no records of it"):
+            script.recorded_at(commit, tmp_path)
 
 
 def test_lengths_are_whole_chunks_with_the_ratio_kept():
