@@ -35,10 +35,13 @@ from sarathi_lab.extensions.replay.run_folder import (
     read_surroundings,
 )
 from sarathi_lab.extensions.replay.server_arguments import (
+    CHUNKED_V0,
     LOGGED_CACHE,
     METHODS_OF_CHECKPOINTS,
     SERVED_NAMES,
+    WHOLE_PROMPTS_V0,
     Statement,
+    is_of_v0,
 )
 from sarathi_lab.extensions.replay.server_commands import read_command
 from sarathi_lab.extensions.replay.server_facts import (
@@ -132,7 +135,7 @@ class ServerSettings:
         without_effect = dict[str, None]()
         for statement in self.statements:
             without_effect |= dict.fromkeys(statement.without_effect)
-        notes = []
+        notes = self._engine_notes()
         settings = self._settings()
         told = self._weights_by_name(settings)
         if told.weights:
@@ -148,6 +151,18 @@ class ServerSettings:
         if without_effect:
             notes.append(f"no effect: {', '.join(without_effect)}")
         return [*notes, *self._differences()]
+
+    def _engine_notes(self) -> list[str]:
+        """Say what chose the rules of vLLM's first engine, where a run has these."""
+        policy = self.policy
+        if policy not in (CHUNKED_V0, WHOLE_PROMPTS_V0):
+            return []
+        statement = [source for source in self.statements if source.policy == policy][-1]
+        version = statement.settings.get("version", "")
+        reason = f"{statement.source} states"
+        if is_of_v0(version):
+            reason = f"version {version} has by default"
+        return [f"policy={policy}, the rules of vLLM's first engine (V0), as {reason}"]
 
     def _differences(self) -> list[str]:
         """Name each setting that sources state differently, and which of them is taken."""

@@ -43,6 +43,8 @@ NULL_BLOCKS = 1  # of vLLM's blocks, never allocated from its second engine (V1)
 CHUNKED_V0, WHOLE_PROMPTS_V0 = "vllm_v0_chunked", "prefill_first"  # policies of the first one
 FIRST_OF_V1 = (0, 8)  # version whose default is the second engine
 VERSION = re.compile(r"v?(\d+)\.(\d+)")
+# Built from sources without their tags, as 0.1.dev11000+g1a2b3c4 is: of any version.
+UNTAGGED = re.compile(r"v?0\.(0\.0|[01](\.\d+)?\.dev)")
 LONG_CONTEXT_V0 = 32_768  # positions above which it chunks by default,
 UNCHUNKED_V0 = ("speculative", "num_speculative", "enable_lora")  # but not with these
 # How alike two names are where one is taken for a misspelling of the other.
@@ -276,12 +278,15 @@ def with_rules_of_v0(statement: Statement) -> Statement:
 
 def with_rules_of_version(statement: Statement) -> Statement:
     """Let a server have the rules of the engine that its version of vLLM has by default."""
-    numbers = VERSION.match(str(statement.settings.get("version", "")))
-    if numbers is None or statement.policy:
-        return statement
-    if (int(numbers[1]), int(numbers[2])) >= FIRST_OF_V1:
+    if statement.policy or not is_of_v0(statement.settings.get("version", "")):
         return statement
     return with_rules_of_v0(statement)
+
+
+def is_of_v0(version: object) -> bool:
+    """Return whether a version of vLLM has its first engine by default."""
+    numbers = VERSION.match(str(version))
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < FIRST_OF_V1
 
 
 def selected(
@@ -410,6 +415,12 @@ def _served_names(row: Argument, value: object) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
+def _version(row: Argument, value: str) -> str:
+    if UNTAGGED.match(value) is not None:
+        raise NotSimulated("a build without its tag, which is taken for the newest version")
+    return value
+
+
 def _cache_dtype(row: Argument, value: str) -> str:
     name = value.removeprefix("torch.")
     for kind in ("fp8", "int8"):
@@ -458,6 +469,7 @@ def _chunk(row: Argument, value: int) -> int:
 
 
 CONVERSIONS: dict[str, Callable[[Argument, Any], object]] = {
+    "version": _version,
     "dtype": _dtype,
     "executor.weights": _weights,
     "cache.dtype": _cache_dtype,

@@ -70,7 +70,9 @@ OTHER_PROGRAMS = (
     *("trap", "alias", "curl", "wget", "git", "pip", "pip3", "which", "man", "FROM"),
     *("from", "import"),
 )
-IMAGE_VERSION = re.compile(r"(?:vllm-openai|lmsysorg/sglang):v(\d+\.\d+(?:\.\d+)?)")
+IMAGE_TAG = re.compile(r"([^\s=]*(?:vllm-openai|sglang)[\w.-]*):v(\d+\.\d+(?:\.\d+)?)")
+# Images, or mirrors of them, whose tag is the server's version; of others it may be their own.
+TAGGED_BY_VERSION = ("/vllm/vllm-openai", "/lmsysorg/sglang")
 SCRIPTS = (
     *("launch_server", "api_server", "launch_server.py", "api_server.py"),
     "vllm.entrypoints.cli.main",
@@ -222,14 +224,17 @@ def _read_command(command: ShellCommand, source: str) -> Statement:
     behind = takewhile(lambda word: SHELL.match(word) is None, argv[start:])
     arguments, unread = _arguments_of(system, list(behind))
     environment = _environment(argv[:start], variables)
-    image = IMAGE_VERSION.search(" ".join(argv[:start]))
-    if image is not None:
-        arguments["version"] = image[1]
+    image = IMAGE_TAG.search(" ".join(argv[:start]))
+    is_tagged_by_version = image is not None and f"/{image[1]}".endswith(TAGGED_BY_VERSION)
+    if image is not None and is_tagged_by_version:
+        arguments["version"] = image[2]
     arguments = {**_of_config_file(arguments), **arguments, **environment}
     arguments, not_read = _without_unset(system, arguments)
     statement = read_arguments(system, arguments, source, is_typed=True, is_complete=True)
     if unread:
         not_read.append(f"{' '.join(unread)} (no flag stands before it)")
+    if image is not None and not is_tagged_by_version:
+        not_read.append(f"{image[0]} (its tag may be no version of {system})")
     for name in VARIABLES_FILES:
         if any(word.startswith(name) for word in argv[:start]):
             not_read.append(f"{name} (its variables are not here)")

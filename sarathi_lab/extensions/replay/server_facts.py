@@ -45,7 +45,7 @@ ALL_ARGUMENTS = re.compile(r"\bargs: Namespace\((.*)\)")
 # Over a fence where someone has set the arguments as code.
 ENGINE = re.compile(r"engine \(v[^)]*\)\s+with config:?\s+(?:[~`]{3}\w*\s+)?(.*)")
 V0_ENGINE = re.compile(r"Initializing an? (?:V0 LLM engine|LLM engine \(v0\.[0-7]\.)")
-VERSION = re.compile(r"(?:version |engine \(v)(\d+\.\d+(?:\.\d+)?)")
+VERSION = re.compile(r"(?:version |engine \(v)(\d+\.\d+(?:\.\d+)?(?:\.dev\d+)?)")
 BUDGET = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
 CACHE_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")

@@ -755,6 +755,40 @@ def test_a_card_whose_number_goes_on_is_another():
     assert note.startswith("sources differ in hardware")
 
 
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:v0.6.3", "0.6.3"),
+        ("mirror.example/hub/vllm/vllm-openai:v0.6.3", "0.6.3"),
+        ("lmcache/vllm-openai:v0.3.9", ""),
+        ("mirror.example/vllm-openai:v0.3.9", ""),
+    ],
+)
+def test_the_tag_of_vllms_own_image_is_its_version(image, version):
+    command = f"docker run {image} --model {MODEL} --max-model-len 4096"
+    settings = ServerSettings([read_command(command)])
+    said = " ".join(settings.notes())
+    assert settings.stated.get("version", "") == version
+    if version:
+        assert "policy=prefill_first, the rules of vLLM's first engine (V0), as version 0" in said
+    else:
+        assert f"not simulated: {image} (its tag may be no version of vllm)" in said
+        assert settings.policy == "vllm_v1"
+
+
+@pytest.mark.parametrize("version", ["0.1.dev11000+g1a2b3c4", "0.1.0.dev3", "0.0.0"])
+def test_a_build_without_its_tag_is_of_no_version(version, client):
+    text = f"Initializing a V1 LLM engine (v{version}) with config: {CONFIG})\n"
+    facts = find_facts(Path("server.log"), text)
+    assert "version" not in facts.settings
+    assert facts.not_simulated[0].startswith("version")
+    metadata = {"version": version, "model": MODEL, "max_model_len": 4096}
+    client.write_text(json.dumps({**json.loads(client.read_text()), **metadata}))
+    replay = replayed(client, "hardware=h100").as_run
+    assert (replay.run.policy, replay.backend.host.name) == ("vllm_v1", "vllm_0_19")
+    assert "a build without its tag" in " ".join(replay.describe())
+
+
 def test_a_version_is_of_the_server_that_runs():
     log = Statement("vllm.log", {"version": "0.19.0", "batch": 64})
     server = read_command(f"python -m sglang.launch_server --model {MODEL}")
