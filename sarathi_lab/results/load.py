@@ -41,7 +41,8 @@ def find_runs(*roots: Path) -> list[Path]:
     for root in roots:
         for path in Path(root).rglob(LABELS):
             folder = path.parent
-            if not (_is_hidden(folder) or _is_hidden(folder.parent)):
+            is_hidden = _is_hidden(folder) or _is_hidden(folder.parent)
+            if not is_hidden:
                 folders.add(folder)
     return sorted(folders, key=_natural_order)
 
@@ -63,8 +64,10 @@ def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
         if record is None:
             single.append(folder)
             continue
-        started = record.started_at[:19].replace("T", " ")
-        sweeps[f"{started}, {number} runs: {_swept_of(record)}"] = [folder]
+        to_the_second = record.started_at[:19]
+        started = to_the_second.replace("T", " ")
+        name = f"{started}, {number} runs: {_swept_of(record)}"
+        sweeps[name] = [folder]
     newest_first = dict(sorted(sweeps.items(), reverse=True))
     if single:
         newest_first[f"{len(single)} single runs"] = single
@@ -137,7 +140,9 @@ def merge_settings(labels: Mapping[str, object], config: Mapping[str, object]) -
     read = without_unread(config)
     inside = [f"executor.{name}" for name in SHARED]
     stated = _flat(read, leaving=inside)
-    return named | stated | named  # labels first, and their values
+    # Labels come first, and a setting that is stated, too, has the label's value: what "auto" was
+    # resolved to.
+    return named | stated | named
 
 
 def without_unread(config: Mapping[str, object]) -> dict[str, object]:
@@ -146,7 +151,11 @@ def without_unread(config: Mapping[str, object]) -> dict[str, object]:
     unread = SHARED
     if isinstance(executor, Mapping):
         unread = SHARED - executor.keys()
-    return {name: value for name, value in config.items() if name not in unread}
+    read = {}
+    for name, value in config.items():
+        if name not in unread:
+            read[name] = value
+    return read
 
 
 def _flat(
@@ -175,18 +184,23 @@ def _flat(
 def _as_typed(value: object) -> str:
     """Write a list as it is typed on a command line."""
     if isinstance(value, list):
-        items = map(_as_typed, value)
-        return f"[{','.join(items)}]"
-    return "null" if value is None else str(value)
+        items = ",".join(map(_as_typed, value))
+        return f"[{items}]"
+    if value is None:
+        return "null"
+    return str(value)
 
 
 def load_rows(*roots: Path | str) -> pd.DataFrame:
     """Return the long table (`table.COLUMNS`) of all readable runs, with their `path`."""
-    tables = [pd.DataFrame(columns=[*COLUMNS, "path"])]
+    tables = []
     for path in find_runs(*map(Path, roots)):
         with suppress(UserError):
-            tables.append(_rows_of(path).assign(path=str(path)))
-    return pd.concat(tables[1:] or tables, ignore_index=True)
+            rows = _rows_of(path)
+            tables.append(rows.assign(path=str(path)))
+    if not tables:
+        return pd.DataFrame(columns=[*COLUMNS, "path"])
+    return pd.concat(tables, ignore_index=True)
 
 
 def _rows_of(path: Path) -> pd.DataFrame:
@@ -195,7 +209,9 @@ def _rows_of(path: Path) -> pd.DataFrame:
     if file.is_file():
         return _parquet(file)
     summary = read_object(path / "summary.json", AGAIN)
-    quantities = {new_name(name): value for name, value in summary.items()}
+    quantities = {}
+    for name, value in summary.items():
+        quantities[new_name(name)] = value
     labels = read_object(path / LABELS, AGAIN)
     return rows_of_run(quantities, labels)
 
@@ -208,7 +224,8 @@ def load_summary(path: Path | str) -> dict[str, float]:
 
 def load_iterations(path: Path | str) -> pd.DataFrame:
     """Load the iterations of the run in `path`, a row each; columns as in metrics.md."""
-    return _parquet(Path(path) / "iterations.parquet").rename(columns=new_name)
+    iterations = _parquet(Path(path) / "iterations.parquet")
+    return iterations.rename(columns=new_name)
 
 
 def load_requests(path: Path | str) -> pd.DataFrame:
@@ -262,7 +279,8 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     """
     tables = []
     for path in sorted(root.glob(f"*/{experiment}/results/*/{experiment}.csv")):
-        table = pd.read_csv(path).rename(columns={"device": "device_name"})
+        table = pd.read_csv(path)
+        table = table.rename(columns={"device": "device_name"})
         device = path.parent.name
         is_simulated = device.startswith((SIMULATED, COMPOSED))
         labels = {"device": device, "is_simulated": is_simulated}

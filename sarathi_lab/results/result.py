@@ -30,7 +30,8 @@ TYPED = ("policy", "workload")  # settings of a sweep whose labels are as typed
 PADDING = 1  # columns of text on both sides of a table's column
 HEADING_WIDTHS = (99, 24, 16, 12, 8, 1)  # letters of a line, tried in this order
 NARROWEST_PROSE = 12  # columns of text that prose is wrapped into
-ITERATIONS, REQUESTS = "iterations.parquet", "requests.parquet"
+ITERATIONS = "iterations.parquet"
+REQUESTS = "requests.parquet"
 
 
 @dataclass(frozen=True)

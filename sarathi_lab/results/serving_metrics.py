@@ -22,7 +22,9 @@ QUANTILES = (0.5, 0.9, 0.99)
 CLASS_QUANTILES = (0.5, 0.99)
 CLASSES = ("short", "medium", "long")
 QUANTILE_BOUNDS = {"ttft", "tbt", "tpot"}  # of the scheduling delay the median is bounded
-DECODE_BATCH, DECODE_CONTEXT = 32, 4096  # of the decode iteration that a relative bound refers to
+# Of the decode iteration that a relative bound refers to.
+DECODE_BATCH = 32  # sequences
+DECODE_CONTEXT = 4096  # tokens
 SECONDS = "use seconds, or null for no bound"
 SHARE = "use a share of the tokens or requests, such as 0.99"
 TWO_LENGTHS = "use the tokens from which prompts are of medium length, and long, such as [512,2048]"
@@ -78,11 +80,14 @@ class Slo:
 
     def quantile_of(self, bound: str) -> float:
         """Return the quantile that a bound is for."""
-        return self.quantile if bound in QUANTILE_BOUNDS else 0.5
+        if bound in QUANTILE_BOUNDS:
+            return self.quantile
+        return 0.5
 
     def quantity_of(self, bound: str) -> str:
         """Return the name of the quantity that a bound is for, such as "tbt_p99"."""
-        return f"{bound}_p{100 * self.quantile_of(bound):g}"
+        percent = 100 * self.quantile_of(bound)
+        return f"{bound}_p{percent:g}"
 
     @property
     def is_relative(self) -> bool:
@@ -144,13 +149,14 @@ def quantiles(
 ) -> dict[str, float]:
     """Return `<name>_mean` and `<name>_p50` and so on of the values that are not NaN."""
     array = np.asarray(values, dtype=float)
-    array = array[~np.isnan(array)]
-    if not len(array):
+    is_defined = ~np.isnan(array)
+    defined = array[is_defined]
+    if not len(defined):
         return {}
-    summary = {f"{name}_mean": float(array.mean())}
+    summary = {f"{name}_mean": float(defined.mean())}
     for share in chosen:
         percent = int(share * 100)
-        summary[f"{name}_p{percent}"] = float(np.quantile(array, share))
+        summary[f"{name}_p{percent}"] = float(np.quantile(defined, share))
     return summary
 
 
@@ -269,7 +275,9 @@ def _masks(classes: NDArray[np.str_]) -> dict[str, NDArray[np.bool_]]:
         is_in = classes == name
         if is_in.any():
             masks[name] = is_in
-    return masks if len(masks) > 1 else {}
+    if len(masks) == 1:
+        return {}
+    return masks
 
 
 def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
@@ -310,10 +318,11 @@ def bounded_of(times: Mapping[str, Floats], slo: Slo) -> dict[str, float]:
     bounded_quantiles = {}
     for name in slo.bounds:
         seconds = times[name]
-        known_seconds = seconds[~np.isnan(seconds)]
+        is_defined = ~np.isnan(seconds)
+        defined = seconds[is_defined]
         quantile = math.nan
-        if len(known_seconds):
-            quantile = float(np.quantile(known_seconds, slo.quantile_of(name)))
+        if len(defined):
+            quantile = float(np.quantile(defined, slo.quantile_of(name)))
         bounded_quantiles[name] = quantile
     return bounded_quantiles
 
@@ -347,8 +356,9 @@ def goodput(
 
 def jain_index(values: Floats) -> float:
     """Return (Σ x)² / (n Σ x²): 1 if all are equal, at least 1/n (Jain et al., 1984)."""
+    square_of_sum = values.sum() ** 2
     sum_of_squares = (values**2).sum()
-    return float(values.sum() ** 2 / (len(values) * sum_of_squares))
+    return float(square_of_sum / (len(values) * sum_of_squares))
 
 
 def fairness(requests: pd.DataFrame, alone: Floats, classes: NDArray[np.str_]) -> dict[str, float]:

@@ -34,6 +34,7 @@ def fetch_runs(project: str) -> list[Row]:
         folders: dict[str, str] = run.config.get("baselines", {})
         columns = _take_baselines(quantities, folders)
         for name, folder in folders.items():
+            # Of the runs of a sweep several are held against one baseline.
             is_listed = (group, name) in tracked or (group, folder) in baselines
             if columns[name] and not is_listed:
                 settings_of_baseline = _settings_of_baseline(settings, run.config, name)
@@ -54,9 +55,12 @@ class ServerRun(Protocol):
 def _served_runs(project: str) -> list[ServerRun]:
     import wandb
 
+    runs = []
     try:
         # Reading them is what asks the server.
-        runs = [run for run in wandb.Api().runs(project) if "throughput" in run.summary]
+        for run in wandb.Api().runs(project):
+            if "throughput" in run.summary:
+                runs.append(run)
     except (wandb.Error, ValueError, OSError) as error:  # ValueError: of a project not there
         reason = str(error).partition("\n")[0]
         raise UserError(
@@ -130,6 +134,11 @@ def _settings_of_baseline(
     for name, value in settings.items():
         if not name.startswith(("policy.", "baselines.", "baseline_chunks.")):
             shared[name] = value
-    labels = {"name": f"baseline {baseline}", "policy": baseline, "is_baseline": True}
-    labels["chunk"] = config.get("baseline_chunks", {}).get(baseline)
+    chunks = config.get("baseline_chunks", {})
+    labels = {
+        "name": f"baseline {baseline}",
+        "policy": baseline,
+        "is_baseline": True,
+        "chunk": chunks.get(baseline),
+    }
     return shared | labels

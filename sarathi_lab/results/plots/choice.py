@@ -81,7 +81,7 @@ class _StatedAxes(NamedTuple):
     @property
     def names(self) -> set[str]:
         """Return those that are stated."""
-        return {name for name in self if name is not None}
+        return set(filter(None, self))
 
 
 def choose_axes(
@@ -100,7 +100,11 @@ def choose_axes(
     """
     if kind is not None:
         require_one_of("kind", kind, KINDS)
-    stated = _StatedAxes(_column(runs, x), _column(runs, hue), _column(runs, col))
+    stated = _StatedAxes(
+        x=_column(runs, x),
+        hue=_column(runs, hue),
+        col=_column(runs, col),
+    )
     swept = analysis.without_baselines(runs)
     free = analysis.independent(swept, analysis.varied(runs), num_chosen=1)
     shown = {*free, *stated.names}
@@ -164,10 +168,11 @@ def _best_x(swept: pd.DataFrame, names: Sequence[str]) -> str:
 def _line_axes(runs: pd.DataFrame, free: Sequence[str], stated: _StatedAxes) -> PlotAxes:
     """Choose the axes of lines: policies have colours wherever several were swept."""
     x, hue, col = stated
-    remaining = [name for name in free if name not in stated.names]
+    remaining = _without(free, stated.names)
     if x is None:
-        x = _best_x(analysis.without_baselines(runs), remaining or ["policy"])
-        remaining = [name for name in remaining if name != x]
+        swept = analysis.without_baselines(runs)
+        x = _best_x(swept, remaining or ["policy"])
+        remaining = _without(remaining, {x})
     if hue is None and remaining:
         hue = remaining[0]
         if "policy" in remaining:
@@ -186,7 +191,11 @@ def _line_axes(runs: pd.DataFrame, free: Sequence[str], stated: _StatedAxes) -> 
 
 def _bound(runs: pd.DataFrame, *shown: str | None) -> tuple[str, ...]:
     """Return the settings that vary with those that are shown."""
-    return tuple(name for name in analysis.varied(runs) if name not in shown)
+    return tuple(_without(analysis.varied(runs), shown))
+
+
+def _without(names: Sequence[str], left_out: Collection[str | None]) -> list[str]:
+    return [name for name in names if name not in left_out]
 
 
 def _heat_axes(runs: pd.DataFrame, free: Sequence[str], stated: _StatedAxes) -> PlotAxes:
@@ -197,13 +206,15 @@ def _heat_axes(runs: pd.DataFrame, free: Sequence[str], stated: _StatedAxes) -> 
     """
     x, upwards, col = stated
     swept = analysis.without_baselines(runs)
-    num_values = {name: len(values_of(swept, name)) for name in free}
-    remaining = [name for name in free if name not in stated.names]
+    num_values = {}
+    for name in free:
+        num_values[name] = len(values_of(swept, name))
+    remaining = _without(free, stated.names)
     if x is None:
         # Policies are upwards, unless nothing else is left for x.
-        without_policy = [name for name in remaining if name != "policy"]
+        without_policy = _without(remaining, {"policy"})
         x = _best_x(swept, without_policy or remaining)
-        remaining = [name for name in remaining if name != x]
+        remaining = _without(remaining, {x})
     if upwards is None and not remaining:
         upwards = col
         col = None
@@ -217,7 +228,7 @@ def _heat_axes(runs: pd.DataFrame, free: Sequence[str], stated: _StatedAxes) -> 
         num_cells_beside = num_values[fewest] * len(values_of(swept, x))
         if num_cells_beside <= MOST_CELLS:
             col = fewest
-    others = tuple(name for name in remaining if name != col)
+    others = tuple(_without(remaining, {col}))
     bound = _bound(runs, x, upwards, col, *others)
     if is_numeric(runs, str(upwards)):
         # Bound settings follow the names upwards. Numbers have none: they get rows of panels.
@@ -228,8 +239,16 @@ def _heat_axes(runs: pd.DataFrame, free: Sequence[str], stated: _StatedAxes) -> 
 def choose_quantities(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:
     """Return quantities in which the runs differ, as many as fill the picture's rows."""
     names = _judged(runs, axes)
-    measured = [name for name in names if _is_measured(runs, name)]
-    differing = [name for name in measured if runs[name].max() > runs[name].min()]
+    measured = []
+    differing = []
+    for name in names:
+        if not _is_measured(runs, name):
+            continue
+        measured.append(name)
+        values = runs[name]
+        if values.max() > values.min():
+            differing.append(name)
+    # Where none differs, that is what the sweep found.
     chosen = differing or measured
     if axes.kind == "heat":
         if not axes.others:
