@@ -141,6 +141,7 @@ class Experiment(ABC):
         require_one_of(f"task.sizes of {self.name}", setup, setups)
         sizes = dict(setups[setup])
         is_needed = dict.fromkeys(self.takes, False) | dict.fromkeys(self.needs, True)
+        # The function states its own sizes as keywords; those with a default are optional.
         for parameter in inspect.signature(self.make).parameters.values():
             if parameter.kind is parameter.KEYWORD_ONLY:
                 is_needed[parameter.name] = parameter.default is parameter.empty

@@ -26,10 +26,10 @@ def simulate(jobs: Sequence[SimulatedJob], processes: int | None = None) -> list
     `processes`, None for one a core.
     """
     numbers, calls = _calls(jobs)
-    size = processes or cpu_count()
+    num_workers = min(processes or cpu_count(), len(calls))
     if any(job.experiment.is_chained for job in jobs):
-        size = 1
-    workers = Workers(n_jobs=min(size, len(calls)), return_as="generator")
+        num_workers = 1  # a part begins where the one before ended, on the same bench
+    workers = Workers(n_jobs=num_workers, return_as="generator")
     points_of_jobs: list[list[list[Point]]] = [[] for _ in jobs]
     with progress_of(_title(jobs), len(calls), "parts") as advance:
         try:
@@ -97,13 +97,13 @@ def by_folder(tables: Iterable[pd.DataFrame]) -> dict[str, pd.DataFrame]:
     analytic one is the usual; of measured kernels by that of their hardware and model.
     """
     rows = pd.concat(tables, ignore_index=True).drop(columns=["method", "device"])
-    by_name = {}
     folders = []
     for hardware, level, model in zip(rows.hardware, rows.level, rows.model, strict=True):
         folders.append(_folder_of(hardware, level, model))
-    for name, table in rows.groupby(folders, sort=False):
-        by_name[str(name)] = table.reset_index(drop=True)
-    return by_name
+    rows_of_folders = {}
+    for folder, of_folder in rows.groupby(folders, sort=False):
+        rows_of_folders[str(folder)] = of_folder.reset_index(drop=True)
+    return rows_of_folders
 
 
 def _folder_of(hardware: str, level: str, model: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,18 +54,25 @@ def main(args: Sequence[str]) -> int:
         description="Draw the paper's figures as PNG and PDF: its points, simulated, and "
         "measured where recorded.",
     )
-    text = f"one of {', '.join([*CATALOG, POLICIES])}"
-    parser.add_argument("--only", action="append", metavar="FIGURE", help=text)
+    figures = f"one of {', '.join([*CATALOG, POLICIES])}"
+    parser.add_argument("--only", action="append", metavar="FIGURE", help=figures)
     parser.add_argument("--out", type=Path, default=OUTPUTS / "figures", help="where they go")
-    text = "all that is simulated and measured, not one line a GPU and panels with enough points"
-    parser.add_argument("--all", action="store_true", help=text)
-    text = "instead draw again, in its folder, each picture in experiments/ with recorded results"
-    parser.add_argument("--recorded", action="store_true", help=text)
+    everything = (
+        "all that is simulated and measured, not one line a GPU and panels with enough points"
+    )
+    parser.add_argument("--all", action="store_true", help=everything)
+    again = "instead draw again, in its folder, each picture in experiments/ with recorded results"
+    parser.add_argument("--recorded", action="store_true", help=again)
     options = parser.parse_args(args)
-    if options.recorded and options != parser.parse_args(["--recorded"]):
-        parser.error("--recorded draws all into their folders: leave out --only, --out and --all")
-    work = redraw if options.recorded else partial(_main, options)
-    return exit_code(work, "the figures that were written are kept")
+    draw: Callable[[], int] = partial(_main, options)
+    if options.recorded:
+        nothing_else = parser.parse_args(["--recorded"])
+        if options != nothing_else:
+            parser.error(
+                "--recorded draws all into their folders: leave out --only, --out and --all"
+            )
+        draw = redraw
+    return exit_code(draw, "the figures that were written are kept")
 
 
 def redraw(root: Path = EXPERIMENTS) -> int:

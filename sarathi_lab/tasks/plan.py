@@ -121,7 +121,9 @@ class Plan:
             ledger.on_iteration = advance
             run_engine(self.load.arrivals(), scheduler, executor, ledger)
         part = self.steady_part(ledger.requests())
-        return float(ledger.iterations().end.max()) if part is None else part.end - part.start
+        if part is None:  # requests arrive over time: there is no filling to leave out
+            return float(ledger.iterations().end.max())
+        return part.end - part.start
 
     def counted_part(self, iterations: pd.DataFrame, requests: pd.DataFrame) -> RunPart | None:
         """Return the part of a run that its metrics count; None for all of it. Raises RunError."""

@@ -514,7 +514,7 @@ def _size_of_blocks(
 
     def share_explained(size: int) -> float:
         # Some writers leave out the last block where it is not full.
-        is_rounded_up = -(-lengths // size) == numbers
+        is_rounded_up = np.ceil(lengths / size) == numbers
         is_rounded_down = lengths // size == numbers
         return float((is_rounded_up | is_rounded_down).mean())
 
@@ -524,8 +524,8 @@ def _size_of_blocks(
         return usual
     if share_explained(size) >= EXPLAINED:
         return size
-    fits = -(-lengths // usual) == numbers
-    row = int(np.argmin(fits))
+    is_explained = np.ceil(lengths / usual) == numbers
+    row = int(np.argmin(is_explained))  # the first that is not
     raise UserError(
         f"{file}: no size of blocks explains the numbers of {trace_format.ids}, such as "
         f"{numbers[row]} for {lengths[row]} tokens; add workload.block_size={usual}, or what they "

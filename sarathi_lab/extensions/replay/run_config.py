@@ -272,11 +272,13 @@ def _logged_blocks(
     if not logged.is_of_longest:
         return int(logged.tokens // block_size * (1 + window.share)) - NULL_BLOCKS
     longest = cfg.max_model_len or spec.max_position
-    # What a window holds while a prompt is computed, by vLLM's rule.
-    held = min(window.window.size - 1 + (cfg.chunk or 0), longest)
-    of_window = math.ceil(held / block_size) + 1
-    of_longest = math.ceil(longest / block_size) + math.ceil(window.share * of_window)
-    return int(logged.tokens / longest * of_longest) - NULL_BLOCKS
+    # By vLLM's rule a window holds the chunk that is computed beside what its first token sees, and
+    # a block more where that does not begin with one.
+    window_tokens = min(window.window.size - 1 + (cfg.chunk or 0), longest)
+    window_blocks = math.ceil(window_tokens / block_size) + 1
+    blocks_of_longest = math.ceil(longest / block_size) + math.ceil(window.share * window_blocks)
+    num_longest = logged.tokens / longest  # sequences of the largest length that fit
+    return int(num_longest * blocks_of_longest) - NULL_BLOCKS
 
 
 def with_host_of_stages(cfg: DictConfig, typed: DictConfig) -> DictConfig:

@@ -161,27 +161,37 @@ def read_surroundings(path: Path) -> Surroundings:
     config_path = folder / CONFIG
     if is_folder and config_path.is_file():
         config = read_object(config_path, FIX)
-    instance: Mapping[str, object] = {}
-    with suppress(KeyError, IndexError, TypeError):  # of LLMServingSim: its first
-        node = as_object(list_of(config["nodes"])[0])
-        instance = as_object(list_of(node["instances"])[0])
+    instance = _first_instance(config)
     share = as_object(instance.get("npu_mem")).get("mem_util")
-    # The one of LLMServingSim, where the server does not state its share.
+    # What the server states of its share of the memory counts before LLMServingSim's.
     is_stated = any("cache.memory_share" in statement.settings for statement in statements)
     if share and not is_stated:
         memory = {"gpu_memory_utilization": share}
         statements.append(read_arguments("vllm", memory, str(config_path)))
-    rate = number_of(config.get("link_bw"))  # GB/s
-    delay = number_of(config.get("link_latency"))  # nanoseconds
-    link = None
-    if rate > 0 and not math.isnan(delay):
-        link = (rate * 1e9, delay * 1e-9)
     device_name = instance.get("hardware") or as_object(meta.get("hardware")).get("device_name")
+    hardware = str(device_name) if device_name else None
     timeline = pd.DataFrame(columns=list(SERIES), dtype=float)
     if is_folder and (folder / TIMELINE).is_file():
         timeline = _timeline(folder / TIMELINE)
-    hardware = str(device_name) if device_name else None
-    return Surroundings(statements, hardware, link, timeline)
+    return Surroundings(statements, hardware, _link_of(config), timeline)
+
+
+def _first_instance(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the first engine in LLMServingSim's configuration; empty without any."""
+    with suppress(KeyError, IndexError, TypeError):
+        node = as_object(list_of(config["nodes"])[0])
+        return as_object(list_of(node["instances"])[0])
+    return {}
+
+
+def _link_of(config: Mapping[str, object]) -> tuple[float, float] | None:
+    """Return bytes a second and seconds of the link in LLMServingSim's configuration, if any."""
+    gigabytes_per_second = number_of(config.get("link_bw"))
+    nanoseconds = number_of(config.get("link_latency"))
+    # An unknown number is NaN, which is not above zero.
+    if gigabytes_per_second > 0 and not math.isnan(nanoseconds):
+        return gigabytes_per_second * 1e9, nanoseconds * 1e-9
+    return None
 
 
 def _timeline(path: Path) -> pd.DataFrame:

@@ -105,15 +105,16 @@ def _commands_of_line(line: str) -> list[str]:
 
 def _command_of(text: str, variables: Mapping[str, str]) -> ShellCommand:
     """Cut a command into words: an unquoted variable may be several, or none."""
-    filled = ""
+    filled = ""  # still one text: a quoted piece keeps its quotes until `shlex` splits it
     for piece in PIECE.finditer(text):
         value = piece[0]
         if piece.lastgroup == "array":
-            name = piece[0].strip('"')[2:-4]
+            name = piece[0].strip('"').removeprefix("${")[: -len("[@]}")]
             value = variables.get(name, value)
         if piece.lastgroup == "variable":
             value = substituted(piece[0], variables)
             if value != piece[0]:
+                # A shell splits the value at spaces, but takes no quotes in it as quotes.
                 value = " ".join(map(shlex.quote, value.split()))
         filled += value
     try:
