@@ -326,7 +326,9 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     keys = sweep_analysis.group_keys(medians, by)
     for key, group in medians.groupby(keys, sort=False):
         run = group.iloc[0]
-        row = {label: sweep_analysis.text(run[name]) for name, label in settings.items()}
+        row = {}
+        for name, label in settings.items():
+            row[label] = sweep_analysis.text(run[name])
         if run["is_baseline"]:
             row["policy"] += " *"
         row["policy"] += _unsteady_mark(int(num_unsteady[key]), int(group["num_samples"].max()))
@@ -337,10 +339,11 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
                 value = _median(name, quantities[name], scales[name])
             row[heading_of_column] = value
         rows.append(row)
+    same_chunk_note = _same_chunk_note(runs, compared)
     signs = {
         f"medians of {num_samples}": num_samples > 1,
         IN_PAIRS: num_samples > 1 and bool(references),
-        _same_chunk_note(runs, compared): bool(_same_chunk_note(runs, compared)),
+        same_chunk_note: bool(same_chunk_note),
         "*: baseline": once.is_baseline.any(),
         "equal runs once": len(once) < len(runs),
         "^ more, v less is better": True,

@@ -109,7 +109,8 @@ class _Layout:
     def panel_height(self) -> float:
         """Return the height of a panel with the label above it."""
         num_further_lines = max(name.count("\n") for name in self.y_names)
-        return 0.5 + (CELL_HEIGHT + LINE * num_further_lines) * len(self.upwards)
+        row_height = CELL_HEIGHT + LINE * num_further_lines
+        return 0.5 + row_height * len(self.upwards)
 
     @property
     def upright_height(self) -> float:
@@ -169,7 +170,10 @@ def heat_map(
         ax.tick_params(length=0)
         ax.set(facecolor=GREY, xlim=(0, len(layout.along)), ylim=(len(layout.upwards), 0))
 
-    axes_of_row = [axes[start : start + num_columns] for start in range(0, len(axes), num_columns)]
+    axes_of_row = []
+    for start in range(0, len(axes), num_columns):
+        end = start + num_columns
+        axes_of_row.append(axes[start:end])
     has_titles = col is not None
     for row, axes_beside in zip(rows, axes_of_row, strict=True):
         _label_row(axes_beside, row, layout, has_titles=has_titles)
