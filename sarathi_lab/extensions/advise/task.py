@@ -205,9 +205,10 @@ def check_settings(cfg: DictConfig) -> None:
 
 
 def with_requests(cfg: DictConfig) -> DictConfig:
-    """Return `cfg` with its number of requests, the same for all policies and rates that are tried;
-    where they arrive over time and it is not stated a share of a run's, as what is advised is
-    chosen from runs of `LONGER` times as many.
+    """Return `cfg` with its number of requests, the same for all policies and rates that are tried.
+
+    Where requests arrive over time and their number is not stated, it is a run's over `LONGER`: the
+    advice is chosen from runs of `LONGER` times as many.
     """
     workload = cfg.workload
     is_free = "num_requests" in workload and OmegaConf.is_interpolation(workload, "num_requests")

@@ -183,8 +183,8 @@ class Disaggregated(Several):
         # A head that several devices hold is sent to each of them.
         on_device = device.parallel.with_heads_of_device(spec)
         token_bytes = device.parallel.tensor * on_device.kv_bytes_per_token(device.dtype_bytes)
-        sizes = (token_bytes, spec.state_bytes(device.dtype_bytes))
-        return Link(rate, hardware.link_latency, *sizes)
+        state_bytes = spec.state_bytes(device.dtype_bytes)
+        return Link(rate, hardware.link_latency, token_bytes, state_bytes)
 
     def cluster(self, schedulers: Sequence[Scheduler], executor: Executor) -> Cluster:
         return Handover(schedulers, _instances(executor), ROUTERS[self.router](), self.prefill)
