@@ -262,23 +262,15 @@ def _without_unset(
             filled_in[name], of_keys = _without_unset(system, value)
             notes += [f"{name}.{note}" for note in of_keys]
             continue
-        unset = _unset_in(value)
-        if not unset:
+        # A list with one such word is not taken at all: the others may be half of what was meant.
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        if VARIABLE.search(text) is None:
             filled_in[name] = value
             continue
         row = find(system, name)
         if row is None or row.setting != NO_EFFECT:
-            notes.append(f"{name}={unset} (nothing here sets the variable)")
+            notes.append(f"{name}={text} (nothing here sets the variable)")
     return filled_in, notes
-
-
-def _unset_in(value: object) -> str:
-    """Return the text with a variable that a value is, or that a list has; "": there is none."""
-    members = value if isinstance(value, list) else [value]
-    for member in members:
-        if isinstance(member, str) and VARIABLE.search(member) is not None:
-            return member
-    return ""
 
 
 # -- where a command stands ------------------------------------------------------------------------

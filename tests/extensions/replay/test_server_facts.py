@@ -425,7 +425,7 @@ def test_what_stands_beside_a_commands_arguments_is_not_dropped(tmp_path):
     ]
     command = "vllm serve x --served-model-name $NAME y -cc.cudagraph_mode=$MODE --api-key $KEY"
     assert read_command(command).not_simulated == [
-        "served_model_name=$NAME (nothing here sets the variable)",
+        "served_model_name=$NAME y (nothing here sets the variable)",
         "compilation_config.cudagraph_mode=$MODE (nothing here sets the variable)",
     ]
     facts = read_command("LLM('x', 'y', max_num_seqs=8, **options)")
