@@ -202,7 +202,8 @@ def changed(cfg: DictConfig, **settings: object) -> DictConfig:
 def make_setup(cfg: DictConfig) -> Setup:
     """Build the device, and generate the requests. Raises UserError."""
     if cfg.batch is not None:  # first, as the number of requests follows from it
-        _checked_batch(cfg.batch)
+        advice = "use the number of sequences to serve at a time, such as 8"
+        require_int("batch", cfg.batch, 1, advice)
     backend: Backend = build(cfg.executor)
     spec, checkpoint = resolve_model(cfg, backend)
     cluster: Topology = build(cfg.cluster)
@@ -213,22 +214,16 @@ def make_setup(cfg: DictConfig) -> Setup:
     return Setup(backend, spec, checkpoint, cluster, _load(cfg, backend, spec, checkpoint))
 
 
-def _checked_batch(batch: object) -> int:
-    advice = "use the number of sequences to serve at a time, such as 8"
-    return require_int("batch", batch, 1, advice)
-
-
 def _parts(cfg: DictConfig, setup: Setup) -> Plan:
     """Build all parts of a run, the policy not yet fitted to the others; fill defaults in `cfg`."""
     require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
     backend, spec, load, cluster = setup.backend, setup.spec, setup.load, setup.cluster
     assumed = fill_defaults(cfg, backend, spec, load)
-    batch_size = _checked_batch(cfg.batch)
     policy: Policy = build(cfg.policy, Policy)
     max_model_len = cfg.max_model_len or max(request.total_len for request in load.requests)
     engine = EngineConfig(
         policy=policy,
-        batch_size=batch_size,
+        batch_size=cfg.batch,
         max_model_len=max_model_len,
         num_micro_batches=backend.num_stages,
         queue_order=cfg.queue_order,

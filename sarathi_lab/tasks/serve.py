@@ -194,7 +194,7 @@ def _labelled(
 ) -> Result:
     """Return what is known of a run's result before it begins: labels, tags and configuration."""
     labels = labels_of(plan, context.name)
-    # One name with and without others beside it: a sweep over policies has those of the options.
+    # The option's name, which sweeps over policies show, so that a run alone is called the same.
     labels["policy"] = context.policy or plan.policy.name
     labels["is_baseline"] = is_baseline
     folders = {}
