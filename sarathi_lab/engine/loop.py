@@ -12,6 +12,7 @@ from sarathi_lab.engine.arrivals import Arrivals, as_arrivals
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.policy_errors import PolicyStalled
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 
@@ -70,7 +71,7 @@ def run_engine(
         recorder: Is told of every iteration and of the sequences that it finished.
 
     Raises:
-        RuntimeError: The policy takes nothing although requests wait and nothing is on its way.
+        PolicyStalled: The policy takes nothing though requests are there and nothing is on its way.
     """
     arrivals = as_arrivals(requests)
     for request in arrivals.requests:
@@ -95,9 +96,7 @@ def run_engine(
             executor.wait_until(next_time)
         else:
             num_waiting = len(scheduler.waiting)
-            raise RuntimeError(
-                f"policy {scheduler.policy.name} stalled with {num_waiting} waiting requests"
-            )
+            raise PolicyStalled(scheduler.policy, scheduler.running, num_waiting)
 
 
 def _submit_all(scheduler: Scheduler, executor: Executor) -> None:

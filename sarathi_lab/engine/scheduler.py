@@ -12,6 +12,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN, StepResult
 from sarathi_lab.engine.policy import Policy
+from sarathi_lab.engine.policy_errors import PolicyRaised, is_own
 from sarathi_lab.engine.queues import (
     QueueOrder,
     RunningSequences,
@@ -201,7 +202,14 @@ class Scheduler:
         batch = Batch(window=self.blocks.attention_window)
         if self.running.rank is by_priority and not self.policy.keeps_order:
             self.sort_running()  # urgent sequences choose first, as later ones are evicted
-        self.policy.fill(batch, self)
+        try:
+            self.policy.fill(batch, self)
+        except UserError:
+            raise
+        except Exception as error:
+            if is_own(self.policy):
+                raise PolicyRaised(self.policy, error) from error
+            raise
         if not batch.chunks:
             return None
         if self.policy.follows_up:

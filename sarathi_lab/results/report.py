@@ -175,6 +175,8 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: SweepAxes) -> None:
         counted = f"The {len(runs)} finished runs, {num_missing} missing,"
     table = sweep_table(runs, f"{counted} of this sweep")
     show([table, *notes_of(runs), *conclusion(runs)])
+    if runs.is_baseline.all():
+        print_words("no run but the baselines has finished: table and figure show these alone")
     print_place("table", _save_table(sweep_dir, runs))
     try:
         picture = _picture_of(sweep_dir, runs, axes)

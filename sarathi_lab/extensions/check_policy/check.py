@@ -8,6 +8,7 @@ from random import Random
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.policy_errors import PolicyRaised, PolicyStalled
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.extensions.check_policy.queues import STREAM, Case, draw_case
@@ -86,11 +87,12 @@ def _serve_twice(case: Case) -> None:
         hold(is_same, "same schedule", "the queue is served in another way a second time")
     except PolicyFault as fault:
         raise PolicyFault(fault.rule, fault.how, case) from None
-    except Exception as error:  # of the policy's `fill`, or of the loop when it stalls
-        if "stalled with" in str(error):
-            raise PolicyFault("progress", str(error), case) from None
-        how = f"{type(error).__name__}: {error}"
-        raise PolicyFault("no errors", how, case) from error
+    except PolicyStalled as stall:
+        raise PolicyFault("progress", stall.how, case) from None
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, PolicyRaised) else error
+        how = f"{type(cause).__name__}: {cause}"
+        raise PolicyFault("no errors", how, case) from cause
 
 
 def _serve(case: Case) -> Schedule:

@@ -92,7 +92,7 @@ class Remembers(Policy):
     ("policy", "rule", "words"),
     [
         (OverBudget, "budget", "tokens"),
-        (Idle, "progress", "policy wrong stalled with"),
+        (Idle, "progress", "policy wrong stalled: 1 decoding request got no token"),
         (Lifo, "starvation", "is overtaken by"),
         (Greedy(reserve="chunk"), "blocks", "for which it holds no block"),
         (Twice, "no errors", "ValueError: cannot take 1 tokens"),
