@@ -14,13 +14,14 @@ LEVEL = 0.01  # of both tests for a trend, one-sided
 FEWEST_BATCHES = 5  # of the second half of a short run: the fewest that can pass at LEVEL
 LEAST_EXCESS = 1 / 3  # of the requests in service, beyond what the first ones' latency explains
 LEAST_REQUESTS = 5  # of such: fewer are chance
+FEWEST_COMPARED = 2 * NUM_BATCHES  # requests whose number in service is tested for a trend
 Floats = NDArray[np.float64]
 
 
 class Crowd(NamedTuple):
     """Requests in service at arrivals, in the mean of the first and the last batch of them.
 
-    `expected_last` is what would be in service then if requests took as long as the first ones.
+    `expected_last` is what would be in service then if requests took as long as the early ones.
     With `is_growing` the excess over that grows to a third of it. A run `is_short` if it ends
     before that can be judged, while ever more requests are in service.
     """
@@ -65,8 +66,8 @@ class LoadTrend(NamedTuple):
         if self.crowd.is_growing:
             return (
                 f"not steady: the requests in service grew {numbers}, where "
-                f"{self.crowd.expected_last:.0f} would be if they took as long as the first ones, "
-                "so waits depend on the length of the run; lower the load, or count later"
+                f"{self.crowd.expected_last:.0f} would be if they took as long as early ones, "
+                "so times depend on the length of the run; lower the load, or count later"
             )
         if self.crowd.is_short:
             return (
@@ -81,9 +82,10 @@ def load_trend(requests: pd.DataFrame) -> LoadTrend | None:
 
     The delay shows a queue before the first chunk. A server that takes prompts at once has none,
     and lets all wait between tokens: there more and more requests are in service. Their number at
-    each arrival is held against the number of arrivals in the time that the first tenth of the
-    requests took (median), so that a burst of arrivals is no overload. Batches, test and level are
-    those of `delay_trend`.
+    each arrival is compared with the number of arrivals in the time that the second tenth of the
+    requests took (median), so that a burst of arrivals is no overload. The first tenth met an empty
+    server: all later ones take longer, in a steady run too. Batches, test and level are those of
+    `delay_trend`.
     """
     delay = delay_trend(requests)
     if delay is None:
@@ -99,10 +101,12 @@ def _crowd(arrivals: Floats, ends: Floats) -> Crowd:
     num_arrived = np.arange(1.0, len(arrivals) + 1)
     in_service = num_arrived - np.searchsorted(np.sort(ends), arrivals, side="right")
     num_first = max(2, len(arrivals) // NUM_BATCHES)
-    first_latency = float(np.median((ends - arrivals)[:num_first]))
+    latencies = ends - arrivals
+    first_latency = float(np.median(latencies[:num_first]))
     # Before the first requests are done, their number can only grow.
     has_filled = arrivals >= arrivals[0] + first_latency
-    if has_filled.sum() < 2 * NUM_BATCHES:
+    has_filled[:num_first] = False
+    if has_filled.sum() < FEWEST_COMPARED:
         second_half = batch_means(in_service[len(arrivals) // 2 :], FEWEST_BATCHES)
         return Crowd(
             first=second_half[0],
@@ -111,7 +115,8 @@ def _crowd(arrivals: Floats, ends: Floats) -> Crowd:
             is_growing=False,
             is_short=_ascends(second_half),
         )
-    recent = num_arrived - np.searchsorted(arrivals, arrivals - first_latency, side="right")
+    early_latency = float(np.median(latencies[num_first : 2 * num_first]))
+    recent = num_arrived - np.searchsorted(arrivals, arrivals - early_latency, side="right")
     counts = batch_means(in_service[has_filled], NUM_BATCHES)
     expected = batch_means(recent[has_filled], NUM_BATCHES)
     excess = [count - usual for count, usual in zip(counts, expected, strict=True)]

@@ -32,7 +32,7 @@ def test_a_server_without_a_queue_is_overloaded_by_what_it_has_in_service() -> N
     assert trend is not None
     assert not trend.delay.is_growing
     assert (trend.is_overloaded, trend.is_steady) == (True, False)
-    assert "the requests in service grew from 8 to 39, where 8 would be" in str(trend.caution())
+    assert "the requests in service grew from 9 to 39, where 14 would be" in str(trend.caution())
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,11 @@ def test_a_server_without_a_queue_is_overloaded_by_what_it_has_in_service() -> N
         # A burst: the last ones come ten times as fast, and take as long.
         requests_of(np.where(SECONDS < 70, SECONDS, 70 + 0.1 * (SECONDS - 70)), np.full(100, 5.0)),
         requests_of(SECONDS, 5 + 4 * np.sin(SECONDS)),
+        # The first ones meet an empty server: all later ones take twice as long.
+        requests_of(SECONDS, np.where(SECONDS < 10, 5.0, 11 + 0.01 * SECONDS)),
     ],
 )
-def test_bursts_and_noise_are_no_overload(requests: pd.DataFrame) -> None:
+def test_bursts_noise_and_an_empty_server_are_no_overload(requests: pd.DataFrame) -> None:
     trend = load_trend(requests)
     assert trend is not None
     assert trend.is_steady
