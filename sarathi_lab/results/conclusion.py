@@ -30,6 +30,10 @@ MOST = 4  # sentences
 SENTENCE = ("better", "worse", "equal", "undecided")  # verdicts in the order of a sentence
 # Ratios so near to 1 are printed as 1.00 and mean nothing to anybody who serves models.
 LEAST_DIFFERENCE = 0.005
+# Where a run is too short to tell a server that keeps up from one that does not, so many times the
+# requests show it, and runs of so many requests are long enough.
+LONGER = 8
+LONG_ENOUGH = 1_000
 ONE_DRAW = (
     f"These are single draws of arrivals, of which a P99 is one or two requests; "
     f"seed=range({FEWEST_PAIRS}) shows what they decide."
@@ -215,7 +219,20 @@ def _difference_in_steadiness(runs: pd.DataFrame, references: pd.DataFrame, base
         return f"keeps up with the load and {base} does not, whose waits depend on the run's length"
     if is_base_steady:
         return f"is not steady, so that its waits are not compared with {base}'s"
-    return "neither is steady, so that their waits are not compared"
+    neither = "neither is steady, so that their waits are not compared"
+    return f"{neither}{_longer_run(runs)}"
+
+
+def _longer_run(runs: pd.DataFrame) -> str:
+    """Return the setting of a run that is long enough to show which server keeps up; "" if these
+    are, or if their requests are recorded.
+    """
+    if not _are_drawn(runs) or "workload.num_requests" not in runs:
+        return ""
+    num_requests = int(runs["workload.num_requests"].iloc[0])
+    if num_requests >= LONG_ENOUGH:
+        return ""
+    return f" (a longer run shows which keeps up: workload.num_requests={LONGER * num_requests})"
 
 
 def _sentence(best: _Best, comparison: _Comparison) -> str:

@@ -214,8 +214,9 @@ def unsteady_note(runs: pd.DataFrame) -> list[str]:
     lines = []
     if is_overloaded.any():
         lines.append(
-            f"{_share_of(is_overloaded)} overloaded ({UNSTEADY}): waits grow with the length of "
-            f"the run; lower {load} or use task=capacity"
+            f"{_share_of(is_overloaded)} overloaded ({UNSTEADY}): requests come faster than they "
+            f"are served, so that times grow with the length of the run; lower {load} or use "
+            f"task=capacity{_where_batch_is_full(swept[is_overloaded])}"
         )
     if is_short.any():
         lines.append(
@@ -226,6 +227,19 @@ def unsteady_note(runs: pd.DataFrame) -> list[str]:
     if num_others:
         lines.append(f"{num_others} of {len(others)} baselines are not steady ({UNSTEADY})")
     return lines
+
+
+def _where_batch_is_full(overloaded: pd.DataFrame) -> str:
+    """State a higher batch as a remedy of runs whose sequences were all in use; "" of others."""
+    if "slot_use" not in overloaded:
+        return ""
+    num_full = int((overloaded["slot_use"] == 1).sum())
+    if not num_full:
+        return ""
+    which = "all sequences are in use"
+    if num_full < len(overloaded):
+        which = f"in {num_full} of them {which}"
+    return f"; {which}: raise batch"
 
 
 def _share_of(is_so: pd.Series) -> str:

@@ -28,7 +28,12 @@ from sarathi_lab.results.load_trend import LoadTrend, load_trend
 from sarathi_lab.results.own_metrics import own_quantities
 from sarathi_lab.results.result import ITERATIONS, REQUESTS
 from sarathi_lab.results.serving_metrics import Slo, serving_summary
-from sarathi_lab.results.steady import LEAST_DRIFT, drift, requests_for_steady_part
+from sarathi_lab.results.steady import (
+    LEAST_DRIFT,
+    batch_in_flight,
+    drift,
+    requests_for_steady_part,
+)
 from sarathi_lab.results.window import RunPart
 from sarathi_lab.tasks.plan import Plan
 
@@ -145,12 +150,21 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
         )
     if run.trend is not None:
         summary |= run.trend.metrics()
+        summary["slot_use"] = _slot_use(run)
     if run.slo_reference is not None:
         summary["slo_decode_time"] = run.slo_reference
     # A user's own come last: they may not have the name of any other.
     counted = metrics.RunTables(run.iterations, run.requests, run.peaks, run.decode_cost)
     own, error = own_quantities(plan.metrics, counted, summary.keys())
     return summary | own, tables, error
+
+
+def _slot_use(run: ExecutedRun) -> float:
+    """Return the most requests that were in flight at once, as a share of the sequences that the
+    engines may hold.
+    """
+    num_slots = run.plan.engine.num_slots
+    return batch_in_flight(run.tables[REQUESTS], num_slots) / num_slots
 
 
 def serving_summary_of(
@@ -216,8 +230,14 @@ def host_is_busy(run: ExecutedRun) -> list[str]:
 
 def load_grows(run: ExecutedRun) -> list[str]:
     """State that waits depend on how long the run was."""
-    caution = None if run.trend is None else run.trend.caution()
-    return [] if caution is None else [f"  {caution}"]
+    if run.trend is None:
+        return []
+    caution = run.trend.caution()
+    if caution is None:
+        return []
+    if run.trend.is_overloaded and _slot_use(run) == 1:
+        caution += f"; all {run.plan.engine.num_slots} sequences are in use: raise batch"
+    return [f"  {caution}"]
 
 
 CAUTIONS: Sequence[Caution] = (not_steady, host_is_busy)

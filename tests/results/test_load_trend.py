@@ -98,8 +98,10 @@ def test_a_sweep_states_which_runs_are_not_steady() -> None:
     ]
     assert "!: not steady" in table.title
     overloaded, short, baselines = unsteady_note(swept())
-    assert overloaded.startswith("1 of 4 runs is overloaded (!): waits grow with the length")
+    assert overloaded.startswith("1 of 4 runs is overloaded (!): requests come faster")
     assert overloaded.endswith("lower workload.rate or use task=capacity")
+    full, _, _ = unsteady_note(swept(slot_use=[0.5, 1, 1, 1, 1, 1]))
+    assert full.endswith("use task=capacity; all sequences are in use: raise batch")
     assert short.startswith("1 of 4 runs is too short (!)")
     assert baselines == "1 of 2 baselines are not steady (!)"
     users = swept(**{"workload.arrivals": "users"})
@@ -117,6 +119,8 @@ def test_a_steady_run_with_short_waits_is_best_and_waits_without_a_limit_are_not
     words = "sglang workload.rate=8 beside orca: neither is steady, so that their waits are not"
     assert second.startswith(words)
     assert second.endswith("better in throughput 110 against 100 tokens/s (1.10 times).")
+    drawn = swept(**{"workload.arrivals": "poisson", "workload.num_requests": 180})
+    assert "which keeps up: workload.num_requests=1440)" in conclusion(drawn)[1]
     keeps_up = swept().assign(is_steady=[1, 0, 1, 1, 1, 0])
     assert "keeps up with the load and orca does not" in conclusion(keeps_up)[1]
 
