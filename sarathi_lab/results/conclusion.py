@@ -34,6 +34,13 @@ LEAST_DIFFERENCE = 0.005
 # requests show it, and runs of so many requests are long enough.
 LONGER = 8
 LONG_ENOUGH = 1_000
+# Of the means of a replay, and how it is off from the run that it repeats.
+REPLAY_ERRORS = {
+    "error/ttft": "TTFT",
+    "error/tpot": "TPOT",
+    "error/latency": "end-to-end latency",
+}
+LARGE_ERROR = 0.1
 ONE_DRAW = (
     f"These are single draws of arrivals, of which a P99 is one or two requests; "
     f"seed=range({FEWEST_PAIRS}) shows what they decide."
@@ -113,6 +120,9 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     is_drawn_once = is_over_time and are_single and _are_drawn(comparison.runs)
     if is_drawn_once and comparison.noise == analysis.DETERMINISTIC:
         sentences.append(ONE_DRAW)
+    caution = _caution_of_replay(comparison.runs)
+    if caution:
+        sentences.append(caution)
     sentences[0] = f"\n{sentences[0]}"
     return sentences
 
@@ -134,11 +144,37 @@ def _extremes(every_best: Sequence[_Best], comparison: _Comparison) -> list[_Bes
 
 def _are_drawn(runs: pd.DataFrame) -> bool:
     """Return whether a seed decides when requests arrive, not a recorded run or a trace."""
-    if "workload.arrivals" not in runs:
+    if "workload.arrivals" not in runs or _is_replay(runs):
         return False
     kinds = runs["workload.arrivals"]
     is_drawn = kinds.notna() & kinds.ne("trace")
     return bool(is_drawn.all())
+
+
+def _is_replay(runs: pd.DataFrame) -> bool:
+    """Return whether runs repeat a real server's, whose requests are recorded."""
+    return any(name in runs for name in REPLAY_ERRORS)
+
+
+def _caution_of_replay(runs: pd.DataFrame) -> str:
+    """State by how much a replay misses the run that it repeats; "" where it is near."""
+    misses = []
+    for name, label in REPLAY_ERRORS.items():
+        if name not in runs:
+            continue
+        errors = runs[name].dropna()
+        if errors.empty:
+            continue
+        largest = max(errors, key=abs)
+        if abs(largest) >= LARGE_ERROR:
+            misses.append(f"{largest:+.0%} in {label}")
+    if not misses:
+        return ""
+    return (
+        f"The simulation misses your run by {', '.join(misses)}, so that it does not decide "
+        "smaller differences; check hardware, host, and the time that passes outside the server "
+        "(network, client)."
+    )
 
 
 def _comparison(runs: pd.DataFrame, *, is_over_time: bool) -> _Comparison | None:

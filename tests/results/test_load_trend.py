@@ -125,6 +125,14 @@ def test_a_steady_run_with_short_waits_is_best_and_waits_without_a_limit_are_not
     assert "keeps up with the load and orca does not" in conclusion(keeps_up)[1]
 
 
+def test_a_replay_says_how_far_it_misses_and_asks_for_no_other_draw() -> None:
+    replays = swept(**{"workload.arrivals": "recorded", "error/ttft": -0.7, "error/tpot": 0.02})
+    last = conclusion(replays)[-1]
+    assert last.startswith("The simulation misses your run by -70% in TTFT, so that")
+    assert "single draws" not in " ".join(conclusion(replays))
+    assert not conclusion(replays.assign(**{"error/ttft": 0.03}))[-1].startswith("The simulation")
+
+
 def test_the_picture_crosses_waits_of_runs_that_are_not_steady() -> None:
     figure = draw_sweep(swept(), y=["ttft_p99"])
     labels = [text.get_text() for legend in _legends(figure) for text in legend.get_texts()]

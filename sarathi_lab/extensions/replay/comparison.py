@@ -186,14 +186,24 @@ def worst_part(parts: pd.DataFrame) -> str:
     factors = np.abs(np.log(ratio.to_numpy()))
     if np.isnan(factors).all():
         return "  no end-to-end times are recorded"
-    worst = parts.iloc[int(np.nanargmax(factors))]
-    selection = f"sent from {worst.since:.1f} s on"
-    if parts.load.nunique() > 1:
-        selection = f"of {worst.load}"
+    position = int(np.nanargmax(factors))
+    worst = parts.iloc[position]
     return (
-        f"  largest difference end to end, for requests {selection}: real "
+        f"  largest difference in mean end-to-end time, {_selection(parts, position)}: real "
         f"{worst['latency real']:.3g} s, simulated {worst['latency simulated']:.3g} s"
     )
+
+
+def _selection(parts: pd.DataFrame, position: int) -> str:
+    """Name the requests of the part at `position` of a `part_table`."""
+    if parts.load.nunique() > 1:
+        return f"for requests of {parts.load.iloc[position]}"
+    if len(parts) == 1:
+        return "of all requests"
+    since = f"for requests sent from {parts.since.iloc[position]:.1f} s"
+    if position + 1 == len(parts):
+        return f"{since} to the end"
+    return f"{since} to {parts.since.iloc[position + 1]:.1f} s"
 
 
 def picture(

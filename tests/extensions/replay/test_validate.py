@@ -14,6 +14,7 @@ import sarathi_lab as lab
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.extensions.replay.comparison import worst_part
 
 RUNS = REPOSITORY / "experiments" / "lab" / "real_servers"
 DENSE, MIXTURE = RUNS / "rtx-4090-llama-3.1-8b", RUNS / "rtx-pro-6000-qwen3-30b-a3b"
@@ -189,3 +190,14 @@ def test_capture_sizes_are_other_settings_and_need_a_mode(short_run):
     assert (recorded.mode, list(recorded.sizes)) == ("piecewise", [1, 4])
     assert case.what_if.backend.host.graphs.largest == 8
     assert case.what_if.engine == case.as_run.engine
+
+
+def test_the_largest_difference_names_the_requests_that_it_is_of():
+    parts = pd.DataFrame({"load": "run", "since": [0.0, 4.0, 9.0], "latency simulated": 1.0})
+    assert "requests sent from 4.0 s to 9.0 s" in worst_part(
+        parts.assign(**{"latency real": [1.0, 3.0, 2.0]})
+    )
+    assert "sent from 9.0 s to the end" in worst_part(
+        parts.assign(**{"latency real": [1.0, 3.0, 4.0]})
+    )
+    assert "of all requests" in worst_part(parts[:1].assign(**{"latency real": 2.0}))
