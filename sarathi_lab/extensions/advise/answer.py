@@ -19,6 +19,9 @@ from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.results.table import heading
 
 AS_GOOD_MARK = " *"
+# Share of a P99 that one draw of requests does not decide. A tie is the run's own policy's.
+TIED = 0.05
+MOVED = 1.1  # times the P99 of a short run from which the longer one's is pointed out
 
 
 def best_lines(
@@ -29,6 +32,7 @@ def best_lines(
     if runs.slo is None:
         lines = [
             f"best: {name}, for the most tokens/s (* within 1 % of the most)",
+            *_tie_lines(best, table),
             "of those marked * it has the shortest times between tokens (P99)",
         ]
     else:
@@ -54,10 +58,9 @@ def _within_objective(
     if best["slo_met"]:
         return [
             f"best within it: {name}",
-            "of what meets it with the most tokens/s (within 1 %) it is farthest from its nearest "
-            "bound",
-            *_decided_by_longest_gap(best, runs),
-            *_not_distinguished(best, table),
+            *_tie_lines(best, table),
+            "of what meets it, to 1 % with the most tokens/s, it stays farthest below the bounds",
+            f"nearest is {_nearest_bound(best, runs)}",
         ]
     if best["is_steady"]:
         return [
@@ -95,44 +98,38 @@ def best_of_policies(table: pd.DataFrame, best: pd.Series) -> list[pd.Series]:
 
 
 def rows_alike(best: pd.Series, table: pd.DataFrame) -> list[pd.Series]:
-    """Return the best of other policies that are as far within the objective as `best`, to a share
-    of `AS_GOOD`, with as many tokens/s.
+    """Return the best of other policies that are tied with `best`: with as many tokens/s, to a
+    share of `AS_GOOD`, and as far within the objective (without one: with times between tokens as
+    short), to a share of `TIED`.
     """
+    decided_by = "worst_use" if "slo_met" in table else "tbt_p99"
     alike = []
     for row in best_of_policies(table, best)[1:]:
-        serves_as_much = _are_close(row["throughput"], best["throughput"])
-        is_as_far = _are_close(row["worst_use"], best["worst_use"])
-        if row["slo_met"] and serves_as_much and is_as_far:
+        serves_as_much = math.isclose(row["throughput"], best["throughput"], rel_tol=AS_GOOD)
+        is_as_far = math.isclose(row[decided_by], best[decided_by], rel_tol=TIED)
+        if row.get("slo_met", True) and serves_as_much and is_as_far:
             alike.append(row)
     return alike
 
 
-def _decided_by_longest_gap(best: pd.Series, runs: PolicyRuns) -> list[str]:
-    """State that the longest gap decided, which the objective does not bound, and among what."""
-    if best["worst_use"] == best["bound_use"]:
-        return []
-    is_cut = ~runs.table["is_whole"].astype(bool)
-    within = runs.table[(runs.table["bounds_missed"] == 0) & is_cut]
-    chunks = within["chunk"]
-    if len(chunks) < 2:
-        return []
-    return [
-        "the nearest is that of TBT, held against the longest gap of each request (P99), which the",
-        f"objective does not bound; what it bounds is met by chunks {chunks.min()} to "
-        f"{chunks.max()} in runs of {runs.table['num_requests'].iloc[0]:,} requests",
-    ]
+def _nearest_bound(best: pd.Series, runs: PolicyRuns) -> str:
+    """Name what is nearest to its bound in the advised run, and how much of the bound it takes."""
+    assert runs.slo is not None, "a run without an objective has no bounds"
+    if best["worst_use"] > best["bound_use"]:
+        # A P99 of all gaps may hide one long stall, so each request's longest counts, too.
+        return f"TBT: a request's longest gap (P99) takes {best['worst_use']:.0%} of its bound"
+    uses = {}
+    for name, bound in runs.slo.bounds.items():
+        uses[NAMES[name]] = best[runs.slo.quantity_of(name)] / bound
+    nearest = max(uses, key=lambda name: uses[name])
+    return f"{nearest}, which takes {best['worst_use']:.0%} of its bound"
 
 
-def _not_distinguished(best: pd.Series, table: pd.DataFrame) -> list[str]:
+def _tie_lines(best: pd.Series, table: pd.DataFrame) -> list[str]:
     alike = [f"{row['policy']} with {chunk_of(row)}" for row in rows_alike(best, table)]
     if not alike:
         return []
-    named = ", ".join(alike)
-    return [f"not distinguished from it (within 1 %): {named}; of such the run's own is taken"]
-
-
-def _are_close(first: float, second: float) -> bool:
-    return math.isclose(first, second, rel_tol=AS_GOOD)
+    return [f"tied with it (within {TIED:.0%}): {', '.join(alike)}"]
 
 
 def policies_table(table: pd.DataFrame, best: pd.Series, slo: Slo | None) -> DisplayTable:
@@ -146,23 +143,47 @@ def policies_table(table: pd.DataFrame, best: pd.Series, slo: Slo | None) -> Dis
 
 
 def chunks_table(runs: PolicyRuns) -> DisplayTable:
-    """Show all chunks that were tried for the advised policy."""
+    """Show all chunks that were tried for the advised policy, and what longer runs say of them."""
     rows = []
     num_requests = len(runs.plan.load.requests)
     table = runs.table.sort_values(["is_whole", "chunk"])
-    unsteady = "overloaded" if runs.confirmed.empty else "unsteady"
+    verdicts = {}
+    for row in runs.confirmed.to_dict("records"):
+        verdicts[row["chunk"], row["is_whole"]] = _verdict(row)
     for row in table.to_dict("records"):
-        cells = _cells(row, runs.slo, unsteady)
-        for name in ("kv_reread_factor", "tbt_p50"):
-            cells[heading(name)] = cell(name, row[name])
+        # Whether waits grow only a longer run tells: of a short one the bounds alone count.
+        cells = _cells(row, runs.slo, judges_growth=not verdicts)
+        if verdicts:
+            key = row["chunk"], row["is_whole"]
+            cells[f"in {LONGER * num_requests:,}\nrequests"] = verdicts.get(key, "-")
+        cells[heading("kv_reread_factor")] = cell("kv_reread_factor", row["kv_reread_factor"])
+        if runs.slo is None:  # else it is one column more than a terminal of 80 has
+            cells[heading("tbt_p50")] = cell("tbt_p50", row["tbt_p50"])
         rows.append(cells)
     title = f"  chunks of {runs.option.label}, in runs of {num_requests:,} requests"
     return DisplayTable(rows, title=title)
 
 
-def _cells(row: Row, slo: Slo | None, unsteady: str = "overloaded") -> dict[str, str]:
-    """Return a row's chunk, throughput and bounded quantities as text; `unsteady` is what a run is
-    called whose waits grow.
+def longer_run_lines(best: pd.Series, runs: PolicyRuns) -> list[str]:
+    """Say why the two tables differ where the advised chunk waits longer in its longer run."""
+    if runs.slo is None or runs.confirmed.empty:
+        return []
+    short = runs.tried(best)
+    for name in runs.slo.bounds:
+        quantity = runs.slo.quantity_of(name)
+        if name in WAITS and best[quantity] > MOVED * short[quantity]:
+            quantile = quantity.rpartition("_p")[2]
+            return [
+                f"  {NAMES[name]} P{quantile} of {chunk_of(best)}: {amount(1e3 * short[quantity])} "
+                f"ms in {short['num_requests']:,} requests, {amount(1e3 * best[quantity])} ms in "
+                f"{best['num_requests']:,}, which meet rarer bursts; the longer run decides"
+            ]
+    return []
+
+
+def _cells(row: Row, slo: Slo | None, *, judges_growth: bool = True) -> dict[str, str]:
+    """Return a row's chunk, throughput and bounded quantities as text, and whether it is within the
+    objective: in its bounds, and where the run `judges_growth` without waits that grow.
     """
     chunk = f"{row['chunk']:.0f}"
     if row["is_whole"]:
@@ -177,10 +198,15 @@ def _cells(row: Row, slo: Slo | None, unsteady: str = "overloaded") -> dict[str,
         value = row[slo.quantity_of(name)]
         cells[_bound_heading(slo, name)] = _against(value, bound)
     cells["longest gap\nP99 [ms]"] = cell("tbt_p99", row["request_gap_p99"])
-    cells["objective"] = "met" if row["slo_met"] else "missed"
-    if not row["is_steady"]:
-        cells["objective"] = unsteady
+    in_bounds = "missed" if row["bounds_missed"] else "met"
+    cells["objective"] = _verdict(row) if judges_growth else in_bounds
     return cells
+
+
+def _verdict(row: Row) -> str:
+    if not row["is_steady"]:
+        return "overloaded"
+    return "met" if row["slo_met"] else "missed"
 
 
 def _bound_heading(slo: Slo, name: str) -> str:

@@ -149,6 +149,7 @@ class Advise(Task):
             *answer.remedy_lines(remedied.commands),
             *graphs_gain(runs, advice.best, self.chunks),
             answer.chunks_table(runs),
+            *answer.longer_run_lines(advice.best, runs),
             *answer.flag_lines(flags, is_met=advice.is_met, has_server=remedied.server is not None),
             answer.closing(advice.table, runs, plan.config["seed"]),
         ]
@@ -223,7 +224,7 @@ def with_requests(cfg: DictConfig) -> DictConfig:
 def advised(table: pd.DataFrame, label: str) -> pd.Series:
     """Return the row that is best, in doubt one of the policy `label`, which the user runs."""
     best = choose(table)
-    if "slo_met" not in table or not best["slo_met"]:
+    if not best.get("slo_met", True):
         return best
     for row in answer.rows_alike(best, table):
         if row["policy"] == label:

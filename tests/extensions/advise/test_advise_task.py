@@ -177,7 +177,7 @@ def test_a_bound_is_found_to_a_tenth_and_every_bound_is_shown(tmp_path):
     assert "TBT P90 [ms]" in cells_of(result)
     assert " met" in cells_of(result)
     assert "best within it: vllm_v1" in lines_of(result)
-    assert "farthest from its nearest bound" in lines_of(result)
+    assert "it stays farthest below the bounds" in lines_of(result)
 
 
 def test_each_table_is_of_runs_of_one_number_of_requests(tmp_path):
@@ -189,6 +189,10 @@ def test_each_table_is_of_runs_of_one_number_of_requests(tmp_path):
     for table, number in zip(tables, (96, 24), strict=True):
         assert table.title.endswith(f"in runs of {number} requests")
         assert all(row["tokens/s"] for row in table.rows)
+    in_longer_runs = {row["chunk"]: row["in 96\nrequests"] for row in tables[1].rows}
+    best = f"{result.summary['chunk']:.0f}"
+    assert in_longer_runs.pop(best) == tables[0].rows[0]["objective"] == "met"
+    assert list(in_longer_runs.values()) == ["-"]
     assert sorted(result.tables["advice"].num_requests) == [24, 24, 96]
     assert result.summary["num_requests"] == 96
 
@@ -241,7 +245,7 @@ def test_equal_schedules_are_not_distinguished_and_the_first_policy_is_taken(tmp
     bounds = ["slo.ttft=2", "slo.tbt=0.1", "workload.rate=8", "task.chunks=[256]"]
     text = lines_of(run(tmp_path, *LOADED, *bounds, policies))
     assert "best within it: vllm_v1 with chunk 256" in text
-    assert "not distinguished from it (within 1 %): sglang enable_mixed_chunk=true" in text
+    assert "tied with it (within 5%): sglang enable_mixed_chunk=true" in text
 
 
 def test_where_nothing_meets_the_objective_the_nearest_misses_the_fewest_bounds():
