@@ -79,6 +79,8 @@ def draw_sweep(
 def _with_ratios(runs: pd.DataFrame, stated: Sequence[str]) -> pd.DataFrame:
     """Add the ratios to the references of the sweep, and those among the `stated` quantities."""
     with_ratios = runs.reset_index(drop=True)  # rows of concatenated tables may share a label
+    # A copy holds equal types together; to a table as read pandas adds columns with a warning each.
+    with_ratios = with_ratios.copy()
     with_ratios.attrs.clear()  # which each step would copy
     with_ratios = analysis.with_short_devices(with_ratios)
     references = [f"throughput_vs_{policy}" for policy in analysis.references(with_ratios)]
