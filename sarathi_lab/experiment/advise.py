@@ -186,6 +186,18 @@ class ChunkSearch:
                 break
             self._add([chunk])
             row = self.rows[chunk]
+        self._add_below_one_in_doubt(chunks)
+
+    def _add_below_one_in_doubt(self, chunks: Sequence[int]) -> None:
+        """Predict the next smaller chunk where the smallest so far is within its bounds and only
+        seems to keep requests waiting, which a short run does not tell.
+        """
+        smallest = min(self.rows)
+        row = self.rows[smallest]
+        is_in_doubt = not row["bounds_missed"] and not row["is_steady"]
+        smaller = [chunk for chunk in chunks if chunk < smallest]
+        if is_in_doubt and smaller:
+            self._add(smaller[-1:])
 
     def _refine(self) -> None:
         while untried := self._untried():

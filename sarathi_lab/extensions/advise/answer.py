@@ -156,9 +156,9 @@ def chunks_table(runs: PolicyRuns) -> DisplayTable:
         if verdicts:
             key = row["chunk"], row["is_whole"]
             cells[f"in {LONGER * num_requests:,}\nrequests"] = verdicts.get(key, "-")
-        cells[heading("kv_reread_factor")] = cell("kv_reread_factor", row["kv_reread_factor"])
-        if runs.slo is None:  # else it is one column more than a terminal of 80 has
-            cells[heading("tbt_p50")] = cell("tbt_p50", row["tbt_p50"])
+        if runs.slo is None:  # else they are more columns than a terminal of 80 has
+            for name in ("kv_reread_factor", "tbt_p50"):
+                cells[heading(name)] = cell(name, row[name])
         rows.append(cells)
     title = f"  chunks of {runs.option.label}, in runs of {num_requests:,} requests"
     return DisplayTable(rows, title=title)

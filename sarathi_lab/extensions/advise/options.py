@@ -23,6 +23,7 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.experiment.advise import ChunkSearch, Row, candidates, marked, predict
 from sarathi_lab.extensions.advise.server_flags import (
     chosen_parameters,
+    least_budget,
     typed,
     unit_of,
     whole_variant,
@@ -85,8 +86,18 @@ class Option:
     def plan(self, chunk: int, parameters: Mapping[str, Any] = NO_PARAMETERS) -> Plan:
         """Plan a run with a token budget, and other parameters: cache and sequences may hang on
         them. Raises UserError.
+
+        Where the server has more sequences than it can cut a prompt beside within the budget, the
+        run has as many as it can: its flags are then those of what was simulated.
         """
-        return make_plan(self.with_chunk(chunk, parameters), self.setup)
+        cfg = self.with_chunk(chunk, parameters)
+        plan = make_plan(cfg, self.setup)
+        batch_size = plan.engine.batch_size
+        excess = least_budget(plan.policy, batch_size) - chunk
+        if self.cfg.batch is not None or not 0 < excess < batch_size:
+            return plan
+        cfg.batch = batch_size - excess
+        return make_plan(cfg, self.setup)
 
 
 @dataclass(frozen=True)
@@ -219,10 +230,10 @@ def try_chunks(option: Option, chunks: Sequence[int] | None) -> PolicyRuns:
 
     unit = unit_of(plan.policy)
     tile = max(TILE, unit)
-    fewest = plan.engine.batch_size
+    fewest = least_budget(plan.policy, plan.engine.batch_size)
     if option.cfg.batch is None:
         # With fewer tokens than sequences, a server that chooses both lowers the sequences.
-        fewest = min(fewest, TILE)
+        fewest = min(fewest, tile)
     chunk_search = ChunkSearch(predict_chunk, slo, tile, unit)
     if chunks is None:
         first = candidates(plan.load.requests, fewest, tile)

@@ -155,6 +155,16 @@ def unit_of(policy: Policy) -> int:
     return _number(server.unit, {"unit": own_unit(policy)})
 
 
+def least_budget(policy: Policy, batch_size: int) -> int:
+    """Return the least token budget that the policy's server has with `batch_size` sequences."""
+    server = server_of(policy)
+    if server is None:
+        return batch_size
+    numbers = Simulated(policy, batch_size, max_model_len=1).tokens
+    minima = [_number(name, numbers) for name in server.minimum]
+    return max(batch_size, *minima)
+
+
 def own_unit(policy: Policy) -> int:
     """Return the tokens of the policy's page, or of which it cuts prompts; 1 without such a one."""
     parameters = parameters_of(policy)

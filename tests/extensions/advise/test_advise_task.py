@@ -281,6 +281,15 @@ def test_sglang_without_mixed_chunks_takes_any_chunk_beside_its_sequences():
     assert list(advice.table.chunk.unique()) == [128]
 
 
+@pytest.mark.parametrize("policy", ["trtllm", "vllm_v1", "{sglang: {enable_mixed_chunk: true}}"])
+def test_the_flags_set_the_chunk_that_was_shown(policy, tmp_path):
+    """A server that takes its own number of sequences has no more than a block fits beside."""
+    load = [setting for setting in LOADED if setting != "batch=32"]
+    bounds = ["workload.rate=4", "slo.ttft=9", "slo.tbt=9", "task.chunks=[128]"]
+    result = run(tmp_path, *load, *bounds, f"task.policies=[{policy}]")
+    assert set(result.tables["flags"]["effective_budget"]) == {128}
+
+
 def test_a_run_whose_waits_grow_is_not_within_an_objective(tmp_path):
     """TBT alone is bounded, which a growing queue does not touch."""
     load = [*LOADED, "workload.rate=80", "slo.tbt=1", "task.policies=[]", "task.chunks=[256]"]
