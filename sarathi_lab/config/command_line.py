@@ -38,6 +38,7 @@ from sarathi_lab.config.instantiate import (
 )
 from sarathi_lab.config.jobs import MOST_JOBS
 from sarathi_lab.config.paths import CONF
+from sarathi_lab.config.published_names import option_of
 from sarathi_lab.config.run_context import SweepRecord
 
 SWITCHES = (
@@ -276,13 +277,25 @@ def _check_options(override: Override, options: Collection[str]) -> None:
     for option in _values(override):
         if name == "model" and "/" in option:
             raise UserError(
-                f"model={option} is no option; for a config.json or a checkpoint write "
-                "model=auto model.path=FOLDER"
+                f"model={option} is no option{_built_in_model(option)}; for a config.json or a "
+                "checkpoint write model=auto model.path=FOLDER"
             )
         if option != "null" or name in GROUPS:
             require_one_of(name, option, options)
         if name == LAUNCHER and option in LAUNCHER_PACKAGES:
             _require_launcher(option)
+
+
+def _built_in_model(name: str) -> str:
+    """Return the built-in model that a published name means, as a question; "" if there is none.
+
+    Takes names of the hub (meta-llama/Llama-3.3-70B-Instruct) and ends of folders.
+    """
+    option = option_of("model", name.rstrip("/").rpartition("/")[2])
+    # Without a size it is a family's word: TinyLlama is not the lab's tiny.
+    if not re.search(r"\d", option):
+        return ""
+    return f" (did you mean {option}?)"
 
 
 def _require_launcher(option: str) -> None:

@@ -75,6 +75,14 @@ def less_is_better(name: str) -> bool:
     return is_time or name == "kv_reread_factor"
 
 
+def is_share(name: str) -> bool:
+    """Return whether a quantity is a share, which is displayed in percent."""
+    if name not in HEADINGS:
+        return False
+    _, _, number_format = HEADINGS[name]
+    return number_format.endswith("%")
+
+
 def display_unit(name: str, largest: float) -> tuple[float, str]:
     """Return factor and heading of values up to `largest` [SI]: long times in seconds."""
     if factor(name) == MILLISECONDS and largest >= LONG:

@@ -12,6 +12,7 @@ from hydra import compose as compose_with_hydra
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from sarathi_lab.config.command_line import check_names
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import GROUPS, build
 from sarathi_lab.config.paths import CONF
@@ -214,3 +215,17 @@ def test_measured_sweeps_are_repeated_round_after_round():
         ]
     }
     assert list(number.values()) == [6, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", " (did you mean llama3.3-70b?);"),
+        ("/models/Qwen3-8B/", " (did you mean qwen3-8b?);"),
+        ("TinyLlama/TinyLlama-1.1B", "; for a config.json"),
+    ],
+)
+def test_a_published_name_of_a_model_leads_to_the_built_in_one(name, hint):
+    with pytest.raises(UserError) as error:
+        check_names([f"model={name}"])
+    assert f"model={name} is no option{hint}" in str(error.value)

@@ -21,7 +21,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.results.plots.choice import check_stated
 from sarathi_lab.results.plots.lines import OF_SEVERAL
-from sarathi_lab.results.plots.maps import CROSS
+from sarathi_lab.results.plots.maps import EXCLAMATION
 from sarathi_lab.results.plots.plot import UNSTEADY
 from sarathi_lab.results.plots.style import colours
 from sarathi_lab.results.plots.sweeps import draw_sweep
@@ -125,8 +125,8 @@ def _caps(bars: object) -> tuple[Line2D, ...]:
 
 
 def marks_of(ax: Axes) -> set[str]:
-    """The marks of runs that are not steady: crosses, in maps after the number."""
-    crosses = {UNSTEADY for text in ax.texts if text.get_text().endswith(CROSS)}
+    """The marks of runs that are not steady: crosses, in maps an exclamation mark."""
+    crosses = {UNSTEADY for text in ax.texts if text.get_text().endswith(EXCLAMATION)}
     return crosses | {str(line.get_marker()) for line in ax.get_lines()}
 
 

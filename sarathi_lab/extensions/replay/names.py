@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sarathi_lab.config.instantiate import option_files
+from sarathi_lab.config.published_names import without_maker
 from sarathi_lab.extensions.replay.server_arguments import SERVED_NAMES
 
-MAKERS = re.compile(r"^[^a-z0-9]*((nvidia|geforce|tesla|amd|instinct|meta)[^a-z0-9]*)+")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 CACHED_MODEL = re.compile(r"models--[^/]+--([^/]+)")  # a folder of the hub's cache
 SEPARATORS = re.compile(r"[-_.:]")  # of a name's words; a colon before a file of a hub's GGUF
@@ -76,7 +76,7 @@ def names_a_model(name: str) -> bool:
     """
     if any(SIZE.fullmatch(word) for word in SEPARATORS.split(name.lower())):
         return True
-    family = FAMILY.match(_without_maker(name))
+    family = FAMILY.match(without_maker(name))
     return family is not None and family[0] in _families()
 
 
@@ -128,33 +128,3 @@ def _weights_in_name(name: str) -> tuple[str, str]:
     if name.lower() in PUBLISHED_IN_FP8:
         return "fp8", name
     return "", ""
-
-
-def option_of(group: str, name: str) -> str:
-    """Return the longest option of conf/`group` that `name` begins with; "": none."""
-    fitting = [option for option in option_files(group) if begins_with(name, option)]
-    return max(fitting, key=len, default="")
-
-
-def stands_for(group: str, option: str, name: str) -> bool:
-    """Return whether a name in a file begins with an option's, and with no longer one."""
-    card_or_model = option.partition("_")[0]  # a100_2023 is an A100
-    return begins_with(name, card_or_model) and len(option_of(group, name)) <= len(option)
-
-
-def begins_with(name: str, option: str) -> bool:
-    """Return whether a name begins with an option's letters and digits, and its last number is not
-    part of a longer one: an L40 is no L4.
-    """
-    characters = re.sub(r"[^a-z0-9]", "", _without_maker(option))
-    if not characters:
-        return False
-    pattern = r"[^a-z0-9]*".join(characters)
-    if characters[-1].isdigit():
-        pattern += r"(?!\d)"
-    return re.match(pattern, _without_maker(name)) is not None
-
-
-def _without_maker(name: str) -> str:
-    """Return a name in small letters, without the maker's and the series' in front."""
-    return MAKERS.sub("", name.lower())

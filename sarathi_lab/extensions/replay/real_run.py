@@ -16,14 +16,13 @@ from typing import Any
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.published_names import begins_with, option_of
 from sarathi_lab.extensions.replay.bench_files import read_benchmarks
 from sarathi_lab.extensions.replay.benchmark import Benchmark
 from sarathi_lab.extensions.replay.iteration_log import NO_LOG, read_iterations
 from sarathi_lab.extensions.replay.names import (
     ToldWeights,
-    begins_with,
     names_of_model,
-    option_of,
     weights_in_names,
 )
 from sarathi_lab.extensions.replay.readers.evalscope import is_database

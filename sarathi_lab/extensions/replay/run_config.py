@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, class_of, option_files, read_option
+from sarathi_lab.config.published_names import option_of, stands_for
 from sarathi_lab.engine.served_system import CacheRoom, ServingDevice
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
@@ -20,8 +21,6 @@ from sarathi_lab.extensions.replay.names import (
     ModelName,
     is_hub_id,
     names_of_model,
-    option_of,
-    stands_for,
 )
 from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.extensions.replay.server_arguments import (

@@ -56,12 +56,16 @@ def gain_scale(label: str) -> HeatScale:
     return HeatScale(label, Normalize(-STRONGEST, STRONGEST), GAINS, is_gain=True)
 
 
-def amount_scale(values: pd.Series, label: str, *, is_less_better: bool) -> HeatScale:
-    """Return the scale of amounts, logarithmic where they differ by more than `WIDE_RANGE`."""
+def amount_scale(
+    values: pd.Series, label: str, *, is_less_better: bool, may_be_log: bool = True
+) -> HeatScale:
+    """Return the scale of amounts, logarithmic where they differ by more than `WIDE_RANGE` and it
+    `may_be_log`.
+    """
     cmap = f"{AMOUNTS}_r" if is_less_better else AMOUNTS
     low = float(values.min())
     high = float(values.max())
-    if low > 0 and high / low > WIDE_RANGE:
+    if may_be_log and low > 0 and high / low > WIDE_RANGE:
         return HeatScale(f"{label}, {LOG_SCALE}", LogNorm(low, high), cmap)
     # Paler than half the map, so that equal amounts do not look extreme.
     spread = max(high - low, 0.25 * abs(high)) or 1.0

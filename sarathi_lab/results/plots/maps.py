@@ -15,8 +15,9 @@ from sarathi_lab.results.plots.heat import NEUTRAL, HeatRow, amount_scale, gain_
 from sarathi_lab.results.plots.plot import UNSTEADY_RUNS, HeatScale
 from sarathi_lab.results.plots.series import equal_names_once, named, names_in_rows
 from sarathi_lab.results.sweep_analysis import is_numeric
+from sarathi_lab.results.table import is_share
 
-CROSS = "\N{MULTIPLICATION SIGN}"  # after the number of a run that is not steady
+EXCLAMATION = " !"  # after the number of a run that is not steady, as in a sweep's table
 
 
 def draw_maps(
@@ -43,7 +44,7 @@ def draw_maps(
     if not cells["is_decided"].all():
         notes.append(f"~: {undecided}")
     if cells["is_unsteady"].any():
-        notes.append(f"{CROSS}: {UNSTEADY_RUNS}")
+        notes.append(f"{EXCLAMATION.strip()}: {UNSTEADY_RUNS}")
     return heat_map(heat_rows, x=axes.x, y=str(axes.hue), col=axes.col, notes=notes)
 
 
@@ -91,7 +92,10 @@ def _scale_of(rows: pd.DataFrame, quantity: str) -> HeatScale:
         ratio = heading.partition(" (")[0].replace(" / ", " over ")
         return gain_scale(f"{ratio} [%]")
     is_less_better = bool(rows["is_less_better"].iloc[0])
-    return amount_scale(rows["value"], heading, is_less_better=is_less_better)
+    may_be_log = not is_share(quantity)  # the shares that matter are near to all
+    return amount_scale(
+        rows["value"], heading, is_less_better=is_less_better, may_be_log=may_be_log
+    )
 
 
 def _shade(cell: pd.Series) -> float:
@@ -116,7 +120,7 @@ def _text_in_cell(cell: pd.Series) -> str:
         if not cell["is_decided"]:
             before = "~"
     if cell["is_unsteady"]:
-        after = CROSS
+        after = EXCLAMATION
     return f"{before}{number}{after}"
 
 

@@ -24,9 +24,10 @@ from sarathi_lab.results.plots.lines import draw_lines
 from sarathi_lab.results.plots.maps import draw_maps
 from sarathi_lab.results.plots.plot import UNSTEADY, UNSTEADY_RUNS, Look
 from sarathi_lab.results.sweep_analysis import text, values_of
-from sarathi_lab.results.table import UNITS, display_unit, less_is_better
+from sarathi_lab.results.table import UNITS, display_unit, is_share, less_is_better
 
 VALUES = ["value", "low", "high"]
+PERCENT = 100.0
 MOST_ROUNDS = 0.5  # share of rounds or seeds that are not steady, from which a median is marked
 FIXED = ("batch", "pd_ratio", "seq_len", "chunk", "num_requests")  # sizes that the title names
 
@@ -143,6 +144,9 @@ def _displayed(rows: pd.DataFrame, runs: pd.DataFrame, quantities: Sequence[str]
         quantity, _, _ = name.partition("_vs_")
         largest = float(runs[name].max())
         factors[name], headings[name] = display_unit(name, largest)
+        if is_share(name):
+            factors[name] = PERCENT
+            headings[name] += " [%]"
         is_less_better[name] = less_is_better(quantity)
         if quantity in UNITS:  # of others, such as a user's, nobody knows what is better
             arrow = "↓" if is_less_better[name] else "↑"

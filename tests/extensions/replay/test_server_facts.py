@@ -14,7 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from sarathi_lab.config.command_line import read_arguments
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
-from sarathi_lab.extensions.replay.names import begins_with, names_of_model
+from sarathi_lab.config.published_names import begins_with
+from sarathi_lab.extensions.replay.names import names_of_model
 from sarathi_lab.extensions.replay.real_run import ServerSettings
 from sarathi_lab.extensions.replay.server_arguments import Statement, table
 from sarathi_lab.extensions.replay.server_arguments import (
