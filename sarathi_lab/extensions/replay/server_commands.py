@@ -72,7 +72,10 @@ OTHER_PROGRAMS = (
 )
 IMAGE_TAG = re.compile(r"([^\s=]*(?:vllm-openai|sglang)[\w.-]*):v(\d+\.\d+(?:\.\d+)?)")
 # Images, or mirrors of them, whose tag is the server's version; of others it may be their own.
-TAGGED_BY_VERSION = ("/vllm/vllm-openai", "/lmsysorg/sglang")
+TAGGED_BY_VERSION = (
+    *("/vllm/vllm-openai", "/vllm/vllm-openai-rocm", "/vllm/vllm-openai-cpu"),
+    "/lmsysorg/sglang",
+)
 SCRIPTS = (
     *("launch_server", "api_server", "launch_server.py", "api_server.py"),
     "vllm.entrypoints.cli.main",

@@ -761,6 +761,7 @@ def test_a_card_whose_number_goes_on_is_another():
     [
         ("vllm/vllm-openai:v0.6.3", "0.6.3"),
         ("mirror.example/hub/vllm/vllm-openai:v0.6.3", "0.6.3"),
+        ("vllm/vllm-openai-rocm:v0.6.3", "0.6.3"),
         ("lmcache/vllm-openai:v0.3.9", ""),
         ("mirror.example/vllm-openai:v0.3.9", ""),
     ],
