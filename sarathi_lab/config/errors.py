@@ -115,7 +115,13 @@ def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
 
 
 def suggestion(name: str, names: Sequence[str]) -> str:
-    """Return which of `names` may be meant; empty where none is like `name`."""
+    """Return which of `names` may be meant, as a question; empty where none is like `name`."""
+    nearest = nearest_name(name, names)
+    return "" if nearest is None else f" (did you mean {nearest}?)"
+
+
+def nearest_name(name: str, names: Sequence[str]) -> str | None:
+    """Return which of `names` may be meant; None where none is like `name`."""
     # A beginning is typed of long names: qwen3-235b is nearer to qwen3-235b-a22b than to qwen3-32b.
     completions = []
     if len(name) >= FEWEST_LETTERS:
@@ -123,9 +129,7 @@ def suggestion(name: str, names: Sequence[str]) -> str:
     # The shortest adds least to what was typed: qwen2.5-7b to qwen2.5-7, not qwen2.5-72b.
     completions.sort(key=len)
     similar = completions or difflib.get_close_matches(name, names, n=1)
-    if not similar:
-        return ""
-    return f" (did you mean {similar[0]}?)"
+    return similar[0] if similar else None
 
 
 def require_list(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from sarathi_lab.config.console import console, print_place, typed
-from sarathi_lab.config.errors import UserError, exit_code, require_number, suggestion
+from sarathi_lab.config.errors import UserError, exit_code, nearest_name, require_number, suggestion
 from sarathi_lab.config.paths import EXPERIMENTS as RECORDS
 from sarathi_lab.config.paths import OUTPUTS, make_folder
 from sarathi_lab.experiment.claims import (
@@ -239,6 +239,9 @@ def _check(options: argparse.Namespace, results: Path) -> None:
     for name in options.claims:
         if name not in ids:
             similar = suggestion(name, [*ids, *experiments])
+            nearest = nearest_name(name, [*ids, *CATALOG])
+            if nearest is not None and nearest not in (*ids, *experiments):
+                similar = f" (did you mean {nearest}, which has no claim?)"
             raise UserError(
                 f"{name} is no claim or experiment{similar}; use one of {', '.join(ids)}"
             )

@@ -492,7 +492,7 @@ def test_an_experiment_that_fails_does_not_stop_the_others(tmp_path, capsys):
         (["--simulate", "--seconds", "9"], "--seconds is for runs"),
         (["--simulate", "model=7b"], "model=7b is for runs"),
         (["decode_tenfol"], "(did you mean decode_tenfold?); use one of decode_tenfold, "),
-        (["fig9"], "(did you mean fig13?)"),  # fig09 has no claim
+        (["fig9"], "(did you mean fig09, which has no claim?)"),
         (["--run", "decode_tenfold"], "decode_tenfold is a claim, and experiments are run"),
         (["--run", "--seconds", "0"], "--seconds=0.0 must be a finite number above 0"),
         (["--readme", "--results", "elsewhere"], "--readme shows what is recorded, not"),
