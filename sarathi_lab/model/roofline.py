@@ -23,7 +23,7 @@ TILE = 128  # tokens of a tile of a GPU's large matrix products (SARATHI, sectio
 class Peaks:
     """Peak FLOP/s and bytes/s of a device, and their source."""
 
-    flops_per_second: float
+    flops_per_second: float  # in the model's type, in which attention is computed
     bytes_per_second: float
     source: str
     # None: as 16 bits; not a number where products of 8 bits have another peak, which is unknown.

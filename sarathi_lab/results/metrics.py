@@ -59,25 +59,39 @@ class RunTables:
         requests: A row for each, the ledger's `REQUEST_COLUMNS`.
         peaks: Those of the device.
         decode_cost: Of a decode alone and beside a chunk; None for policies that never mix them.
+        spec: The model, whose weights decide at which peak its products run; None: one whose
+            products are in the type of the rest.
     """
 
     iterations: pd.DataFrame
     requests: pd.DataFrame
     peaks: Peaks
     decode_cost: DecodeCost | None = None
+    spec: ModelSpec | None = None
+
+    @property
+    def peak_flops_per_second(self) -> float:
+        """FLOP/s of which `mfu` is the share: the products' peak, in 8 or 4 bits where they are."""
+        if self.spec is None:
+            return self.peaks.flops_per_second
+        return self.peaks.rate(self.spec)
 
 
 Metric = Callable[[RunTables], Mapping[str, float]]  # quantities by name, in SI units
 
 
 def summarise(
-    iterations: pd.DataFrame, requests: pd.DataFrame, peaks: Peaks, decode_cost: DecodeCost | None
+    iterations: pd.DataFrame,
+    requests: pd.DataFrame,
+    peaks: Peaks,
+    decode_cost: DecodeCost | None,
+    spec: ModelSpec | None = None,
 ) -> dict[str, float]:
     """Return a run's quantities by name, without those that it does not have.
 
     The arguments are those of `RunTables`.
     """
-    run = RunTables(iterations, requests, peaks, decode_cost)
+    run = RunTables(iterations, requests, peaks, decode_cost, spec)
     summary: dict[str, float] = {}
     for metric in METRICS:
         summary |= metric(run)
@@ -183,7 +197,7 @@ def _utilisation(run: RunTables) -> dict[str, float]:
     busy_at_peak = (iterations.mfu * iterations.busy).sum(skipna=False)
     min_bytes = iterations.min_bytes.sum(skipna=False)
     return {
-        "peak_flops_per_second": run.peaks.flops_per_second,
+        "peak_flops_per_second": run.peak_flops_per_second,
         "peak_bytes_per_second": run.peaks.bytes_per_second,
         "mfu": busy_at_peak / busy,
         "mbu": min_bytes / (busy * run.peaks.bytes_per_second),

@@ -128,7 +128,8 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
     """Return the metrics of the part that counts, all tables, and the error of a user's metric."""
     plan = run.plan
     engine = plan.engine
-    summary = metrics.summarise(run.iterations, run.requests, run.peaks, run.decode_cost)
+    counted = metrics.RunTables(run.iterations, run.requests, run.peaks, run.decode_cost, plan.spec)
+    summary = metrics.summarise(run.iterations, run.requests, run.peaks, run.decode_cost, plan.spec)
     # A part counts the tokens that were emitted in it, also of requests that began before.
     if run.part is not None:
         summary |= run.part.throughput(run.tables[REQUESTS])
@@ -154,7 +155,6 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
     if run.slo_reference is not None:
         summary["slo_decode_time"] = run.slo_reference
     # A user's own come last: they may not have the name of any other.
-    counted = metrics.RunTables(run.iterations, run.requests, run.peaks, run.decode_cost)
     own, error = own_quantities(plan.metrics, counted, summary.keys())
     return summary | own, tables, error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from sarathi_lab.config.console import amount
@@ -12,7 +13,8 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.kernel_times import at_measured_rates, lasting_product_rate
 from sarathi_lab.model.quantisation import STORED
-from sarathi_lab.model.roofline import ridge_tokens
+from sarathi_lab.model.roofline import operation_rooflines, ridge_tokens
+from sarathi_lab.results.metrics import RunTables
 from tests.support.simulated import SPEC, TOY, batch_of
 
 # As fast at products of 8 bits as at others, and launched for nothing.
@@ -100,8 +102,6 @@ def test_integers_of_8_bits_have_a_rate_of_their_own_where_one_is_stated():
 
     assert time_of(ampere, "w8a8") < 0.7 * time_of(without, "w8a8")
     assert time_of(ampere, "auto") == time_of(without, "auto")
-    peaks = SimulatedBackend(ampere, weights="w8a8").peaks()
-    assert peaks.flops_per_second == 2 * GPU.flops_per_second
 
 
 # mxfp4 is of experts, which this model has not.
@@ -116,6 +116,7 @@ def test_ridge_and_peak_are_those_of_the_products(weights):
     for spec, of_run in ((stated, weights), (in_checkpoint, "auto")):
         peaks = SimulatedBackend(gpu, weights=of_run).peaks().times(4)
         assert peaks.rate(spec) == 4 * products.flops_per_second
+        assert peaks.flops_per_second == 4 * peak  # attention's
         assert f"{amount(4 * products.flops_per_second / 1e12)} TFLOP/s" in peaks.describe(spec)
         at_ridge = 2 * ridge_tokens(spec, 2, peaks) / products.flops_per_second
         assert at_ridge == pytest.approx(spec.linear_bytes(2) / gpu.bytes_per_second)
@@ -168,3 +169,28 @@ def test_a_simulation_says_what_it_does_not_count():
 )
 def test_the_labs_own_engine_names_what_computes_8_bits(setting, fix, refused):
     assert fix in refused("model=tiny", "device=cpu", setting)
+
+
+def test_attention_is_bound_by_the_peak_of_the_models_type():
+    gpu = replace(GPU, fp8_flops_per_second=4 * GPU.flops_per_second, bytes_per_second=1e18)
+    prompt = batch_of(chunk=64)
+    plain, low = (
+        operation_rooflines(
+            replace(SPEC, weight_dtype=weights),
+            prompt,
+            2,
+            SimulatedBackend(gpu, weights=weights).peaks(),
+        )
+        for weights in ("auto", "fp8")
+    )
+    assert low["attention_prefill"] == plain["attention_prefill"]
+    assert low["ffn_up"] == pytest.approx(plain["ffn_up"] / 4)
+
+
+@pytest.mark.parametrize(("weights", "times"), [("auto", 1), ("fp8", 2)])
+def test_a_runs_peak_is_that_of_which_its_mfu_is_the_share(weights, times):
+    gpu = replace(GPU, fp8_flops_per_second=2 * GPU.flops_per_second)
+    of_checkpoint = replace(SPEC, quantisation=STORED.get(weights))
+    peaks = SimulatedBackend(gpu).peaks()
+    run = RunTables(pd.DataFrame(), pd.DataFrame(), peaks, spec=of_checkpoint)
+    assert run.peak_flops_per_second == times * GPU.flops_per_second

@@ -218,10 +218,10 @@ class SimulatedBackend:
     def peaks(self) -> Peaks:
         """Return the hardware file's peaks, of all devices together."""
         hardware = self.hardware
-        products = hardware.for_products(STORED.get(self.weights)) or hardware
-        flops = hardware.fp8_peak if self.weights == "fp8" else products.flops_per_second
+        if self.weights == "fp8":
+            _ = hardware.fp8_peak  # raises if unknown
         of_one = Peaks(
-            flops,
+            hardware.flops_per_second,
             hardware.bytes_per_second,
             f"of hardware {hardware.name}",
             fp8_flops_per_second=hardware.fp8_flops_per_second,

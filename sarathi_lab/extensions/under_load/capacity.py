@@ -208,7 +208,7 @@ def _at_capacity(
     peaks = backend.peaks()
     costs = add_costs(run.iterations, plan.spec, backend.dtype_bytes, peaks)
     seconds = float(costs.end.max())
-    quantities = summarise(costs, run.requests, peaks, None)
+    quantities = summarise(costs, run.requests, peaks, None, plan.spec)
     quantities |= serving_summary_of(plan, run.requests, seconds, peaks, searched.slo)
     return quantities, {ITERATIONS: costs, REQUESTS: run.requests}
 
