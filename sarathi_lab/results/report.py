@@ -58,6 +58,7 @@ LOADED_COLUMNS = {
     **WAIT_COLUMNS,
 }
 OF_ALL = " (of all policies without a server)"  # a remark where a single run is described
+NUM_REQUESTS = "workload.num_requests"
 UNSTEADY = "!"  # in the row of a run that is not steady
 IN_PAIRS = "in pairs: the median of each round's or seed's ratio, not the ratio of two medians"
 LINE = ("throughput", "ttft_p50", "tbt_p99")  # of a baseline
@@ -197,7 +198,22 @@ def _picture_of(sweep_dir: Path, runs: pd.DataFrame, axes: SweepAxes) -> Path:
 
 def notes_of(runs: pd.DataFrame) -> list[str]:
     """List what a reader of a sweep's table must know beside its numbers."""
-    return [*tile_note(runs), *unsteady_note(runs), *assumptions(runs)]
+    return [*tile_note(runs), *unsteady_note(runs), *requests_note(runs), *assumptions(runs)]
+
+
+def requests_note(runs: pd.DataFrame) -> list[str]:
+    """State the numbers of requests where the rate decides them, and not the sweep."""
+    if not {NUM_REQUESTS, "workload.rate"}.issubset(runs) or not arrive_over_time(runs):
+        return []
+    numbers = runs[NUM_REQUESTS].dropna()
+    of_each_rate = runs.groupby("workload.rate")[NUM_REQUESTS].nunique()
+    is_swept = NUM_REQUESTS in sweep_analysis.varied(runs)
+    if is_swept or numbers.nunique() < 2 or of_each_rate.gt(1).any():
+        return []
+    return [
+        f"the runs have {int(numbers.min())} to {int(numbers.max())} requests, those of a minute "
+        f"at the rate of each, or the fewest; {NUM_REQUESTS} sets one number for all"
+    ]
 
 
 def unsteady_note(runs: pd.DataFrame) -> list[str]:

@@ -10,7 +10,13 @@ from matplotlib.artist import Artist
 from sarathi_lab.results.conclusion import conclusion
 from sarathi_lab.results.load_trend import load_trend
 from sarathi_lab.results.plots.sweeps import draw_sweep
-from sarathi_lab.results.report import OF_ALL, assumptions, sweep_table, unsteady_note
+from sarathi_lab.results.report import (
+    OF_ALL,
+    assumptions,
+    requests_note,
+    sweep_table,
+    unsteady_note,
+)
 
 SECONDS = np.arange(100.0)  # one request a second
 
@@ -123,6 +129,13 @@ def test_a_steady_run_with_short_waits_is_best_and_waits_without_a_limit_are_not
     assert "which keeps up: workload.num_requests=1440)" in conclusion(drawn)[1]
     keeps_up = swept().assign(is_steady=[1, 0, 1, 1, 1, 0])
     assert "keeps up with the load and orca does not" in conclusion(keeps_up)[1]
+
+
+def test_a_sweep_says_that_its_runs_have_different_numbers_of_requests() -> None:
+    counted = {"workload.arrivals": "poisson", "workload.num_requests": [128, 480] * 3}
+    (note,) = requests_note(swept(**counted))
+    assert note.startswith("the runs have 128 to 480 requests, those of a minute")
+    assert requests_note(swept(**(counted | {"workload.num_requests": 128}))) == []
 
 
 def test_a_replay_says_how_far_it_misses_and_asks_for_no_other_draw() -> None:
