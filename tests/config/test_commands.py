@@ -93,8 +93,7 @@ def test_version_and_help_name_the_lab_and_what_was_typed_in_80_columns(monkeypa
             assert shown(start, *version) == f"sarathi-lab {sarathi_lab.__version__}\n"
         for command in COMMANDS:
             texts.append(shown(start, command, "--help"))
-            shown_by = "run" if command == "leaderboard" else command
-            assert texts[-1].startswith(f"usage: {name} {shown_by} ")
+            assert texts[-1].startswith(f"usage: {name} {command} ")
     texts.append(shown("sarathi_lab/run.py", "experiment=policies", "--help"))
     assert texts[-1].startswith("usage: python -m sarathi_lab.run [")
     texts.append(shown("sarathi-lab"))
