@@ -59,7 +59,8 @@ LAUNCHER_PACKAGES = {
 PLUGINS = {LAUNCHER: LAUNCHERS, "hydra/sweeper": ("lab",)}
 # Parameters that no other option of hardware has, and which the user need not name it for.
 OF_DATASHEET = (
-    *("base", "peak", "bandwidth", "memory", "link", "network", "fp8_peak", "fp4_peak", "error"),
+    *("base", "peak", "bandwidth", "memory", "link", "network"),
+    *("fp8_peak", "fp4_peak", "int8_peak", "error"),
 )
 # Settings whose value is a command line, in which Hydra's grammar has no say.
 COMMANDS = ("task.server",)

@@ -29,7 +29,7 @@ class Peaks:
     # None: as 16 bits; not a number where products of 8 bits have another peak, which is unknown.
     fp8_flops_per_second: float | None = None
     fp4_flops_per_second: float | None = None  # the same of products of 4 bits
-    int8_flops_per_second: float | None = None  # None: as the other products of 8 bits
+    int8_flops_per_second: float | None = None  # the same of integers of 8 bits
 
     def rate(self, spec: ModelSpec) -> float:
         """Return the FLOP/s of the products of `spec`: in 8 or 4 bits where its weights have
@@ -37,10 +37,10 @@ class Peaks:
         """
         stored = spec.stored
         rate = None
-        if stored is not None and stored.has_fp8_products:
+        if stored is not None and stored.is_integer:
+            rate = self.int8_flops_per_second
+        elif stored is not None and stored.has_fp8_products:
             rate = self.fp8_flops_per_second
-            if stored.is_integer and self.int8_flops_per_second is not None:
-                rate = self.int8_flops_per_second
         elif stored is not None and stored.has_fp4_products:
             rate = self.fp4_flops_per_second
         if rate is None:

@@ -102,3 +102,13 @@ def test_an_error_that_is_stated_takes_the_place_of_the_assumed_one() -> None:
 def test_every_other_card_was_measured() -> None:
     others = {*option_files("hardware")} - {*UNMEASURED, "auto", "datasheet"}
     assert not any(load_option("hardware", name).is_datasheet for name in others)
+
+
+def test_a_peak_of_fewer_bits_is_the_bases_only_with_its_other_peaks() -> None:
+    base = load_option("hardware", "b200").int8_flops_per_second
+    assert datasheet("mine", "b200", bandwidth=7e12).int8_flops_per_second == base
+    assert datasheet("mine", "b200", fp8_peak=4e15).int8_flops_per_second is None
+    assert datasheet("mine", "b200", peak=2e15).fp8_flops_per_second is None
+    assert load_option("hardware", "a10").fp8_flops_per_second is None  # its base has one
+    b300 = load_option("hardware", "b300")
+    assert b300.int8_flops_per_second < b300.flops_per_second < b300.fp8_peak

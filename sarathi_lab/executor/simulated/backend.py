@@ -296,7 +296,12 @@ class SimulatedBackend:
         stored = STORED.get(self.weights, spec.quantisation)
         if stored is not None and self.weights != "fp8":
             runs_at = "the rate of the model's type, with no time for their conversion"
-            if self.hardware.for_products(stored) is not None:
+            if self.hardware.for_products(stored) is None:
+                if stored.is_integer:
+                    is_datasheet = self.hardware.is_datasheet
+                    rate = "int8_peak" if is_datasheet else "int8_flops_per_second"
+                    runs_at += f": hardware.{rate} of {self.hardware.name} is not stated"
+            else:
                 runs_at = "the device's rate of 8-bit products"
                 if stored.has_fp4_products:
                     runs_at = (

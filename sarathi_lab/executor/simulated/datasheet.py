@@ -20,6 +20,7 @@ LEAST = {
     "peak": 1e12,  # FLOP/s
     "fp8_peak": 1e12,
     "fp4_peak": 1e12,
+    "int8_peak": 1e12,
     "bandwidth": 1e10,  # bytes/s
     "memory": 1e9,  # bytes
     "link": 1e8,  # bytes/s
@@ -38,6 +39,7 @@ def datasheet(
     network: float | None = None,
     fp8_peak: float | None = None,
     fp4_peak: float | None = None,
+    int8_peak: float | None = None,
     num_sms: int | None = None,
     l2: float | None = None,
     error: float = ASSUMED_ERROR,
@@ -56,8 +58,10 @@ def datasheet(
         memory: Bytes, as torch.cuda's properties print them.
         link: Bytes/s to another device of its node, in one direction.
         network: Bytes/s to another node.
-        fp8_peak: FLOP/s of dense products in 8 bits.
-        fp4_peak: FLOP/s of dense products in 4 bits.
+        fp8_peak: FLOP/s of dense products in 8 bits; None: that of `base`, or none where `peak` is
+            the card's own, which may be of a generation without such products.
+        fp4_peak: The same of products in 4 bits.
+        int8_peak: The same of integers of 8 bits; None: also none where `fp8_peak` is its own.
         num_sms: Multiprocessors; None: as many as reach the peak with those of `base`.
         l2: Bytes of its L2 cache; None: those of `base`.
         error: The mean relative error of its kernels' times that is assumed.
@@ -74,12 +78,19 @@ def datasheet(
         "network_bytes_per_second": _rate("network", network),
         "fp8_flops_per_second": _rate("fp8_peak", fp8_peak),
         "fp4_flops_per_second": _rate("fp4_peak", fp4_peak),
+        "int8_flops_per_second": _rate("int8_peak", int8_peak),
     }
     if base is None:
         _require({"peak": peak, "bandwidth": bandwidth, "memory": memory})
     else:
         figures = {key: value for key, value in figures.items() if value is not None}
     measured = _measured(base or BASE)
+    if peak is not None:
+        figures["fp8_flops_per_second"] = _rate("fp8_peak", fp8_peak)
+        figures["fp4_flops_per_second"] = _rate("fp4_peak", fp4_peak)
+    # Cards of a generation differ in it: a B300 has a thirtieth of a B200's.
+    if peak is not None or fp8_peak is not None:
+        figures["int8_flops_per_second"] = _rate("int8_peak", int8_peak)
     if num_sms is None:
         ratio = (peak or measured.flops_per_second) / measured.flops_per_second
         num_sms = max(1, round(measured.num_sms * ratio))

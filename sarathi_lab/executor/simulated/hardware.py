@@ -39,6 +39,7 @@ OF_DATASHEET = {
     "network_bytes_per_second": "network",
     "fp8_flops_per_second": "fp8_peak",
     "fp4_flops_per_second": "fp4_peak",
+    "int8_flops_per_second": "int8_peak",
 }
 
 
@@ -100,7 +101,8 @@ class Hardware:
     fp8_flops_per_second: float | None = _peak(None)
     fp8_efficiency: float = _efficiency(1.0)
     fp4_flops_per_second: float | None = _peak(None)  # at the efficiency of 8 bits: none measured
-    # Of integers of 8 bits, at the efficiency of 16 bits as none was measured; None: as fp8.
+    # Of integers of 8 bits, at the efficiency of other 8 bits as none was measured, or of 16 bits
+    # where the card has no others; None: integers are only stored, and computed in 16 bits.
     int8_flops_per_second: float | None = _peak(None)
     link_efficiency: float = _efficiency(1.0)  # of links within and between nodes
     link_latency: float = _seconds(0.0)  # of a transfer
@@ -277,15 +279,18 @@ class Hardware:
         so run at it here; None where they are only read in fewer bytes.
         """
         peak = None
-        if stored is not None and stored.is_integer and self.int8_flops_per_second is not None:
-            return replace(self, flops_per_second=self.int8_flops_per_second)
-        if stored is not None and stored.has_fp8_products:
+        efficiency = self.fp8_efficiency
+        if stored is not None and stored.is_integer:
+            peak = self.int8_flops_per_second
+            if self.fp8_flops_per_second is None:
+                efficiency = self.matmul_efficiency
+        elif stored is not None and stored.has_fp8_products:
             peak = self.fp8_flops_per_second
         elif stored is not None and stored.has_fp4_products:
             peak = self.fp4_flops_per_second
         if peak is None:
             return None
-        return replace(self, flops_per_second=peak, matmul_efficiency=self.fp8_efficiency)
+        return replace(self, flops_per_second=peak, matmul_efficiency=efficiency)
 
     def required(self, figure: str, setting: str, alternative: str) -> float:
         """Return a rate (of `OF_DATASHEET`) that `setting` needs. Raises UserError if unknown."""

@@ -231,7 +231,10 @@ class VllmBackend(MeasuredBackend):
             peaks = devices.measure_peaks(self.torch_device, self.torch_dtype)
         # Products of 8 and 4 bits are not measured: their rooflines are left blank.
         return replace(
-            self.of_all_devices(peaks), fp8_flops_per_second=math.nan, fp4_flops_per_second=math.nan
+            self.of_all_devices(peaks),
+            fp8_flops_per_second=math.nan,
+            fp4_flops_per_second=math.nan,
+            int8_flops_per_second=math.nan,
         )
 
     def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:

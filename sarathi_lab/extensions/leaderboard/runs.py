@@ -41,7 +41,7 @@ SAME_WORK = [name for name in READ if name not in ("policy", "slo", "metrics")]
 # Constants that only models without grouped heads read. Cards got them after runs of other models
 # had been recorded.
 OF_UNGROUPED_HEADS = ("ungrouped_launch", "ungrouped_block_time")
-OF_INTEGERS = ("int8_flops_per_second",)  # the same of weights in integers of 8 bits
+OF_INTEGERS = ("int8_flops_per_second", "int8_peak")  # the same of weights in such integers
 
 
 @dataclass(frozen=True)
@@ -235,13 +235,13 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     """Return a text that is equal for runs which differ in nothing but the policy.
 
     What is null or false does not count, as settings that are added later are so by default, nor do
-    constants of ungrouped heads where all heads are grouped, nor of 8-bit integers where weights
-    are of the model's type. Of a class only its name counts, as modules move.
+    constants of ungrouped heads where all heads are grouped, nor of 8-bit integers where no weights
+    are such. Of a class only its name counts, as modules move.
     """
     unread = list[str]()
     if _has_grouped_heads(config):
         unread += OF_UNGROUPED_HEADS
-    if not _is_quantised(config):
+    if not _has_integer_weights(config):
         unread += OF_INTEGERS
 
     def stated(node: object) -> object:
@@ -260,13 +260,13 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(same_work.encode()).hexdigest()[:8]
 
 
-def _is_quantised(config: Mapping[str, Any]) -> bool:
-    """Return whether the weights have fewer bits than the model's type, as far as it tells."""
+def _has_integer_weights(config: Mapping[str, Any]) -> bool:
+    """Return whether products are of integers of 8 bits, as far as it tells."""
     executor = config["executor"]
     model = config["model"]
     weights = executor.get("weights") if isinstance(executor, Mapping) else None
     stored = model.get("quantisation") if isinstance(model, Mapping) else None
-    return weights not in (None, "auto") or stored is not None
+    return weights == "w8a8" or (isinstance(stored, Mapping) and bool(stored.get("is_integer")))
 
 
 def _has_grouped_heads(config: Mapping[str, Any]) -> bool:

@@ -139,7 +139,8 @@ def test_constants_of_ungrouped_heads_part_only_runs_that_read_them(
         return fingerprint({**dict.fromkeys(SAME_WORK), "model": model, "executor": executor})
 
     without = of_card(decode_launch=1.0)
-    assert of_card(decode_launch=1.0, int8_flops_per_second=2.0) == without
+    of_integers = {"int8_flops_per_second": 2.0, "int8_peak": 2.0}
+    assert of_card(decode_launch=1.0, **of_integers) == without
     assert (of_card(decode_launch=1.0, ungrouped_launch=2.0) != without) == is_read
     assert of_card(decode_launch=3.0, ungrouped_launch=2.0) != without
 
