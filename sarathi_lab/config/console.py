@@ -73,7 +73,11 @@ def print_words(text: str, style: str | None = None) -> None:
 
 
 def print_place(what: str, path: Path | str) -> None:
-    """A path or a command on a separate line, unbroken, so that it can be copied."""
+    """A path or a command on a separate line, unbroken, so that it can be copied; a path from the
+    root on, as it may be copied to a shell in another folder.
+    """
+    if isinstance(path, Path):
+        path = path.absolute()
     console().print(f"{what:<7} {path}", soft_wrap=True)
 
 
