@@ -20,7 +20,15 @@ from yaml import YAMLError
 from sarathi_lab.config.errors import UserError, require_number, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS, readable
 from sarathi_lab.results import load
-from sarathi_lab.results.intervals import LEVEL, Ends, ends_of_draws, ends_of_median, wider
+from sarathi_lab.results.intervals import (
+    LEVEL,
+    Ends,
+    ends_of_draws,
+    ends_of_median,
+    mirror,
+    wider,
+    without,
+)
 from sarathi_lab.results.metrics import REPLAY_TOLERANCE
 from sarathi_lab.results.table import Row
 
@@ -48,10 +56,11 @@ FITTED = "†"  # the mark of a value that constants were fitted to
 # of a point, for its value; taking all columns of each takes longer than judging it
 READ = [
     *("x", "y", "low", "high", "confidence", "samples", "draws", "moved", "is_simulated"),
-    *("num_pairs", "reason"),
+    *("num_pairs", "reason", "unit"),
 ]
+SHARE = "share"  # the unit of what lies between 0 and 1, whatever its errors
 ABSENT = "not in what was measured"
-UNKNOWN_ERROR = "the cost model states no error of it"
+UNKNOWN_ERROR = "no error of it is known: the cost model states none, or all samples agree"
 
 
 class Value(NamedTuple):
@@ -323,8 +332,13 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
         value, _, _ = take.value(candidates)
         return Value(float(value)), None
     if take.is_of_draws and _are_predicted(candidates):
-        return _in_every_draw(take, candidates), None
-    return _of_samples(claim, queried, candidates), None
+        taken = _in_every_draw(take, candidates)
+    else:
+        taken = _of_samples(claim, queried, candidates)
+    is_y = claim.over is None and not take.is_line and not take.is_place
+    if is_y and (candidates.unit == SHARE).all():
+        taken = taken._replace(low=max(taken.low, 0.0), high=min(taken.high, 1.0))
+    return taken, None
 
 
 def _are_predicted(rows: pd.DataFrame) -> bool:
@@ -355,7 +369,7 @@ def _of_samples(claim: Claim, queried: Sequence[pd.DataFrame], candidates: pd.Da
 
 def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
     """Return the value of predicted rows, and its interval by what it is in each draw, and where
-    each of the shapes that it may hang on is slower by the error of its own.
+    each of the shapes that it may hang on is slower, or faster, by the error of its own.
     """
     value, _, _ = take.value(rows)
     drawn = []
@@ -365,15 +379,19 @@ def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
     for by_shape in take.eligible(rows).moved:
         shapes |= dict.fromkeys(by_shape)
     moved = []
+    mirrored = []
     for shape in shapes:
         # A row without the shape is as it was.
         values = [by_shape.get(shape, y) for by_shape, y in zip(rows.moved, rows.y, strict=True)]
         moved.append(_taken(take, rows, values))
+        # Where another row becomes the largest, an error to one side moves more than to the other.
+        opposite = [mirror(y, value) for y, value in zip(rows.y, values, strict=True)]
+        mirrored.append(_taken(take, rows, opposite))
     if take.is_place:
         # An x of the sweep has no distribution: its interval spans all that are drawn.
-        everywhere = [value, *drawn, *moved]
+        everywhere = [value, *drawn, *moved, *mirrored]
         return Value(float(value), min(everywhere), max(everywhere))
-    ends = ends_of_draws(float(value), drawn, moved)
+    ends = ends_of_draws(float(value), drawn, moved, mirrored)
     if math.isnan(ends.low):  # all errors cancel
         return Value(float(value), float(value), float(value))
     return Value(float(value), ends.low, ends.high)
@@ -424,9 +442,10 @@ def _chosen(claim: Claim, queried: Sequence[pd.DataFrame], at_once: float) -> pd
 def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
     """Widen the intervals of samples to what so many at once need, but not below what is recorded,
     in which is how finely a value can be known. Draws of a cost model, which become numbers here,
-    are left for `_with_draws`: until then a value with them has no width.
+    are left for `_with_draws`: until then a predicted value has no width.
 
-    A value of which no interval is recorded is exact, or all of its samples agree.
+    A value without samples and without an interval is exact. One whose samples all agree is not:
+    they do not show how far off they are, so it gets an unknown draw.
     """
     level = 1 - (1 - LEVEL) / at_once
     recorded = rows[[*Ends._fields]].to_numpy(dtype=float)
@@ -434,31 +453,36 @@ def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
     moved = rows.moved.map(_moved_in)
     columns = (recorded.tolist(), rows.y, rows.samples, draws, moved, rows.is_simulated)
     bounds = []
+    all_draws = []
     for numbers, value, text, of_draws, by_shape, is_simulated in zip(*columns, strict=True):
         ends = Ends(*numbers)
         drawn = {*of_draws, *by_shape.values()} - {value}  # none of a value that no error changes
         samples = _numbers(text)
+        if samples and math.isnan(ends.low):
+            all_draws.append([math.nan])
+            bounds.append(ends)
+            continue
         if samples:
             # Seeds are independent; samples of a device follow one another and may drift.
             of_samples = ends_of_median(samples, level=level, is_series=not is_simulated)
-            ends = of_samples if drawn else _not_below(ends, of_samples, value)
+            of_errors = ends_of_draws(value, of_draws, by_shape.values())
+            ends = _not_below(without(value, ends, of_errors), of_samples)
         elif drawn:
             ends = Ends(value, value, math.nan)
+        all_draws.append(of_draws)
         bounds.append(ends)
     lows, highs, confidences = np.array(bounds, dtype=float).reshape(-1, 3).T
     return rows.assign(
         low=np.where(np.isnan(lows), rows.y, lows),
         high=np.where(np.isnan(highs), rows.y, highs),
         confidence=confidences,
-        draws=draws,
+        draws=pd.Series(all_draws, rows.index, dtype=object),
         moved=moved,
     )
 
 
-def _not_below(recorded: Ends, of_samples: Ends, value: float) -> Ends:
+def _not_below(recorded: Ends, of_samples: Ends) -> Ends:
     """Return the interval of samples, as wide as the recorded one at least."""
-    if math.isnan(recorded.low):  # all samples agree
-        return Ends(value, value, 1.0)
     low = min(recorded.low, of_samples.low)
     high = max(recorded.high, of_samples.high)
     return Ends(low, high, of_samples.confidence)

@@ -180,7 +180,12 @@ def ends_of_median(
     return Ends(low, high, _confidence(k, number, num_independent))
 
 
-def ends_of_draws(value: float, draws: Sequence[float], moved: Iterable[float] = ()) -> Ends:
+def ends_of_draws(
+    value: float,
+    draws: Sequence[float],
+    moved: Iterable[float] = (),
+    mirrored: Iterable[float] | None = None,
+) -> Ends:
     """Return the interval of a predicted value, `DEVIATIONS` of its errors on either side.
 
     Errors multiply: they are taken in the logarithm, where all values have one. Their confidence is
@@ -191,9 +196,15 @@ def ends_of_draws(value: float, draws: Sequence[float], moved: Iterable[float] =
         value: The predicted value.
         draws: What it is in each draw of the errors that shapes share.
         moved: What it is where one shape alone has the error of its own.
+        mirrored: What it is where each shape errs as much to the other side; None if that moves
+            the value as far, as is so of all but a maximum, minimum or the like.
     """
     drawn = np.asarray(draws, dtype=float)
     of_shapes = np.fromiter(moved, dtype=float)
+    sides = 1
+    if mirrored is not None:
+        of_shapes = np.append(of_shapes, np.fromiter(mirrored, dtype=float))
+        sides = 2
     everywhere = np.append(drawn, of_shapes)
     has_nan = np.isnan(everywhere).any()
     is_exact = (everywhere == value).all()
@@ -202,10 +213,10 @@ def ends_of_draws(value: float, draws: Sequence[float], moved: Iterable[float] =
     if value > 0 and (everywhere > 0).all():
         errors = np.log(drawn / value)
         errors_of_shapes = np.log(of_shapes / value)
-        factor = math.exp(DEVIATIONS * _deviation(errors, errors_of_shapes))
+        factor = math.exp(DEVIATIONS * _deviation(errors, errors_of_shapes, sides))
         return Ends(value / factor, value * factor, math.nan)
     # A value that is zero or negative, such as a difference, has no logarithm.
-    half = DEVIATIONS * _deviation(drawn - value, of_shapes - value)
+    half = DEVIATIONS * _deviation(drawn - value, of_shapes - value, sides)
     return Ends(value - half, value + half, math.nan)
 
 
@@ -245,14 +256,37 @@ def wider(value: float, of_seeds: Interval | Ends, of_draws: Ends) -> Ends:
     return Ends(value - below, value + above, of_seeds.confidence)
 
 
-def _deviation(of_draws: NDArray[np.float64], of_shapes: NDArray[np.float64]) -> float:
+def without(value: float, of_both: Ends, of_draws: Ends) -> Ends:
+    """Return the interval that `wider` had widened by `of_draws` to `of_both`: over seeds, with the
+    resolution of the value.
+    """
+    if math.isnan(of_draws.low):
+        return of_both
+    below = (value - of_both.low) ** 2 - (value - of_draws.low) ** 2
+    above = (of_both.high - value) ** 2 - (of_draws.high - value) ** 2
+    low = value - math.sqrt(max(below, 0.0))
+    high = value + math.sqrt(max(above, 0.0))
+    return Ends(low, high, of_both.confidence)
+
+
+def mirror(value: float, moved: float) -> float:
+    """Return what a value is if the error that moved it had gone as far to the other side: in the
+    logarithm where both have one.
+    """
+    if value > 0 and moved > 0:
+        return value**2 / moved
+    return 2 * value - moved
+
+
+def _deviation(of_draws: NDArray[np.float64], of_shapes: NDArray[np.float64], sides: int) -> float:
     """Return the standard deviation by the differences from a value that was not drawn: the mean
-    square over draws, in each of which all constants err, and the square of each shape's.
+    square over draws, in each of which all constants err, and the square of each shape's, in the
+    mean over the `sides` to which it was moved.
     """
     shared = 0.0
     if len(of_draws):
         shared = float(np.mean(of_draws**2))
-    own = float(np.sum(of_shapes**2))
+    own = float(np.sum(of_shapes**2)) / sides
     return math.sqrt(shared + own)
 
 
