@@ -112,6 +112,10 @@ def test_a_draw_scales_the_times_that_a_simulation_has():
     drawn_stages = DrawnTimes(stages).stage_times_of(1, stages.stage_times)(hybrid)
     ratios = np.divide(drawn_stages, stages.stage_times(hybrid))
     assert ratios[0] == pytest.approx(ratios[1])
+    # What a shape errs by alone leaves out the way between stages, of which the error is shared.
+    larger = DrawnTimes(stages).stage_times_of(10, stages.stage_times)(hybrid)
+    in_one_stage = own_deviation(DrawnTimes(cost).iteration_time(hybrid))
+    assert math.log(larger[0] / stages.stage_times(hybrid)[0]) == pytest.approx(in_one_stage)
     # A batch's way through both stages errs as the sum of its operations does.
     drawn_send = DrawnTimes(stages).send_time_of(1, stages.send_time)(hybrid)
     assert drawn_send != stages.send_time(hybrid)

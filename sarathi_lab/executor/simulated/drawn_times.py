@@ -114,13 +114,13 @@ class DrawnTimes:
     def _slower_time(self, shape: str, batch: Batch) -> float:
         """Return the seconds of a batch where batches of one shape are slower."""
         seconds = sum(self._cost.operation_times(batch).values())
-        return self._own_factor(shape, batch) * seconds
+        return _own_factor(shape, batch, self.iteration_time) * seconds
 
-    def _own_factor(self, shape: str, batch: Batch) -> float:
-        """Return by what the error of a shape multiplies the seconds of a batch."""
-        if shape != shape_of(batch):
-            return 1.0
-        return math.exp(own_deviation(self.iteration_time(batch)))
+    def _in_stages(self, batch: Batch) -> Values:
+        """Return the seconds of a batch in all stages, without its way between them."""
+        times = self.operation_times(batch)
+        times.pop(BETWEEN_STAGES, None)
+        return sum(times.values(), np.zeros(1 + NUM_DRAWS))
 
     def stage_times_of(self, draw: int, stage_times: StageTimes) -> StageTimes:
         """Return the function of a batch's seconds by stage in one draw, all of which err alike."""
@@ -128,7 +128,7 @@ class DrawnTimes:
             shape = _slower_shape(draw)
 
             def slower(batch: Batch) -> list[float]:
-                factor = self._own_factor(shape, batch)
+                factor = _own_factor(shape, batch, self._in_stages)
                 return [factor * seconds for seconds in stage_times(batch)]
 
             return slower
@@ -168,6 +168,15 @@ class DrawnTimes:
         if name in KINDS["communication"]:
             return self._communication.factors(1)
         return self._others.factors(1)
+
+
+def _own_factor(shape: str, batch: Batch, values_of: Callable[[Batch], Values]) -> float:
+    """Return by what the error of a shape multiplies the seconds of a batch, of which `values_of`
+    returns those that err.
+    """
+    if shape != shape_of(batch):
+        return 1.0
+    return math.exp(own_deviation(values_of(batch)))
 
 
 def _slower_shape(draw: int) -> str:
