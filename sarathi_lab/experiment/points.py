@@ -225,6 +225,8 @@ def table_of(
         if drawn:
             median = _drawn_median(point, interval.median, values, drawn)
             ends = wider(interval.median, ends, median.ends)
+            if np.isnan(median.draws).any():  # an unknown error, which seeds alone do not show
+                ends = ends._replace(low=math.nan, high=math.nan)
             row |= _in_text(median)
         row["y"] = math.nan if interval.reason else interval.median
         row["low"] = ends.low
@@ -255,14 +257,16 @@ def _ends_over_rounds(point: Point, interval: Interval) -> Ends:
 def _drawn_median(
     point: Point, median: float, values: Sequence[float], drawn: Sequence[Samples]
 ) -> Estimate:
-    """Return the median of `values` with its draws; without, of a point that is not in all."""
+    """Return the median of `values` with its draws. They are unknown (NaN) of a point that a draw
+    lacks, in any round: the rounds that are left would not be the same.
+    """
     if point.kind == "curve":
         return Estimate(median)  # its x is a time, which every draw changes
     values_by_draw = [of_draw.get(point, []) for of_draw in drawn]
     num_values = {len(values_of_draw) for values_of_draw in values_by_draw}
-    if num_values != {len(values)}:
-        return Estimate(median)
-    drawn_medians = draws_of_median(values, values_by_draw)
+    drawn_medians = (math.nan,) * len(drawn)
+    if num_values == {len(values)}:
+        drawn_medians = draws_of_median(values, values_by_draw)
     return Estimate.of(np.array([median, *drawn_medians]), SHAPES_OF_BATCHES)
 
 
@@ -291,6 +295,9 @@ def name_of(shape: str) -> str:
 
 def _in_text(estimate: Estimate) -> dict[str, str]:
     """Return the columns in which a table records draws, and what is moved by which shape."""
-    draws = [f"{draw:.5g}" for draw in estimate.draws]
+    # Five digits tell an error; of an exact value, fewer than `y` has would read as one.
+    is_exact = set(estimate.draws) == {estimate.value}
+    digits = 6 if is_exact else 5
+    draws = [f"{draw:.{digits}g}" for draw in estimate.draws]
     moved = [f"{shape}={value:.6g}" for shape, value in estimate.moved]
     return {"draws": " ".join(draws), "moved": " ".join(moved)}

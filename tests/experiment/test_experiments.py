@@ -21,7 +21,7 @@ from sarathi_lab.experiment.bench import CostBench
 from sarathi_lab.experiment.grid import Grid
 from sarathi_lab.experiment.measure import DeviceBench, load_executor, measure
 from sarathi_lab.experiment.pipeline import BUBBLES, COMPLETION
-from sarathi_lab.experiment.points import Estimate, Part, Point, table_of
+from sarathi_lab.experiment.points import Estimate, Part, Point, predicted_table, table_of
 from sarathi_lab.experiment.registry import CATALOG, SETUPS
 from sarathi_lab.experiment.scenario import Composition, Room
 from sarathi_lab.results import load
@@ -184,6 +184,26 @@ def test_a_curve_over_time_has_no_draws():
     assert list(table.draws) == ["4 2", ""]
     assert list(table.moved) == ["decodes=4 to-512=2 to-2048=2 larger=2", ""]
     assert list(table.low.isna()) == [False, True]
+
+
+def test_a_point_that_a_draw_lacks_has_an_unknown_error():
+    ratio = Point("", "1K", 2.0)
+    samples = {ratio: [1.0, 2.0, 3.0] * 2}
+    drawn = [samples, {}, samples, samples, samples, samples]
+    table = table_of("fig08", samples, math.inf, drawn=drawn)
+    assert table.draws[0].split() == ["nan", "nan"]
+    assert table.y[0] == 2.0
+    assert math.isnan(table.low[0])
+
+
+def test_an_exact_value_is_recorded_as_exact():
+    exact, near = (Point("", "bytes", x) for x in (1.0, 2.0))
+    exact = exact._replace(y=Estimate(123456.0, (123456.0,) * 2))
+    near = near._replace(y=Estimate(123456.0, (123456.0, 123654.0)))
+    assert list(predicted_table("fig08", [[exact, near]]).draws) == [
+        "123456 123456",
+        "1.2346e+05 1.2365e+05",
+    ]
 
 
 # -- the task --------------------------------------------------------------------------------------
