@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from sarathi_lab.config.checked import number, one_of, refuse_unread, whole
+from sarathi_lab.config.checked import checked, number, one_of, refuse_unread, whole
 from sarathi_lab.config.console import print_place
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import build, is_model_stated, load_option, require_kind
@@ -61,6 +61,17 @@ OF_PAPER = ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel")
 Tables = Mapping[str, pd.DataFrame]
 
 
+def all_draws_or_none(name: str, value: object) -> None:
+    """Raise UserError unless `value` is 0 or `NUM_DRAWS`: the constants vary independently of each
+    other only over all draws together.
+    """
+    if type(value) is not int or value not in (0, NUM_DRAWS):
+        raise UserError(
+            f"{name}={value} is not all draws of the cost model's constants, whose errors only "
+            f"these show; use {NUM_DRAWS}, or 0 for intervals of seeds alone"
+        )
+
+
 class Prepared(NamedTuple):
     """The checked jobs of one run: those to measure, or those to simulate."""
 
@@ -85,9 +96,7 @@ class Measure(Task):
     every: int = whole(1, minimum=1, fix="use 1 for all points")
     sizes: Sizes | None = None
     processes: int | None = whole(None, minimum=1, fix=PROCESSES)
-    draws: int = whole(
-        0, minimum=0, maximum=NUM_DRAWS, fix=f"use {NUM_DRAWS}, or 0 for intervals of seeds alone"
-    )
+    draws: int = checked(all_draws_or_none, 0)
 
     @cached_property
     def declared(self) -> Experiment:
