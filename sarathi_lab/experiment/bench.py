@@ -107,7 +107,12 @@ class Bench(ABC):
     def saving(
         self, alone: Work, both: Work, without: Work, kinds: tuple[str, ...] = EVERYTHING
     ) -> Estimate:
-        """Return the seconds of `alone` over those that `both` takes beyond `without`."""
+        """Return the seconds of `alone` over those that `both` takes beyond `without`.
+
+        What it takes beyond errs as one shape. Batches of nearly equal tokens have products of the
+        same size, by the same kernels, so that errors of their own cancel in the difference. That
+        is an assumption (`docs/explanation/intervals.md`).
+        """
         return self.seconds(alone, kinds) / self.seconds(both - without, kinds)
 
     def chunking_losses(self, prompt_len: int, chunk: int) -> Mapping[str, Estimate]:

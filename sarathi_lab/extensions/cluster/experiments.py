@@ -223,7 +223,10 @@ def disaggregation(
                 kind = settings["kind"]
                 best[kind] = max(value, best.get(kind, value))
             for (earlier, value), (kind, gained) in combinations(best.items(), 2):
-                gain = gained / value if value else math.inf
+                # Either may be a bound (`_goodput`), which their ratio does not show.
+                gain = math.inf if gained else math.nan
+                if value:
+                    gain = gained / value
                 quantity = f"{GOODPUT} / best {earlier}"
                 yield point(dataset, quantity, "ratio", kind, gain, slo=objective, kind="share")
 
@@ -245,7 +248,8 @@ def _goodput(
     run: Callable[[float], pd.DataFrame], slo: Slo, rates: Sequence[float], attainment: float
 ) -> float:
     """The rate at which the share of requests within `slo` falls below `attainment`, between two of
-    `rates` by the line between them; 0 if it is below at the first, the last if it never falls.
+    `rates` by the line between them; 0 if it is below at the first. If it never falls it is the
+    last, a lower bound that is recorded as a value.
     """
     rate_before = 0.0
     share_before = 0.0
