@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
@@ -27,6 +28,7 @@ from sarathi_lab.experiment.scenario import Composition, Room
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import FEWEST_PAIRS, Steps
 from sarathi_lab.run import main
+from sarathi_lab.tasks.measure import Measure
 
 TINY = load_option("model", "tiny")
 # The stages of fig12 are measured another way, and requests that arrive over time too.
@@ -207,6 +209,13 @@ def test_an_exact_value_is_recorded_as_exact():
 
 
 # -- the task --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draws", [-1, 1, 7, 9, True])
+def test_fewer_draws_than_all_are_refused(draws):
+    check_fields(Measure("fig08", draws=8), "task.")
+    with pytest.raises(UserError, match=rf"task.draws={draws} .*use 8, or 0 for intervals"):
+        check_fields(Measure("fig08", draws=draws), "task.")
 
 
 def run(*args: str, tmp_path: Path) -> int:
