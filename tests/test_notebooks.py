@@ -139,7 +139,7 @@ def test_notebooks_print_what_they_promise(executed):
     assert "policy._target_=my_policy.GentleChunks" in policy
     for name in ("real", "as_run", "sarathi_serve"):
         assert f">{name}</td>" in text["your_server"]
-    assert re.search(r"^results +\d{4}-", policy, re.MULTILINE)
+    assert re.search(r"^results +\S*\d{4}-", policy, re.MULTILINE)
 
 
 def test_notebooks_of_records_show_pictures_and_verdicts(monkeypatch):
