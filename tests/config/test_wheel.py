@@ -81,7 +81,7 @@ def test_a_sweep_claims_and_figures_run_in_an_empty_folder(installed, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "figures outputs/figures" in done.stdout
+    assert f"figures {tmp_path}/outputs/figures" in done.stdout
     assert "holds" in done.stdout
     assert len(list(tmp_path.rglob("run.json"))) == 1
     assert (tmp_path / "outputs" / "figures").is_dir()

@@ -174,7 +174,7 @@ def test_a_figure_leaves_points_errors_and_a_picture_also_of_other_gpus(tmp_path
     assert of_h100 not in set(errors.device), "the paper has no points of it"
     assert (tmp_path / "run" / "table2.png").stat().st_size > 10_000
     out = capsys.readouterr().out
-    assert "a6000, profiled, 13b" in out
+    assert "simulated a6000, profiled" in out
     assert f"table2 on {of_h100}" in out
 
 
