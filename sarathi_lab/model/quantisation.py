@@ -96,6 +96,24 @@ class Quantisation:
         is_quantised = self.of == "layers" or (self.of == "experts" and kind == "experts")
         return StoredPart(kind or "attention", float(is_quantised), self.weight_bytes)
 
+    def rate_of_products(
+        self, *, fp8: float | None, fp4: float | None, int8: float | None
+    ) -> float | None:
+        """Return which of a device's rates the products have; None: the one of the model's type.
+
+        Args:
+            fp8: FLOP/s of products of 8-bit floats; None where the device has none. The same of:
+            fp4: 4-bit floats.
+            int8: 8-bit integers.
+        """
+        if self.is_integer:
+            return int8
+        if self.has_fp8_products:
+            return fp8
+        if self.has_fp4_products:
+            return fp4
+        return None
+
     @property
     def description(self) -> str:
         """Of the quantised weights, such as "experts' weights, 0.531 bytes each"."""

@@ -35,14 +35,13 @@ class Peaks:
         """Return the FLOP/s of the products of `spec`: in 8 or 4 bits where its weights have
         these.
         """
-        stored = spec.stored
         rate = None
-        if stored is not None and stored.is_integer:
-            rate = self.int8_flops_per_second
-        elif stored is not None and stored.has_fp8_products:
-            rate = self.fp8_flops_per_second
-        elif stored is not None and stored.has_fp4_products:
-            rate = self.fp4_flops_per_second
+        if spec.stored is not None:
+            rate = spec.stored.rate_of_products(
+                fp8=self.fp8_flops_per_second,
+                fp4=self.fp4_flops_per_second,
+                int8=self.int8_flops_per_second,
+            )
         if rate is None:
             return self.flops_per_second
         return rate

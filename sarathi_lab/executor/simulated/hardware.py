@@ -278,18 +278,18 @@ class Hardware:
         """Return the device with the peak of products in 8 or 4 bits, if weights that are `stored`
         so run at it here; None where they are only read in fewer bytes.
         """
-        peak = None
-        efficiency = self.fp8_efficiency
-        if stored is not None and stored.is_integer:
-            peak = self.int8_flops_per_second
-            if self.fp8_flops_per_second is None:
-                efficiency = self.matmul_efficiency
-        elif stored is not None and stored.has_fp8_products:
-            peak = self.fp8_flops_per_second
-        elif stored is not None and stored.has_fp4_products:
-            peak = self.fp4_flops_per_second
+        if stored is None:
+            return None
+        peak = stored.rate_of_products(
+            fp8=self.fp8_flops_per_second,
+            fp4=self.fp4_flops_per_second,
+            int8=self.int8_flops_per_second,
+        )
         if peak is None:
             return None
+        efficiency = self.fp8_efficiency
+        if stored.is_integer and self.fp8_flops_per_second is None:
+            efficiency = self.matmul_efficiency
         return replace(self, flops_per_second=peak, matmul_efficiency=efficiency)
 
     def required(self, figure: str, setting: str, alternative: str) -> float:
