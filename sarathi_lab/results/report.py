@@ -345,13 +345,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     once = sweep_analysis.without_repeated(runs, list(columns))
     medians = sweep_analysis.medians(once, by, *columns)
     num_samples = medians["num_samples"].max()
-    headings = {}
-    scales = {}
-    for name, label in columns.items():
-        scales[name], unit = _unit(name, runs[name])
-        if "_vs_" in name and num_samples > 1:
-            label += "\nin pairs"
-        headings[name] = f"{label}{unit}\n{_better_side(name)}"
+    headings, scales = _headings(runs, columns, num_samples)
     num_unsteady = sweep_analysis.unsteady(once).groupby(sweep_analysis.group_keys(once, by)).sum()
     settings = {name: _setting_heading(name) for name in by[:-1]}
     rows = []
@@ -371,11 +365,10 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
                 value = _median(name, quantities[name], scales[name])
             row[heading_of_column] = value
         rows.append(row)
-    same_chunk_note = _same_chunk_note(runs, compared)
     signs = {
         f"medians of {num_samples}": num_samples > 1,
         IN_PAIRS: num_samples > 1 and bool(references),
-        same_chunk_note: bool(same_chunk_note),
+        _same_chunk_note(runs, compared): True,
         "*: baseline": once.is_baseline.any(),
         "equal runs once": len(once) < len(runs),
         "^ more, v less is better": True,
@@ -383,7 +376,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         f"{UNSTEADY}: not steady": num_unsteady.any(),
         "with filling and draining": not arrive_over_time(runs) and _lacks_steady_part(runs),
     }
-    notes = "; ".join(sign for sign, is_there in signs.items() if is_there)
+    notes = "; ".join(sign for sign, is_there in signs.items() if sign and is_there)
     return DisplayTable(
         rows,
         left=["policy"],
@@ -391,6 +384,20 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         title=f"{title} ({notes})",
         keys=list(settings.values()),
     )
+
+
+def _headings(
+    runs: pd.DataFrame, columns: Mapping[str, str], num_samples: int
+) -> tuple[dict[str, str], dict[str, float]]:
+    """Return the heading of each quantity with unit and better side, and by what it is scaled."""
+    headings = {}
+    scales = {}
+    for name, label in columns.items():
+        scales[name], unit = _unit(name, runs[name])
+        is_in_pairs = "_vs_" in name and num_samples > 1
+        pairing = "\nin pairs" if is_in_pairs else ""
+        headings[name] = f"{label}{pairing}{unit}\n{_better_side(name)}"
+    return headings, scales
 
 
 def _unsteady_mark(num_unsteady: int, num_samples: int) -> str:
