@@ -23,8 +23,9 @@ ITERATION = re.compile(
     r"(?:, \S+ KV cache usage: ([\d.]+)%)?"
 )
 CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")
-KINDS = {(True, False): "prompts", (False, True): "decodes", (True, True): "both"}
-QUANTITIES = {"iterations": "", "tokens of one": "", "time of one": "ms"}
+KINDS = ("prompts", "decodes", "both", "all")  # of iterations, by what is in the batch
+TOKENS = ["num_prefill_tokens", "num_decode_tokens"]
+UNITS = {"iterations": "", "tokens of one": "", "time of one": "ms"}
 SHORTEST = 1e-4  # seconds, below which no GPU runs a model's iteration
 
 
@@ -86,56 +87,66 @@ def predicted(logged: pd.DataFrame, executor: Executor) -> pd.DataFrame:
 def _batch_of(logged: LoggedIteration) -> Batch:
     """Make the batch of a logged iteration."""
     num_decodes = int(logged.num_decodes)
-    num_prompt_tokens = int(logged.num_prefill_tokens)
-    tokens_of_decodes = 0.0
-    if not np.isnan(logged.cached):
-        # The log is written after the iteration, whose prompts are in the cache by then.
-        tokens_of_decodes = max(0.0, logged.cached - num_prompt_tokens)
-    context = max(1, int(tokens_of_decodes / max(num_decodes, 1)))
+    context = _context_of_decodes(logged)
     batch = Batch()
     for order in range(num_decodes):
         decode = make_sequence(context, is_decode=True, order=order)
         batch.add(decode, 1)
-    num_chunks = max(int(logged.num_prefills), 1)
-    chunks = np.array_split(np.arange(num_prompt_tokens), num_chunks)  # as equal as can be
-    for order, chunk in enumerate(chunks, num_decodes):
-        num_tokens = len(chunk)
+    # The log has the tokens of all prompts together: shares as equal as can be.
+    num_prompts = max(int(logged.num_prefills), 1)
+    num_each, num_longer = divmod(int(logged.num_prefill_tokens), num_prompts)
+    for number in range(num_prompts):
+        num_tokens = num_each + (number < num_longer)
         if num_tokens:
-            prompt = make_sequence(0, num_tokens, emits=True, order=order)
+            prompt = make_sequence(0, num_tokens, emits=True, order=num_decodes + number)
             batch.add(prompt, num_tokens)
     return batch
 
 
+def _context_of_decodes(logged: LoggedIteration) -> int:
+    """Return the cached tokens of a decode, each of which has as many."""
+    if np.isnan(logged.cached) or logged.num_decodes == 0:
+        return 1
+    # The log is written after the iteration, whose prompts are in the cache by then.
+    of_decodes = logged.cached - int(logged.num_prefill_tokens)
+    return max(1, int(of_decodes / int(logged.num_decodes)))
+
+
 def schedule_table(logged: pd.DataFrame, simulated: pd.DataFrame) -> pd.DataFrame:
     """Compare schedules by what is in a batch: iterations, and their mean tokens and time."""
-    real_kinds = _kinds(logged)
-    simulated_kinds = _kinds(simulated)
     rows = []
-    for kind in (*KINDS.values(), "all"):
-        real = _means(logged, real_kinds, kind)
-        replayed = _means(simulated, simulated_kinds, kind)
-        for name, unit in QUANTITIES.items():
-            rows.append((kind, name, unit, real[name], replayed[name]))
+    for kind in KINDS:
+        real = _means(_of_kind(logged, kind))
+        replayed = _means(_of_kind(simulated, kind))
+        for quantity, unit in UNITS.items():
+            rows.append((kind, quantity, unit, real[quantity], replayed[quantity]))
     table = pd.DataFrame(rows, columns=["batch", "quantity", "unit", "real", "simulated"])
+    # A kind that the log lacks has no error.
     return table.assign(error=table.simulated / table.real.where(table.real > 0) - 1)
 
 
-def _means(table: pd.DataFrame, kinds: pd.Series, kind: str) -> dict[str, float]:
-    """Return `QUANTITIES` of the iterations of a kind."""
-    if kind != "all":
-        table = table[kinds == kind]
-    num_tokens = table.num_prefill_tokens + table.num_decode_tokens
-    milliseconds = 1e3 * table.seconds
-    means = (len(table), num_tokens.mean(), milliseconds.mean())
-    return dict(zip(QUANTITIES, means, strict=True))
+def _of_kind(iterations: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """Select the iterations of one of `KINDS`."""
+    has_prompts = iterations.num_prefill_tokens > 0
+    has_decodes = iterations.num_decode_tokens > 0
+    if kind == "prompts":
+        return iterations[has_prompts & ~has_decodes]
+    if kind == "decodes":
+        return iterations[has_decodes & ~has_prompts]
+    if kind == "both":
+        return iterations[has_prompts & has_decodes]
+    return iterations
 
 
-def _kinds(table: pd.DataFrame) -> pd.Series:
-    """Return what each iteration has, by `KINDS`."""
-    has_prompts = (table.num_prefill_tokens > 0).tolist()
-    has_decodes = (table.num_decode_tokens > 0).tolist()
-    kinds = [KINDS[pair] for pair in zip(has_prompts, has_decodes, strict=True)]
-    return pd.Series(kinds, index=table.index, dtype=object)
+def _means(iterations: pd.DataFrame) -> dict[str, float]:
+    """Return the quantities of `UNITS`."""
+    num_tokens = iterations[TOKENS].sum(axis="columns")
+    milliseconds = 1e3 * iterations.seconds
+    return {
+        "iterations": len(iterations),
+        "tokens of one": num_tokens.mean(),
+        "time of one": milliseconds.mean(),
+    }
 
 
 def shared(logged: pd.DataFrame, simulated: pd.DataFrame) -> float:
@@ -146,8 +157,7 @@ def shared(logged: pd.DataFrame, simulated: pd.DataFrame) -> float:
     return in_both.total() / max(len(logged), 1)
 
 
-def _counts(table: pd.DataFrame) -> Counter[tuple[int, int]]:
+def _counts(iterations: pd.DataFrame) -> Counter[tuple[int, int]]:
     """Count iterations by their tokens of prompts and of decodes."""
-    prompts = table.num_prefill_tokens.astype(int).tolist()
-    decodes = table.num_decode_tokens.astype(int).tolist()
-    return Counter(zip(prompts, decodes, strict=True))
+    num_tokens = iterations[TOKENS].astype(int)
+    return Counter(num_tokens.itertuples(index=False, name=None))

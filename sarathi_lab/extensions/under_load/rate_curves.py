@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
-from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sarathi_lab.extensions.under_load.search import RunAtRate, is_sustained
@@ -28,45 +28,69 @@ def rate_curves(runs: Sequence[RunAtRate], slo: Slo, capacity: float, title: str
 
     The capacity is that of the runs with the most requests; the search's shorter ones are hollow.
     """
+    num_panels = len(slo.bounds)
+    size = (min(WIDTH, 4.6 * num_panels), 3.6)
+    looks = _looks(runs, slo)
+    marks = _marks(runs, looks, slo)
+    layout = PanelLayout(list(slo.bounds), num_panels, size)
+    figure, axes = plot(marks, x="rate", grid=layout)
+    for name, bound in slo.bounds.items():
+        ax = axes[name]
+        bound_ms = 1e3 * bound
+        ax.axhline(bound_ms, color=BOUND.colour, ls=BOUND.dash, lw=0.9)
+        if capacity > 0:
+            ax.axvline(capacity, color=CAPACITY.colour, ls=CAPACITY.dash)
+        latencies = marks["value"][marks["panel"] == name]
+        _scale_rates(ax)
+        _scale_latencies(ax, latencies, bound_ms, f"{_quantity(slo, name)} [ms]")
+    # One key a look: of equal ones the dictionary has the first.
+    keys = [look.key() for look in dict.fromkeys(looks)]
+    keys.append(BOUND.key())
+    if capacity > 0:
+        of_capacity = replace(CAPACITY, name=f"capacity, {capacity:.3g}/s")
+        keys.append(of_capacity.key())
+    legend_below(figure, keys)
+    return finished(figure, title)
+
+
+def _looks(runs: Sequence[RunAtRate], slo: Slo) -> list[Look]:
+    """Return how each run is marked."""
     most_requests = max(run.num_requests for run in runs)
-    looks: dict[str, Look] = {}
-    rows = []
+    looks = []
     for run in runs:
         look = MET if is_sustained(run.requests, slo) else MISSED
         if run.num_requests < most_requests:
             look = replace(look, name=f"{look.name}, fewer requests", is_hollow=True)
-        looks[look.name] = look
+        looks.append(look)
+    return looks
+
+
+def _marks(runs: Sequence[RunAtRate], looks: Sequence[Look], slo: Slo) -> pd.DataFrame:
+    """Return a row for each run and bound, whose latency is in milliseconds."""
+    rows = []
+    for run, look in zip(runs, looks, strict=True):
         for name, seconds in bounded(run.requests, slo).items():
             row = {"panel": name, "rate": run.rate, "value": 1e3 * seconds, "look": look}
             rows.append(row)
-    bounds = slo.bounds
-    marks = pd.DataFrame(rows)
-    size = (min(WIDTH, 4.6 * len(bounds)), 3.6)
-    grid = PanelLayout(list(bounds), len(bounds), size)
-    figure, axes = plot(marks, x="rate", grid=grid)
-    for name, bound in bounds.items():
-        ax = axes[name]
-        ax.axhline(1e3 * bound, color=BOUND.colour, ls=BOUND.dash, lw=0.9)
-        if capacity > 0:
-            ax.axvline(capacity, color=CAPACITY.colour, ls=CAPACITY.dash)
-        ax.set_xscale("log")
-        tick_in_steps(ax.xaxis)
-        label = f"{_quantity(slo, name)} [ms]"
-        values = marks["value"][marks["panel"] == name]
-        low = min(1e3 * bound, float(values.min()))
-        if low > 0 and values.max() > WIDE_RANGE * low:
-            ax.set_yscale("log")
-            tick_in_steps(ax.yaxis)
-            label += f", {LOG_SCALE}"
-        else:
-            ax.set_ylim(bottom=0)
-        ax.set(xlabel=f"request rate [1/s], {LOG_SCALE}", ylabel=label)
-    keys: list[Artist] = [look.key() for look in looks.values()]
-    keys.append(BOUND.key())
-    if capacity > 0:
-        keys.append(replace(CAPACITY, name=f"capacity, {capacity:.3g}/s").key())
-    legend_below(figure, keys)
-    return finished(figure, title)
+    return pd.DataFrame(rows)
+
+
+def _scale_rates(ax: Axes) -> None:
+    ax.set_xscale("log")
+    ax.set_xlabel(f"request rate [1/s], {LOG_SCALE}")
+    tick_in_steps(ax.xaxis)
+
+
+def _scale_latencies(ax: Axes, latencies: pd.Series, bound: float, label: str) -> None:
+    """Begin the axis at 0, but where the low ones could not be told from 0."""
+    lowest = min(bound, float(latencies.min()))
+    if lowest > 0 and latencies.max() > WIDE_RANGE * lowest:
+        ax.set_yscale("log")
+        ax.set_ylabel(f"{label}, {LOG_SCALE}")
+        tick_in_steps(ax.yaxis)
+    else:
+        ax.set_ylim(bottom=0)
+        ax.set_ylabel(label)
 
 
 def _quantity(slo: Slo, bound: str) -> str:
