@@ -15,6 +15,7 @@ from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.plots.plot import Look, PanelLayout, distribution, plot, styled
 from sarathi_lab.results.plots.style import finished, legend_below
+from sarathi_lab.results.result import DisplayTable
 from sarathi_lab.results.serving_metrics import latency, quantiles, waits
 
 WAITS = ("ttft", "tpot", "latency")  # seconds of a request, as metrics.md defines them
@@ -27,6 +28,18 @@ UNITS = {
     "blocks_used": "blocks",
 }
 QUANTILES = ("", "mean", "p50", "p90", "p99")
+# As the terminal shows them: heading, unit, factor from the table's unit.
+DISPLAYED = {
+    "ttft": ("TTFT", "s", 1.0),
+    "tpot": ("TPOT", "ms", 1e3),
+    "latency": ("end to end", "s", 1.0),
+    "tbt": ("TBT", "ms", 1e3),
+    "output_throughput": ("throughput", "output tokens/s", 1.0),
+    "request_throughput": ("throughput", "requests/s", 1.0),
+    "duration": ("duration", "s", 1.0),
+    "num_preemptions": ("preemptions", "", 1.0),
+    "blocks_used": ("KV blocks in use", "", 1.0),
+}
 NUM_WINDOWS = 8  # of a load
 # Columns of the ledger's iterations.
 OF_ITERATIONS = {
@@ -129,6 +142,45 @@ def validation_table(
     return table
 
 
+def validation_display(table: pd.DataFrame) -> DisplayTable:
+    """Return a `validation_table` as the terminal shows it: what a row is in one column."""
+    rows = []
+    for row in table.to_dict("records"):
+        label, unit, factor = DISPLAYED[row["metric"]]
+        quantile = row["quantile"].replace("p", "P")
+        heading = f"{label} {quantile}".rstrip()
+        if unit:
+            heading += f" [{unit}]"
+        shown: dict[str, object] = {"": heading}
+        for name, value in row.items():
+            if name in ("real", "simulated", "what_if"):
+                shown[name.replace("_", " ")] = _in_four_digits(factor * value)
+            elif name in ("error", "change"):
+                shown[name] = value
+        rows.append(shown)
+    return DisplayTable(rows, left=[""], formats={"error": "+.1%", "change": "+.1%"})
+
+
+def _in_four_digits(value: float) -> str:
+    """Return a number in four digits, or whole; "-" for none."""
+    if math.isnan(value):
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def parts_display(parts: pd.DataFrame) -> DisplayTable:
+    """Return the mean waits of several loads (`part_table`), real and simulated."""
+    table = parts[["load"]].copy()
+    for whose in ("real", "simulated"):
+        for wait in ("ttft", "latency"):
+            label, unit, _ = DISPLAYED[wait]
+            table[f"{label}\n{whose}\n[{unit}]"] = parts[f"{wait} {whose}"]
+    formats = dict.fromkeys(map(str, table), ".3g")
+    return DisplayTable(table.to_dict("records"), left=["load"], formats=formats)
+
+
 def mean_errors(table: pd.DataFrame) -> dict[str, float]:
     """Select the relative error of each wait's mean."""
     means = table[(table["quantile"] == "mean") & table.metric.isin(WAITS)]
@@ -188,22 +240,24 @@ def worst_part(parts: pd.DataFrame) -> str:
         return "  no end-to-end times are recorded"
     position = int(np.nanargmax(factors))
     worst = parts.iloc[position]
+    which = _selection(parts, position)
     return (
-        f"  largest difference in mean end-to-end time, {_selection(parts, position)}: real "
-        f"{worst['latency real']:.3g} s, simulated {worst['latency simulated']:.3g} s"
+        f"  mean time end to end {which}: real {worst['latency real']:.3g} s, simulated "
+        f"{worst['latency simulated']:.3g} s"
     )
 
 
 def _selection(parts: pd.DataFrame, position: int) -> str:
-    """Name the requests of the part at `position` of a `part_table`."""
+    """Name the requests of the part at `position` of a `part_table`, which differs most."""
     if parts.load.nunique() > 1:
-        return f"for requests of {parts.load.iloc[position]}"
+        return f"of the load that differs most, {parts.load.iloc[position]}"
     if len(parts) == 1:
         return "of all requests"
-    since = f"for requests sent from {parts.since.iloc[position]:.1f} s"
-    if position + 1 == len(parts):
-        return f"{since} to the end"
-    return f"{since} to {parts.since.iloc[position + 1]:.1f} s"
+    end = "the end"
+    if position + 1 < len(parts):
+        end = f"{parts.since.iloc[position + 1]:.1f} s"
+    since = f"{parts.since.iloc[position]:.1f} s"
+    return f"in the stretch that differs most, of requests sent from {since} to {end}"
 
 
 def picture(

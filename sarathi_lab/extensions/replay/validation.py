@@ -22,7 +22,9 @@ from sarathi_lab.extensions.replay.comparison import (
     mean_of,
     over_time,
     part_table,
+    parts_display,
     picture,
+    validation_display,
     validation_table,
     worst_part,
 )
@@ -32,15 +34,12 @@ from sarathi_lab.extensions.replay.run_config import AUTO, server_of
 from sarathi_lab.extensions.replay.settings import OF_WORKLOAD, SETTINGS
 from sarathi_lab.results import metrics
 from sarathi_lab.results.provenance import provenance
-from sarathi_lab.results.report import print_cautions
+from sarathi_lab.results.report import first_of_sweep, print_cautions
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Result
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.serve import run_once
 
-NUMBERS = ("real", "simulated", "what_if")
-WAITS_BY_LOAD = [f"{wait} {whose}" for whose in NUMBERS[:2] for wait in ("ttft", "latency")]
-FORMATS = {**dict.fromkeys(NUMBERS, ".4g"), "error": "+.1%", "change": "+.1%"}
-FORMATS |= dict.fromkeys(WAITS_BY_LOAD, ".3g")
+FORMATS = {"real": ".4g", "simulated": ".4g", "error": "+.1%"}
 REAL, AS_RUN = "real", "as_run"  # baselines
 
 
@@ -136,17 +135,27 @@ def cases_of(cfg: DictConfig, runs: Sequence[RealRun]) -> list[Case]:
 def print_cases(cases: Sequence[Case], context: RunContext) -> None:
     """Print what is replayed, how, and what of the run is not."""
     first = cases[0].as_run
-    print_words(f"\nreplaying {first.run.source}: {place_of(first)}", style="bold")
+    headline = f"\nreplaying {first.run.source}: {place_of(first)}"
+    lines = first.describe()
+    if len(cases) > 1:
+        more_loads = "1 more load, with its settings"
+        if len(cases) > 2:
+            more_loads = f"{len(cases) - 1} more loads, each with its settings"
+        lines.append(f"and {more_loads}")
+    for case in cases[1:]:
+        lines += [f"of {case.run.name}: {caution}" for caution in case.run.cautions]
+    if context.is_brief:
+        # The runs of a sweep replay the same, and the line that ends each has its settings.
+        for line in first_of_sweep([headline], context):
+            print_words(line, style="bold")
+        print_cautions([*first.backend.cautions(first.spec), *lines], context)
+        return
+    print_words(headline, style="bold")
     print_cautions(first.backend.cautions(first.spec), context)
-    for line in first.describe():
+    for line in lines:
         print_words(f"  {line}")
     if cases[0].changed:
         print_words(f"  what if, as you state: {', '.join(cases[0].changed)}")
-    if len(cases) > 1:
-        print_words(f"  and {len(cases) - 1} more loads, each with its settings")
-    for case in cases[1:]:
-        for caution in case.run.cautions:
-            print_words(f"  of {case.run.name}: {caution}")
 
 
 def place_of(replay: Replay) -> str:
@@ -206,10 +215,9 @@ class Comparison:
         parts = part_table(loads, others)
         errors = {f"error/{name}": error for name, error in mean_errors(table).items()}
         tables = {"validation": table, "parts": parts, **tables_of(others or loads)}
-        notes: list[DisplayTable | str] = [display(table, "metric", "quantile", "unit")]
+        notes: list[DisplayTable | str] = [validation_display(self._without_what_if(table))]
         if len(loads) > 1:
-            columns = [name for name in parts if name in FORMATS]
-            notes.append(display(parts[["load", *columns]], "load"))
+            notes.append(parts_display(parts))
         notes.append(worst_part(parts))
         if len(loads) == 1:
             more_tables, more_notes = self._of_one_load(loads[0])
@@ -219,8 +227,20 @@ class Comparison:
             tables=tables,
             figures={"validation": picture(loads, parts, others, self._title())},
             summary=summary | compared | errors,
-            shown=notes,
+            shown=notes if self._is_first() else [],
         )
+
+    def _without_what_if(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Leave out of a sweep's table what only one of its runs has: the sweep's own compares."""
+        if not self.context.is_brief:
+            return table
+        return table.drop(columns=["what_if", "change"], errors="ignore")
+
+    def _is_first(self) -> bool:
+        """Return whether no run of this sweep has shown this replay of the run as it was."""
+        if not self.context.is_brief:
+            return True
+        return bool(first_of_sweep([str(self._folder(AS_RUN))], self.context))
 
     def _of_one_load(self, load: Load) -> tuple[dict[str, pd.DataFrame], list[DisplayTable | str]]:
         """Compare the use of the server over time and its iterations, where they are recorded."""

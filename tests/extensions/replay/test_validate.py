@@ -15,6 +15,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.extensions.replay.comparison import worst_part
+from sarathi_lab.run import main
 
 RUNS = REPOSITORY / "experiments" / "lab" / "real_servers"
 DENSE, MIXTURE = RUNS / "rtx-4090-llama-3.1-8b", RUNS / "rtx-pro-6000-qwen3-30b-a3b"
@@ -201,3 +202,12 @@ def test_the_largest_difference_names_the_requests_that_it_is_of():
         parts.assign(**{"latency real": [1.0, 3.0, 4.0]})
     )
     assert "of all requests" in worst_part(parts[:1].assign(**{"latency real": 2.0}))
+
+
+def test_a_sweep_shows_the_run_as_it_was_once(short_run, tmp_path, capsys):
+    settings = ["task=validate", f"task.run={short_run}", *ANALYTIC, "tracking=none"]
+    assert main([*settings, f"output={tmp_path}", "chunk=256,512", "-m"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("TTFT P99 [s]") == 1
+    assert printed.count("replaying") == 1
+    assert "what if" not in printed
