@@ -162,6 +162,18 @@ class Policy(ABC):
         reserved = {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}
         return reserved.get(self.reserve, num_known)
 
+    def for_stages(self, num_sequences: int, num_stages: int) -> tuple[Policy, int]:
+        """Share the sequences of a server out to the stages of its pipeline.
+
+        Args:
+            num_sequences: The most that all stages serve together.
+            num_stages: Stages, each with a batch in flight.
+
+        Returns:
+            The policy, and the most sequences of one batch.
+        """
+        return self, max(1, num_sequences // num_stages)
+
     def on_device(
         self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int
     ) -> Policy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 
@@ -266,6 +266,11 @@ class VllmV1(Policy):
             # By priority others may follow one that was evicted for itself, and have its blocks.
             if sequence.is_running or self.is_older:
                 return
+
+    def for_stages(self, num_sequences: int, num_stages: int) -> tuple[Policy, int]:
+        # vLLM lets one batch have all sequences, and limits those of all stages instead.
+        num_active = self.max_num_active_seqs or num_sequences
+        return replace(self, max_num_active_seqs=num_active), num_sequences
 
     def _admission(self, scheduler: Scheduler, is_open: bool) -> Test:
         """Make the test of the next waiting sequence; if not `is_open`, only for a last token."""

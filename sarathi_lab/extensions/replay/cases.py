@@ -39,6 +39,7 @@ from sarathi_lab.extensions.replay.run_config import (
     devices,
     num_blocks,
     server_of,
+    shared_experts,
     with_graphs,
     with_graphs_of_user,
     with_host_of_stages,
@@ -61,7 +62,7 @@ from sarathi_lab.extensions.replay.settings import (
     with_settings,
 )
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.policy import Policy, VllmV1
+from sarathi_lab.policy import Policy
 from sarathi_lab.policy.systems import setup_of
 
 KEYS = ("executor", "model", "policy", "cache", "batch", "max_model_len", "queue_order")
@@ -173,9 +174,12 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
             f"{run.source}: data_parallel_size={replicas} is simulated only "
             "where replicas share experts (enable_expert_parallel); take another run"
         )
-    if not issubclass(class_of(cfg, "executor"), SimulatedBackend):
-        name = getattr(class_of(cfg, "executor"), "name", "this")
-        raise UserError(f"task=validate replays in simulation, executor={name} is none")
+    executor_class = class_of(cfg, "executor")
+    if not issubclass(executor_class, SimulatedBackend):
+        raise UserError(
+            f"task=validate replays in simulation, and {executor_class.__name__} simulates "
+            "nothing; use executor=simulated"
+        )
     settings = replay_settings(cfg, run)
     named, from_files = configured(cfg, run)
     as_run, notes = _config_as_run(cfg, run, settings, named, from_files)
@@ -314,7 +318,7 @@ def _replay(
     longest = cfg.max_model_len or run.longest
     batch_size = require_int("batch", cfg.batch, 1, "use the most sequences at a time")
     if backend.num_stages > 1:
-        policy, batch_size = _of_all_stages(policy, batch_size, backend.num_stages)
+        policy, batch_size = policy.for_stages(batch_size, backend.num_stages)
     engine = EngineConfig(
         policy.on_device(lambda: backend.predictor(spec), batch_size, longest),
         batch_size=batch_size,
@@ -329,7 +333,7 @@ def _replay(
         window=backend.window_in_cache(
             spec, setup_of(policy, batch_size, longest).rule.window_pool
         ),
-        cluster=getattr(backend, "sharing", SINGLE),
+        cluster=shared_experts(cfg, run) or SINGLE,
     )
     engine.check(requests)
     config = {key: value for key, value in resolved(cfg).items() if key in KEYS}
@@ -342,14 +346,3 @@ def _replay(
     if loop is not None:
         config["users"] = [loop.users, loop.think_time]
     return Replay(run, backend, spec, engine, config, client, loop)
-
-
-def _of_all_stages(policy: Policy, sequences: int, num_stages: int) -> tuple[Policy, int]:
-    """Return the policy and the batch of a pipeline whose stages serve `sequences` together: vLLM
-    lets one batch have all of them, other servers cut them into equal ones.
-    """
-    if isinstance(policy, VllmV1):
-        return replace(
-            policy, max_num_active_seqs=policy.max_num_active_seqs or sequences
-        ), sequences
-    return policy, max(1, sequences // num_stages)

@@ -221,13 +221,21 @@ def _of_run(
         hardware = replace(hardware, link_bytes_per_second=rate, link_latency=latency)
         hardware = replace(hardware, link_efficiency=1.0)
         backend = replace(backend, hardware=hardware)
+    replicas = shared_experts(cfg, run)
+    if replicas is None:
+        return backend
+    # Replicas in lockstep pad their batches themselves, all to the size of the fullest.
+    backend = replace(backend, host=replace(backend.host, graphs=None))
+    return LockstepBackend(**vars(backend), sharing=replicas)
+
+
+def shared_experts(cfg: DictConfig, run: RealRun) -> Lockstep | None:
+    """Return the replicas of the run's server, which share experts; None: it has one engine."""
     num_replicas = run.settings.stated.get("cluster.num", 1)
     if num_replicas == 1:
-        return backend
+        return None
     captured = max(CudaGraphs(**_graphs_of_run(cfg, run)).captured, default=0)
-    sharing = Lockstep(num=num_replicas, graph_tokens=captured)
-    backend = replace(backend, host=replace(backend.host, graphs=None))  # `sharing` pads
-    return LockstepBackend(**vars(backend), sharing=sharing)
+    return Lockstep(num=num_replicas, graph_tokens=captured)
 
 
 def num_blocks(
