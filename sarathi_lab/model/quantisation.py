@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Quantised = Literal["layers", "experts", "parts"]
+ProductType = Literal["model", "fp8", "int8", "fp4"]
 KindName = Literal["attention", "linear attention", "FFNs", "shared experts", "experts"]
 BITS_OF_BYTE = 8
 SCALE_BITS = 16  # of the scale of a group of weights
@@ -66,12 +67,9 @@ class Quantisation:
     Attributes:
         name: The method, as config.json names it.
         weight_bytes: Bytes of one weight, with its share of the scales.
-        has_fp8_products: Whether activations have 8 bits, too, so that products run at the rate of
-            these on a device that has them. Otherwise weights are only stored so, and products
-            computed in the model's type.
-        has_fp4_products: The same of activations and products in 4 bits.
-        is_integer: Whether the weights and activations of 8 bits are integers, whose products have
-            another rate on some devices, and the only one of 8 bits on others (Ampere).
+        product_type: Of weights and activations in products, on a device that has such products.
+            Else, and with "model", weights are only stored in fewer bits, and products computed in
+            the model's type.
         of: All products of the layers but the router, those of the experts, or `parts`.
         parts: Of each kind of products, if they differ.
         table_bytes: Bytes of a weight of embedding and output head; None: of the model's type.
@@ -80,9 +78,7 @@ class Quantisation:
 
     name: str
     weight_bytes: float
-    has_fp8_products: bool = False
-    has_fp4_products: bool = False
-    is_integer: bool = False
+    product_type: ProductType = "model"
     of: Quantised = "layers"
     parts: tuple[StoredPart, ...] = ()
     table_bytes: float | None = None
@@ -106,13 +102,8 @@ class Quantisation:
             fp4: 4-bit floats.
             int8: 8-bit integers.
         """
-        if self.is_integer:
-            return int8
-        if self.has_fp8_products:
-            return fp8
-        if self.has_fp4_products:
-            return fp4
-        return None
+        rates = {"model": None, "fp8": fp8, "fp4": fp4, "int8": int8}
+        return rates[self.product_type]
 
     @property
     def description(self) -> str:
@@ -127,14 +118,14 @@ class Quantisation:
         return f"weights are read as {' and '.join(of_parts) or 'those of the model type'}"
 
 
-FP8 = Quantisation("fp8", 1.0, has_fp8_products=True)
+FP8 = Quantisation("fp8", 1.0, product_type="fp8")
 # By names that a run states, of usual checkpoints: 8 bits with a scale a column, and activations in
 # as many (w8a8) or in the model's type; 4 bits in groups of 128 (AWQ, GPTQ); gpt-oss's experts.
 STORED: Mapping[str, Quantisation] = {
     "fp8": FP8,
     "int8": Quantisation("int8", 1.0),
-    "w8a8": Quantisation("w8a8", 1.0, has_fp8_products=True, is_integer=True),
-    "nvfp4": Quantisation("nvfp4", NVFP4_BITS / BITS_OF_BYTE, has_fp4_products=True),
+    "w8a8": Quantisation("w8a8", 1.0, product_type="int8"),
+    "nvfp4": Quantisation("nvfp4", NVFP4_BITS / BITS_OF_BYTE, product_type="fp4"),
     "int4": Quantisation("int4", (4 + (SCALE_BITS + 4) / 128) / BITS_OF_BYTE),
     "mxfp4": Quantisation("mxfp4", MXFP4_BITS / BITS_OF_BYTE, of="experts"),
 }

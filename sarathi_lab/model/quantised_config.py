@@ -15,6 +15,7 @@ from sarathi_lab.model.quantisation import (
     NVFP4_BITS,
     SCALE_BITS,
     STORED,
+    ProductType,
     Quantisation,
     StoredPart,
 )
@@ -182,14 +183,13 @@ def _group(name: str, group: Settings) -> Quantisation:
         of_group = _share_of_group(group_bits, weights)
     # Of integers and MXFP4 products in 4 bits have other kernels, or none.
     is_nvfp4 = bits == NVFP4 and weights.get("type") == "float" and strategy == "tensor_group"
-    has_fp8_products = bits == BITS_OF_BYTE and activations is not None
-    return Quantisation(
-        "compressed-tensors",
-        (bits + of_group) / BITS_OF_BYTE,
-        has_fp8_products=has_fp8_products,
-        is_integer=has_fp8_products and weights.get("type") == "int",
-        has_fp4_products=is_nvfp4 and activations is not None,
-    )
+    product_type: ProductType = "model"
+    if activations is not None and bits == BITS_OF_BYTE:
+        product_type = "int8" if weights.get("type") == "int" else "fp8"
+    elif activations is not None and is_nvfp4:
+        product_type = "fp4"
+    weight_bytes = (bits + of_group) / BITS_OF_BYTE
+    return Quantisation("compressed-tensors", weight_bytes, product_type)
 
 
 def _scale_bits(name: str, weights: Settings, default: int) -> int:
@@ -231,29 +231,29 @@ def _groups(groups: Settings, settings: Settings, spec: ModelSpec) -> Quantisati
     if rest is None:
         named.append(Named("config_groups", [EVERYTHING], None))
     base = rest or read[0]
-    # Products of one rate: that of the most bits.
-    has_fp4_products = all(stored.has_fp4_products for stored in read)
-    has_fp8_products = not has_fp4_products and all(
-        stored.has_fp8_products or stored.has_fp4_products for stored in read
-    )
-    base = replace(
-        base,
-        has_fp8_products=has_fp8_products,
-        has_fp4_products=has_fp4_products,
-        is_integer=has_fp8_products and all(stored.is_integer for stored in read),
-        head_bytes=None if rest is None else rest.weight_bytes,
-    )
+    head_bytes = None if rest is None else rest.weight_bytes
+    base = replace(base, product_type=_common_product_type(read), head_bytes=head_bytes)
     return _with_named(base, named, spec)
+
+
+def _common_product_type(groups: Sequence[Quantisation]) -> ProductType:
+    """Return the one type that all products are counted in: that of the most bits."""
+    types = {stored.product_type for stored in groups}
+    if len(types) == 1:
+        return groups[0].product_type
+    if "model" in types:
+        return "model"
+    return "fp8"
 
 
 def _modelopt(settings: Settings) -> Quantisation:
     algorithm = str(settings.get("quant_algo"))
     if algorithm == "FP8":
-        return Quantisation("modelopt fp8", 1.0, has_fp8_products=True, head_bytes=1.0)
+        return Quantisation("modelopt fp8", 1.0, product_type="fp8", head_bytes=1.0)
     if algorithm == "NVFP4":
         weight_bytes = NVFP4_BITS / BITS_OF_BYTE
         return Quantisation(
-            "modelopt nvfp4", weight_bytes, has_fp4_products=True, head_bytes=weight_bytes
+            "modelopt nvfp4", weight_bytes, product_type="fp4", head_bytes=weight_bytes
         )
     raise UserError(
         f"{FIELD}.quant_algo={algorithm} has no formula of its bytes; take FP8 or NVFP4"

@@ -124,10 +124,19 @@ def test_ridge_and_peak_are_those_of_the_products(weights):
         assert at_ridge == pytest.approx(spec.linear_bytes(2) / gpu.bytes_per_second)
 
 
-def test_hardware_without_such_a_peak_is_refused():
-    backend = SimulatedBackend(TOY, weights="fp8")
-    with pytest.raises(UserError, match=r"no fp8_flops_per_second.*executor\.weights=auto"):
+@pytest.mark.parametrize("weights", ["fp8", "w8a8"])
+def test_hardware_without_such_a_peak_reads_fewer_bytes_into_the_models_products(weights):
+    def times_and_cautions(weights):
+        backend = SimulatedBackend(TOY, weights=weights)
         backend.check(SPEC, 0)
+        times = backend.predictor(SPEC).operation_times(batch_of(chunk=64))
+        return times, " ".join(backend.cautions(SPEC))
+
+    times, cautions = times_and_cautions(weights)
+    only_stored, _ = times_and_cautions("int8")
+    assert times == only_stored
+    assert "run at the rate of the model's type" in cautions
+    assert f"hardware.{STORED[weights].product_type}_flops_per_second of toy" in cautions
 
 
 def test_experts_in_8_bits_are_read_in_half_the_time():

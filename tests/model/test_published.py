@@ -442,32 +442,32 @@ def test_a_stated_cache_has_the_servers_pool_of_windows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "weight_bytes", "has_fp8_products", "of"),
+    ("settings", "weight_bytes", "product_type", "of"),
     [
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 1, True, "layers"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 1, "fp8", "layers"),
         (
             {"quant_method": "awq", "bits": 4, "group_size": 128},
             0.5 + 20 / 8 / 128,
-            False,
+            "model",
             "layers",
         ),
-        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 1, False, "layers"),
-        ({"quant_method": "auto-round", "bits": 4, "group_size": -1}, 0.5, False, "layers"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 1, "model", "layers"),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": -1}, 0.5, "model", "layers"),
         (
             {"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "mx_fp"},
             17 / 32,
-            False,
+            "model",
             "layers",
         ),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5 / 8, False, "layers"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5 / 8, "model", "layers"),
         (
             {"quant_method": "gptq", "bits": 4, "group_size": -1, "dynamic": {"-:.*attn.*": {}}},
             0.5,
-            False,
+            "model",
             "experts",
         ),
-        ({"quant_method": "mxfp4"}, 17 / 32, False, "experts"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 9 / 16, False, "layers"),
+        ({"quant_method": "mxfp4"}, 17 / 32, "model", "experts"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 9 / 16, "fp4", "layers"),
         (
             {
                 "quant_method": "compressed-tensors",
@@ -484,7 +484,7 @@ def test_a_stated_cache_has_the_servers_pool_of_windows() -> None:
                 },
             },
             17 / 32,  # MXFP4's
-            False,
+            "model",
             "layers",
         ),
         (
@@ -499,21 +499,21 @@ def test_a_stated_cache_has_the_servers_pool_of_windows() -> None:
                 "ignore": ["lm_head", "re:.*self_attn.*"],
             },
             0.5625,
-            False,
+            "model",
             "experts",
         ),
     ],
     ids=lambda value: str(value)[:30],
 )
 def test_bytes_of_quantised_weights(
-    settings: dict[str, Any], weight_bytes: float, has_fp8_products: bool, of: str
+    settings: dict[str, Any], weight_bytes: float, product_type: str, of: str
 ) -> None:
     mixture = published("Qwen3-30B-A3B")
     stored = read_quantisation({"quantization_config": settings}, mixture)
     assert stored is not None
-    assert (stored.weight_bytes, stored.has_fp8_products, stored.of) == (
+    assert (stored.weight_bytes, stored.product_type, stored.of) == (
         weight_bytes,
-        has_fp8_products,
+        product_type,
         of,
     )
 
@@ -732,7 +732,7 @@ def test_groups_of_modules_have_bytes_of_their_own() -> None:
         }
         stored = published("Kimi-K2", quantization_config=settings).quantisation
         assert stored is not None
-        assert not stored.has_fp8_products
+        assert stored.product_type == "model"
         assert {part.kind: (part.share, part.weight_bytes) for part in stored.parts} == {
             "attention": (1, 1),
             "FFNs": (1, 9 / 16),

@@ -69,8 +69,6 @@ class AnalyticOperations:
         if not self._has_norms:
             self._converting.add("norm")
         self._low_hardware: Hardware | None = None  # with the peak of products in 8 or 4 bits
-        if spec.weight_dtype == "fp8":
-            _ = hardware.fp8_peak  # raises if unknown
         if spec.stored is not None and spec.stored.of != "experts":
             self._low_hardware = hardware.for_products(spec.stored)
 

@@ -34,7 +34,7 @@ from sarathi_lab.executor.simulated.kv_capacity import (
 )
 from sarathi_lab.executor.tables import read_tables, tables_stamp
 from sarathi_lab.model.layers import CachedWindow
-from sarathi_lab.model.quantisation import STORED
+from sarathi_lab.model.quantisation import STORED, Quantisation
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, StoredDtype
 
@@ -88,8 +88,8 @@ class SimulatedBackend:
         host: Replaces the hardware's `iteration_overhead`, if it states seconds.
         weights: In "fp8" weights and activations of the layers' products have 8 bits (W8A8). In
             "w8a8" they are integers of 8 bits, in "nvfp4" numbers of 4. In "int4" (AWQ, GPTQ),
-            "int8" and "mxfp4" (experts) weights are stored, and products computed in the type of
-            the rest.
+            "int8" and "mxfp4" (experts), and on hardware without such products, weights are stored
+            so, and products computed in the type of the rest.
         draw: From 1 to 8 the constants of the cost model err within its errors (`DrawnTimes`), from
             9 to 12 batches of one of `SHAPES_OF_BATCHES` by the error of their own; 0: none does.
     """
@@ -218,8 +218,6 @@ class SimulatedBackend:
     def peaks(self) -> Peaks:
         """Return the hardware file's peaks, of all devices together."""
         hardware = self.hardware
-        if self.weights == "fp8":
-            _ = hardware.fp8_peak  # raises if unknown
         of_one = Peaks(
             hardware.flops_per_second,
             hardware.bytes_per_second,
@@ -294,23 +292,11 @@ class SimulatedBackend:
         """List what of a published model is simplified."""
         cautions = []
         stored = STORED.get(self.weights, spec.quantisation)
-        if stored is not None and self.weights != "fp8":
-            runs_at = "the rate of the model's type, with no time for their conversion"
-            if self.hardware.for_products(stored) is None:
-                if stored.is_integer:
-                    is_datasheet = self.hardware.is_datasheet
-                    rate = "int8_peak" if is_datasheet else "int8_flops_per_second"
-                    runs_at += f": hardware.{rate} of {self.hardware.name} is not stated"
-            else:
-                runs_at = "the device's rate of 8-bit products"
-                if stored.has_fp4_products:
-                    runs_at = (
-                        "the device's peak of 4-bit products, at the efficiency of 8 bits: none "
-                        "was measured"
-                    )
+        has_products = self.hardware.for_products(stored) is not None
+        if stored is not None and not (has_products and self.weights == "fp8"):
             cautions.append(
                 f"model {spec.name}: the {stored.description} ({stored.name}), and their products "
-                f"run at {runs_at}"
+                f"run at {self._rate_of(stored)}"
             )
         window = spec.layers.window
         if window is not None:
@@ -437,6 +423,25 @@ class SimulatedBackend:
             graphs,
             tuple(self.host.fused or ()),
         )
+
+    def _rate_of(self, stored: Quantisation) -> str:
+        """Describe the rate at which products of `stored` weights run."""
+        product_type = stored.product_type
+        if self.hardware.for_products(stored) is not None:
+            if product_type == "fp4":
+                return (
+                    "the device's peak of 4-bit products, at the efficiency of 8 bits: none was "
+                    "measured"
+                )
+            return "the device's rate of 8-bit products"
+        rate = "the rate of the model's type, with no time for their conversion"
+        if product_type == "model":
+            return rate
+        setting = f"{product_type}_flops_per_second"
+        if self.hardware.is_datasheet:
+            setting = f"{product_type}_peak"
+        # vLLM has kernels for such weights on these devices, too (Marlin).
+        return f"{rate}: hardware.{setting} of {self.hardware.name} is not stated"
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
         """Return the part of `spec` that one replica holds, with this backend's weights. Raises

@@ -268,12 +268,6 @@ class Hardware:
         rate = self.required("network_bytes_per_second", f"{setting} above 1", f"{setting}=1")
         return self.link_efficiency * rate
 
-    @property
-    def fp8_peak(self) -> float:
-        """FLOP/s of products of 8-bit weights and activations. Raises UserError if unknown."""
-        alternative = f"{WEIGHTS}=int8, which computes 8-bit weights in 16 bits, or {WEIGHTS}=auto"
-        return self.required("fp8_flops_per_second", f"{WEIGHTS}=fp8", alternative)
-
     def for_products(self, stored: Quantisation | None) -> Hardware | None:
         """Return the device with the peak of products in 8 or 4 bits, if weights that are `stored`
         so run at it here; None where they are only read in fewer bytes.
@@ -288,7 +282,7 @@ class Hardware:
         if peak is None:
             return None
         efficiency = self.fp8_efficiency
-        if stored.is_integer and self.fp8_flops_per_second is None:
+        if stored.product_type == "int8" and self.fp8_flops_per_second is None:
             efficiency = self.matmul_efficiency
         return replace(self, flops_per_second=peak, matmul_efficiency=efficiency)
 
@@ -297,7 +291,6 @@ class Hardware:
         rates = {
             "link_bytes_per_second": self.link_bytes_per_second,
             "network_bytes_per_second": self.network_bytes_per_second,
-            "fp8_flops_per_second": self.fp8_flops_per_second,
         }
         rate = rates[figure]
         if rate is None:

@@ -290,7 +290,7 @@ def tables_for(formula: AnalyticOperations, level: str = "profiled") -> Operatio
         or stored.of == "experts"
         or (
             stored.of == "layers"
-            and stored.has_fp8_products
+            and stored.product_type == "fp8"
             and hardware.fp8_flops_per_second is not None
         )
     )

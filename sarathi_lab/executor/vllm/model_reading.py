@@ -151,4 +151,4 @@ def _on_load(setting: str, num_bytes: float, part: Quantised) -> Quantisation:
     """Return weights that vLLM quantises, with activations where the device can: their products
     have another peak.
     """
-    return Quantisation(setting, num_bytes, has_fp8_products=True, of=part)
+    return Quantisation(setting, num_bytes, product_type="fp8", of=part)

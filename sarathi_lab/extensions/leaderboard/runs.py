@@ -266,7 +266,12 @@ def _has_integer_weights(config: Mapping[str, Any]) -> bool:
     model = config["model"]
     weights = executor.get("weights") if isinstance(executor, Mapping) else None
     stored = model.get("quantisation") if isinstance(model, Mapping) else None
-    return weights == "w8a8" or (isinstance(stored, Mapping) and bool(stored.get("is_integer")))
+    if weights == "w8a8":
+        return True
+    # Runs recorded earlier have `is_integer` in the place of `product_type`.
+    return isinstance(stored, Mapping) and (
+        stored.get("product_type") == "int8" or bool(stored.get("is_integer"))
+    )
 
 
 def _has_grouped_heads(config: Mapping[str, Any]) -> bool:

@@ -298,29 +298,20 @@ def with_host_of_stages(cfg: DictConfig, typed: DictConfig) -> DictConfig:
 def without_unknown_weights(
     cfg: DictConfig, run: RealRun, *, is_named: bool
 ) -> tuple[DictConfig, list[str]]:
-    """Return `cfg` with other weights where the cost model has none of the stated type, and a note
-    of that: of 8 bits that are computed in 16, else of the dtype.
+    """Return `cfg` with weights of the dtype where the cost model has none of the stated type, and
+    a note of that.
     """
     if "executor.weights" not in run.settings.stated:
         return cfg, []
-    notes = []
     try:
         backend, spec = devices(cfg, run, is_named=is_named)
         if spec.quantisation is not None:  # by its config.json
             return with_settings(cfg, {"executor.weights": "auto"}), []
-        if backend.weights == "fp8" and backend.hardware.fp8_flops_per_second is None:
-            # Servers take kernels there that read weights of 8 bits into products in 16 (Marlin).
-            cfg = with_settings(cfg, {"executor.weights": "int8"})
-            backend, _ = devices(cfg, run, is_named=is_named)
-            notes.append(
-                "executor.weights=fp8 as 8 bits that are read into products in 16, as "
-                f"hardware {backend.hardware.name} has none in 8 (executor.weights=int8)"
-            )
         backend.check(spec, 0)
     except UserError as error:
         reason = f"not simulated: executor.weights={cfg.executor.weights} ({error})"
         return with_settings(cfg, {"executor.weights": "auto"}), [reason]
-    return cfg, notes
+    return cfg, []
 
 
 def without_idle_threshold(cfg: DictConfig, run: RealRun) -> DictConfig:

@@ -597,8 +597,9 @@ def test_weights_that_have_no_cost_model_are_named(result):
 def test_weights_of_8_bits_are_read_into_16_where_a_card_has_no_other_products(result):
     as_vllm(result, quantization="fp8")
     replay = replayed(result, "hardware=a100").as_run
-    assert replay.backend.weights == "int8"
-    assert "fp8 as 8 bits that are read into products in 16" in " ".join(replay.describe())
+    assert replay.backend.weights == "fp8"
+    cautions = " ".join(replay.backend.cautions(replay.spec))
+    assert "at the rate of the model's type" in cautions
 
 
 def test_settings_that_a_replay_does_not_read_are_refused(result):
