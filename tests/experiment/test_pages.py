@@ -1,0 +1,123 @@
+"""Intervals that experiments' pages quote are those of their records.
+
+VALUE (LOW to HIGH) in brackets is an interval; any other range stands without brackets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+SARATHI = EXPERIMENTS / "sarathi" / "README.md"  # a section a figure, whose records are apart
+NUMBER = r"-?[\d,]*\.?\d+"
+INTERVAL = re.compile(rf"\(({NUMBER})(?: %)? to ({NUMBER})(?: %)?[;)]")
+# How far before its interval a value stands.
+REACH = 60
+# Columns of a value and of its ends, in any table.
+COLUMNS = (("y", "low", "high"), ("value", "low", "high"), ("value", "q20", "q80"))
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """The folder and the text of each page, and of each section of the paper's figures."""
+    for page in sorted(EXPERIMENTS.rglob("README.md")):
+        text = page.read_text()
+        # The first page is written from the records (test_claims).
+        if page.parent == EXPERIMENTS:
+            continue
+        if page != SARATHI:
+            yield page.parent, text
+            continue
+        for section in text.split("\n## ")[1:]:
+            name, _, body = section.partition("\n")
+            yield page.parent / name, body
+
+
+QUOTING = {
+    str(folder.relative_to(EXPERIMENTS)): (folder, text)
+    for folder, text in pages()
+    if INTERVAL.search(text)
+}
+
+
+def gains_of_p_pas(folder: Path) -> Iterator[np.ndarray]:
+    """Yield the latency of P-PAS over that of each fixed budget, as measured by others."""
+    logs = pd.read_csv(EXPERIMENTS / "lab" / "rankings" / "logs.csv").query("model == 'llama3.2-3b'")
+    seeds = logs.pivot_table("latency", ["phases", "seed"], ["policy", "budget"])
+    for budget in (2048, 16384):
+        ratio = seeds["p_pas", 16384] / seeds["vllm_v1", budget]
+        yield ratio.groupby("phases").agg(["median", "min", "max"]).to_numpy()
+
+
+def gains_of_riding_limit(folder: Path) -> Iterator[np.ndarray]:
+    """Yield what riding_limit has over the other rules, at their best budgets."""
+    runs = pd.read_csv(folder / "results" / "rtx-pro-6000-held-out.csv")
+    seeds = runs.set_index(["workload", "seed", "policy"]).unstack("policy")
+    for quantity in ("throughput", "ttft_p50", "tbt_p99"):
+        for policy in ("sarathi_serve", "vllm_v1"):
+            ratio = seeds[quantity, "riding_limit"] / seeds[quantity, policy]
+            yield ratio.groupby("workload").agg(["median", "min", "max"]).to_numpy()
+    runs = pd.read_csv(folder / "results" / "a100.csv").query("role == 'best' and calls == 1")
+    means = runs.groupby(["workload", "policy", "budget"]).goodput_strict.mean()
+    best = means.groupby(["workload", "policy"]).idxmax()
+    runs = runs.set_index(["workload", "policy", "budget"]).loc[best]
+    seeds = runs.pivot_table("goodput_strict", ["workload", "seed"], "policy")
+    ratio = seeds.riding_limit / seeds.sarathi_serve
+    yield ratio.groupby("workload").agg(["mean", "min", "max"]).to_numpy()
+
+
+# Pages with the range of seeds of runs that are recorded without intervals.
+BY_SEED = {
+    "after_sarathi/p_pas_gain": gains_of_p_pas,
+    "lab/riding_limit": gains_of_riding_limit,
+}
+
+
+@pytest.mark.parametrize("name", QUOTING)
+def test_intervals_on_a_page_are_those_of_its_records(name):
+    folder, text = QUOTING[name]
+    recorded = np.concatenate([np.empty((0, 3)), *recorded_intervals(folder)])
+    if name in BY_SEED:
+        recorded = np.concatenate([recorded, *BY_SEED[name](folder)])
+    unknown = []
+    for match in INTERVAL.finditer(text):
+        before = text[max(0, match.start() - REACH) : match.start()]
+        values = re.findall(NUMBER, before)
+        if not any(is_recorded((value, match[1], match[2]), recorded) for value in values):
+            unknown.append(before[-30:] + match[0])
+    assert unknown == []
+
+
+def recorded_intervals(folder: Path) -> Iterator[np.ndarray]:
+    """Yield the values with their ends in each table of a folder, an array of three columns."""
+    for path in folder.rglob("*.csv"):
+        table = pd.read_csv(path)
+        for columns in COLUMNS:
+            if set(columns) <= set(table):
+                yield table[list(columns)].apply(pd.to_numeric, errors="coerce").to_numpy()
+
+
+def is_recorded(quoted: tuple[str, str, str], recorded: np.ndarray) -> bool:
+    """Whether a row of records is, rounded to the quoted digits, a value with its two ends."""
+    texts = [text.replace(",", "") for text in quoted]
+    numbers = np.array([float(text) for text in texts])
+    decimals = [len(text.partition(".")[2]) for text in texts]
+    # Half of the last digit, and what a sum in binary adds.
+    tolerance = 0.51 * 10.0 ** -np.array(decimals)
+    return any((np.abs(form - numbers) <= tolerance).all(axis=1).any() for form in forms(recorded))
+
+
+def forms(recorded: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield what pages make of recorded values: other units, reciprocals, and percent."""
+    for factor in (1, 100, 1e3, 1e6):
+        yield recorded * factor
+    value, low, high = recorded.T
+    with np.errstate(divide="ignore"):
+        yield np.column_stack([1 / value, 1 / high, 1 / low])
+    yield 100 * (1 - np.column_stack([value, high, low]))
+    yield 100 * (recorded - 1)
