@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 
 import pandas as pd
 
+from sarathi_lab.config.csv_files import csv_files
 from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.experiment.claims import VERDICTS, kind_of, verdicts
@@ -94,7 +95,7 @@ def counted(judged: pd.DataFrame) -> pd.Series:
 def widths(root: Path) -> pd.Series:
     """Return how many recorded intervals there are, and how many have no width."""
     numbers = {"intervals": 0, "without a width": 0}
-    for path in sorted(root.glob(f"*/*/results/{SIMULATED}*/*.csv")):
+    for path in csv_files(root, f"*/*/results/{SIMULATED}*/*.csv"):
         table = pd.read_csv(path)
         if {"low", "high", "num_pairs"} <= set(table):
             numbers["intervals"] += int(table.low.notna().sum())
@@ -154,7 +155,7 @@ def tested_points(root: Path) -> pd.DataFrame:
     tables = []
     for figure in PAPERS:
         paper = load_paper(figure)[[*KEYS, "y"]].astype(TYPES)
-        for path in sorted(root.glob(f"*/{figure}/results/{SIMULATED}*/{figure}.csv")):
+        for path in csv_files(root, f"*/{figure}/results/{SIMULATED}*/{figure}.csv"):
             device = path.parent.name.removeprefix(SIMULATED)
             if device.startswith("pipeline"):
                 continue  # its iterations were measured, on a CPU

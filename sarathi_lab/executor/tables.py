@@ -38,6 +38,7 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 import yaml
 
+from sarathi_lab.config.csv_files import csv_file, csv_name, write_csv
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import REPOSITORY, readable
 from sarathi_lab.model.spec import ModelSpec
@@ -247,7 +248,7 @@ def write_tables(
     """Write the tables to `folder` with six significant digits, and `meta` under `title`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.items():
-        frame.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+        write_csv(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6g"))
     (folder / META).write_text(title + yaml.safe_dump(dict(meta), sort_keys=False))
 
 
@@ -281,7 +282,7 @@ def read_tables(folder: str, *, model: str = "", tensor: int = 1) -> OperationTa
             f"hardware.tables={folder} has no tables of model {model}{available}; measure it on "
             "the device with task=calibrate, or use executor.cost_model=analytic"
         )
-    frames = {path.stem: _read(path) for path in _files(chosen)}
+    frames = {csv_name(path): _read(path) for path in _files(chosen)}
     stated_tensor = 1
     degree = re.fullmatch(r"tp(\d+)", chosen.name)
     if degree is not None:
@@ -336,7 +337,7 @@ def tables_stamp(folder: str | None) -> tuple[tuple[str, int, int], ...]:
 
 
 def _files(folder: Path) -> list[Path]:
-    paths = [folder / f"{name}.csv" for name in FILES]
+    paths = [csv_file(folder / f"{name}.csv") for name in FILES]
     return [path for path in paths if path.is_file()]
 
 
@@ -361,7 +362,7 @@ def _read(path: Path) -> pd.DataFrame:
             table = pd.read_csv(path, float_precision="round_trip")
         except pd.errors.EmptyDataError:
             raise UserError(f"{path} is empty; measure it again, or delete it") from None
-    file = FILES[path.stem]
+    file = FILES[csv_name(path)]
     problem = next(_problems(table, file), None)
     if problem is not None:
         raise UserError(f"{path}{problem}")

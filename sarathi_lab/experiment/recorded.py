@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from sarathi_lab.config.csv_files import csv_files
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.experiment.registry import CATALOG, COUNTED, KEYS, PAPERS, ErrorRow
@@ -67,7 +68,7 @@ def points_of(*names: str) -> pd.DataFrame:
 def _recorded(name: str) -> pd.DataFrame:
     """Return the points of an experiment that were recorded by device, counted ones, too."""
     tables = [load.load(name)]
-    for path in EXPERIMENTS.glob(f"*/{name}/results/*/{name}-{COUNTED}.csv"):
+    for path in csv_files(EXPERIMENTS, f"*/{name}/results/*/{name}-{COUNTED}.csv"):
         counted = pd.read_csv(path)
         tables.append(counted.assign(is_simulated=True, device="", method=COUNTED))
     table = pd.concat(tables, ignore_index=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from sarathi_lab.config.csv_files import csv_files, csv_name, write_csv
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_object, readable
 from sarathi_lab.config.run_context import SweepRecord
@@ -278,7 +279,7 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     `is_simulated` first. Raises UserError if nothing is recorded.
     """
     tables = []
-    for path in sorted(root.glob(f"*/{experiment}/results/*/{experiment}.csv")):
+    for path in csv_files(root, f"*/{experiment}/results/*/{experiment}.csv"):
         table = pd.read_csv(path)
         table = table.rename(columns={"device": "device_name"})
         device = path.parent.name
@@ -304,7 +305,7 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
 def load_serving(experiment: str, device: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     """Load the recorded quantities of serving `experiment` on a device by policy; may be empty."""
     results = f"{experiment}/results/{device}"
-    for path in root.glob(f"*/{results}/{experiment}-serving.csv"):
+    for path in csv_files(root, f"*/{results}/{experiment}-serving.csv"):
         return pd.read_csv(path)
     return pd.DataFrame({"quantity": []})
 
@@ -312,9 +313,10 @@ def load_serving(experiment: str, device: str, root: Path = EXPERIMENTS) -> pd.D
 def recorded(root: Path = EXPERIMENTS) -> list[str]:
     """Return the experiments that have recorded results, sorted."""
     experiments = set()
-    for path in root.glob("*/*/results/*/*.csv"):
-        if path.stem == path.parents[2].name:
-            experiments.add(path.stem)
+    for path in csv_files(root, "*/*/results/*/*.csv"):
+        name = csv_name(path)
+        if name == path.parents[2].name:
+            experiments.add(name)
     return sorted(experiments)
 
 
@@ -332,6 +334,5 @@ def save(table: pd.DataFrame, experiment: str, device: str, root: Path, ending: 
     group = group_of(experiment)
     folder = root / group / experiment / "results" / device
     make_folder(folder, "task.record")
-    path = folder / f"{experiment}{ending}.csv"
-    table.to_csv(path, index=False, float_format="%.6g")
-    return path
+    text = table.to_csv(index=False, float_format="%.6g")
+    return write_csv(folder / f"{experiment}{ending}.csv", text)

@@ -63,7 +63,7 @@ def test_it_has_every_module_setting_and_record(installed):
         ("sarathi_lab", "sarathi_lab", (".py",)),
         ("sarathi_kernels", "kernels/sarathi_kernels", (".py", ".cpp", ".h")),
         ("sarathi_lab/conf", "conf", (".yaml",)),
-        ("sarathi_lab/experiments", "experiments", (".csv", ".yaml")),
+        ("sarathi_lab/experiments", "experiments", (".csv", ".gz", ".yaml")),
     ):
         assert files(REPOSITORY / beside, *suffixes) - files(installed / own, *suffixes) == set()
     (commands,) = installed.glob("*.dist-info/entry_points.txt")

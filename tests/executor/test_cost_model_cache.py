@@ -21,7 +21,7 @@ def test_a_cost_model_is_made_once_until_its_tables_change(tmp_path):
     backend = SimulatedBackend(hardware, cost_model="profiled")
     first = backend.cost_of(spec)
     assert SimulatedBackend(hardware, cost_model="profiled").cost_of(spec) is first
-    file = next(tables.rglob("attention.csv"))
+    file = next(tables.rglob("attention.csv*"))
     os.utime(file, ns=(0, 0))
     assert backend.cost_of(spec) is not first
 

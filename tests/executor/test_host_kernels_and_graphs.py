@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from sarathi_lab import load_option
+from sarathi_lab.config.csv_files import csv_file
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
@@ -25,7 +26,7 @@ def cost(model="llama3.1-8b", cost_model="analytic", **of_host):
 
 
 def test_flash_attention_2_on_an_h100_takes_as_long_as_measured_behind_contexts():
-    rows = pd.read_csv(TABLES / "h100-flash_attention_2" / "attention.csv")
+    rows = pd.read_csv(csv_file(TABLES / "h100-flash_attention_2" / "attention.csv"))
     errors = {}
     for kernel in (None, "flash_attention_2"):
         hardware = load_option("hardware", "h100").with_kernel(kernel)

@@ -236,6 +236,13 @@ def test_a_file_that_is_no_table_is_refused_in_one_line(content, tmp_path):
     assert "\n" not in str(refused.value)
 
 
+def test_long_tables_are_read_where_they_are_gzipped(tmp_path):
+    rows = pd.DataFrame({"layer": "ffn", "tokens": range(1, 2001), "time_us": 7.0})
+    write_tables(tmp_path, {"dense": rows}, {"model": "13b"})
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["dense.csv.gz", "meta.yaml"]
+    assert read_tables(str(tmp_path)).frames["dense"].tokens.equals(rows.tokens)
+
+
 def test_folders_of_the_model_and_of_the_degree_come_first(tmp_path):
     for number, place in enumerate(("", "13b", "13b/tp2", "tp4")):
         write_tables(tmp_path / place, {"dense": dense(tokens=2 + number)}, {"model": "13b"})

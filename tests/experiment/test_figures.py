@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from sarathi_lab.config.csv_files import csv_file
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
@@ -45,7 +46,8 @@ def test_it_writes_png_and_pdf(tmp_path):
 
 
 def test_recorded_pictures_are_drawn_anew_where_they_lie(tmp_path):
-    kept = EXPERIMENTS / "sarathi" / "chunk_size" / "results" / "simulated-a6000" / "chunk_size.csv"
+    results = EXPERIMENTS / "sarathi" / "chunk_size" / "results"
+    kept = csv_file(results / "simulated-a6000" / "chunk_size.csv")
     place = tmp_path / "sarathi" / "chunk_size" / "results" / "simulated-a6000"
     place.mkdir(parents=True)
     shutil.copy(kept, place)

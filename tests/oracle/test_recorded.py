@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from sarathi_lab.config.csv_files import csv_file, csv_files
 from sarathi_lab.run import main
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -43,7 +44,7 @@ def differences(entry: Mapping[str, Any], folder: Path, *, is_thin: bool = False
     """The values that differ from the recorded ones; all rows must be there unless `is_thin`."""
     found = []
     for name in entry["tables"]:
-        recorded = pd.read_csv(EXPERIMENTS / name)
+        recorded = pd.read_csv(csv_file(EXPERIMENTS / name))
         path = folder / "run" / entry["from"] if "from" in entry else _recorded_in(folder, name)
         computed = pd.read_csv(path)
         computed = computed.round(entry.get("decimals", 15))
@@ -54,7 +55,8 @@ def differences(entry: Mapping[str, Any], folder: Path, *, is_thin: bool = False
 def _recorded_in(folder: Path, name: str) -> Path:
     """The table of the same experiment and device, in whatever group of experiments it stands."""
     experiment, device = Path(name).parts[1], Path(name).parts[-2]
-    (path,) = (folder / "record").rglob(f"{experiment}/results/{device}/{Path(name).name}")
+    table = f"**/{experiment}/results/{device}/{Path(name).name}"
+    (path,) = csv_files(folder / "record", table)
     return path
 
 

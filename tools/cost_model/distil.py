@@ -24,6 +24,7 @@ import pandas as pd
 import silicon
 from numpy.typing import NDArray
 
+from sarathi_lab.config.csv_files import csv_file
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.tables import EXPERT_SHAPE, LAYERS, SHAPE, TIME, read_tables, write_tables
@@ -93,10 +94,11 @@ def main() -> None:
             frames, meta = frames_of_gpu(source, name), _meta(source, name)
             meta |= {"experts": BALANCED} if "moe" in frames else {}
         write_tables(given.tables / name, frames, meta, TITLE)
-        sizes = {file: (given.tables / name / f"{file}.csv").stat().st_size for file in frames}
-        print(
-            name, {file: f"{len(frames[file])} rows, {sizes[file] / 1e3:.0f} kB" for file in frames}
-        )
+        written = {}
+        for file, frame in frames.items():
+            path = csv_file(given.tables / name / f"{file}.csv")
+            written[file] = f"{len(frame)} rows, {path.stat().st_size / 1e3:.0f} kB"
+        print(name, written)
 
 
 def frames_of_gpu(source: Path, gpu: str) -> dict[str, pd.DataFrame]:

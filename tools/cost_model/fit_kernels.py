@@ -21,12 +21,14 @@ import silicon
 from distil import source_of
 from fit_silicon import PROMPTS, REGIONS, best_fit, errors, fit_attention, from_memory
 
+from sarathi_lab.config.csv_files import csv_file
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.simulated.hardware import Hardware
 
 KERNELS = {"tensorrt_llm": ("trtllm", ""), "flashinfer": ("sglang", "flashinfer")}
-CHUNKS = EXPERIMENTS / "lab" / "cost_model" / "tables" / "h100-flash_attention_2" / "attention.csv"
+TABLES = EXPERIMENTS / "lab" / "cost_model" / "tables"
+CHUNKS = csv_file(TABLES / "h100-flash_attention_2" / "attention.csv")
 # It takes 128 queries a tile, splits no keys and attends in one call, as its source has it.
 FLASH_ATTENTION_2 = {"block_queries": 128, "hybrid_call": True}
 FITTED = ("causal_efficiency", "query_ramp", "attention_launch")

@@ -3,11 +3,12 @@
     python tools/cost_model/fit_mixed.py [--source FOLDER] [--gpu NAME ...]
 
 FOLDER is `aisimulate_core/systems/data` of PyPI package aisimulate (Apache-2.0), from which
-mixed_layers.csv is made again; without it the file is read. Its rows are vLLM's: `latent_prompts`
-and `latent_decodes` are whole modules of DeepSeek-V3's attention, products included, with so many
-`heads`; `linear_prompts` and `linear_decodes` are the kernels of the gated delta rule with its
-convolution (`heads` of values, `key_heads`). `length` is the prompt, or a decode's context. Fitted
-is a checkerboard over the shapes' sizes. Prints the figures of the hardware files, and errors.
+mixed_layers.csv.gz is made again; without it the file is read. Its rows are vLLM's:
+`latent_prompts` and `latent_decodes` are whole modules of DeepSeek-V3's attention, products
+included, with so many `heads`; `linear_prompts` and `linear_decodes` are the kernels of the gated
+delta rule with its convolution (`heads` of values, `key_heads`). `length` is the prompt, or a
+decode's context. Fitted is a checkerboard over the shapes' sizes. Prints the figures of the
+hardware files, and errors.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.mixed_layers import LatentTimes, LinearTimes, MixedOperations
 from sarathi_lab.model.layers import LinearAttention
 
-ROWS = EXPERIMENTS / "lab" / "cost_model" / "mixed_layers.csv"
+ROWS = EXPERIMENTS / "lab" / "cost_model" / "mixed_layers.csv.gz"
 GPUS = ("h100", "h200", "b200")
 SHAPE = ["kind", "heads", "key_heads", "batch", "length"]
 HEADS = (16, 32, 128)  # of latent attention on a device; with fewer the weights stay in cache

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from sarathi_lab.config.csv_files import csv_file
 from sarathi_lab.config.instantiate import load_option
 
 PACKAGE = "aiconfigurator_core"
@@ -220,7 +221,7 @@ def _without_bad(rows: pd.DataFrame) -> tuple[pd.DataFrame, int]:
 def run_products(folder: Path) -> pd.DataFrame:
     """As `products`, of Llama-3.1-8B on the RTX 4090: two products fitted, three held out."""
     run, *_ = RUNS["rtx-4090"]
-    by_tokens = pd.read_csv(folder / run / "dense.csv")
+    by_tokens = pd.read_csv(csv_file(folder / run / "dense.csv"))
     by_sequences = pd.read_csv(folder / run / "per_sequence.csv")
     table = pd.concat([by_tokens, by_sequences.rename(columns={"sequences": "tokens"})])
     spec = load_option("model", "llama3-8b")
@@ -238,7 +239,7 @@ def run_attention(folder: Path, gpu: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     if gpu not in RUNS:
         raise SystemExit(f"no server's tables of {gpu} are known; take one of {', '.join(RUNS)}")
     run, heads, kv_heads = RUNS[gpu]
-    table = pd.read_csv(folder / run / "attention.csv")
+    table = pd.read_csv(csv_file(folder / run / "attention.csv"))
     table = table.assign(seconds=table.time_us / 1e6, heads=heads, kv_heads=kv_heads)
     table = table.assign(head_size=128)
     chunks = table[(table.n_decode == 0) & (table.prefill_chunk >= MIN_PROMPT)]

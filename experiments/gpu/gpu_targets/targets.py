@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from sarathi_lab.config.csv_files import csv_files
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.device import device_description, measure_peaks
@@ -54,7 +55,7 @@ class Tables:
         return measure_peaks(self.device, dtype)
 
     def read(self, pattern: str) -> pd.DataFrame:
-        found = sorted(self.root.glob(pattern.replace("DEVICE", self.folder)))
+        found = csv_files(self.root, pattern.replace("DEVICE", self.folder))
         if not found:
             raise NotMeasured(f"there is no {pattern}")
         return pd.concat(map(pd.read_csv, found), ignore_index=True)

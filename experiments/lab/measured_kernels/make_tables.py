@@ -23,6 +23,7 @@ from typing import Any
 
 import pandas as pd
 
+from sarathi_lab.config.csv_files import csv_file
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.tables import SHAPE, TIME, write_tables
 
@@ -73,7 +74,7 @@ def write_qwen(gpu: str, folder: Path) -> None:
         of_shape = rows[(rows.k == inputs) & (rows.n == outputs)]
         times = calls * MICROSECONDS * of_shape.groupby("m").latency.median()
         layers.append(times.rename(TIME).rename_axis("tokens").reset_index().assign(layer=layer))
-    attention = pd.read_csv(DISTILLED / gpu / "attention.csv")
+    attention = pd.read_csv(csv_file(DISTILLED / gpu / "attention.csv"))
     attention = attention[(attention[list(SHAPE)] == list(QWEN3_8B_HEADS)).all(axis=1)]
     meta = {
         "model": "qwen3-8b",

@@ -24,6 +24,7 @@ import pandas as pd
 import yaml
 from scipy.stats import beta
 
+from sarathi_lab.config.csv_files import csv_file, write_csv
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.config.sweeper import compose
@@ -264,12 +265,12 @@ def record(name: str, runs: pd.DataFrame, settings: Sequence[str], per_token: fl
         "client": per_token,
     }
     (RESULTS / f"{name}.yaml").write_text(yaml.safe_dump(origin, sort_keys=False))
-    table.to_csv(RESULTS / f"{name}.csv", index_label="run")
+    write_csv(RESULTS / f"{name}.csv", table.to_csv(index_label="run"))
 
 
 def scores(name: str, logs: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Score what is recorded: each GPU's models, and each GPU."""
-    predicted = pd.read_csv(RESULTS / f"{name}.csv", index_col="run")
+    predicted = pd.read_csv(csv_file(RESULTS / f"{name}.csv"), index_col="run")
     origin = yaml.safe_load((RESULTS / f"{name}.yaml").read_text())
     for gpu, of_gpu in logs.groupby("gpu"):
         groups = list(of_gpu.groupby("model"))

@@ -21,6 +21,7 @@ import pandas as pd
 from report import FOLDER, LEVEL, SERIES, ratios
 from simulate import BLOCK_SIZE, INFERENCE_MAX, SHORTEST, Point, chosen
 
+from sarathi_lab.config.csv_files import write_csv
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.results.plots.files import save_figure
@@ -74,7 +75,7 @@ def main() -> None:
     by_tables = [replace(p, cost_model="profiled") for p in points if p.weights == "auto"]
     table = pd.DataFrame([answer(point) for point in (*points, *by_tables)])
     FOLDER.mkdir(exist_ok=True)
-    table.round(4).to_csv(FOLDER / "answers.csv", index=False)
+    write_csv(FOLDER / "answers.csv", table.round(4).to_csv(index=False))
     for level, own in table[table.fits].groupby("cost_model"):
         error = own.error.abs()
         print(f"\n{level}, {len(own)} points: median {error.median():.1%}, mean {error.mean():.1%}")

@@ -5,8 +5,8 @@
     python experiments/lab/silicon_points/simulate.py POINTS.csv --report    # tables and picture
 
 POINTS.csv is that package's `systems/silicon_sample.csv` (README.md says which version). What was
-simulated is kept in results/points.csv, and not simulated again; delete the file after a change of
-the cost model.
+simulated is kept in results/points.csv.gz, and not simulated again; delete the file after a change
+of the cost model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLUMNS = (
     *("cost_model", "real_ttft", "real_tpot", "sim_ttft", "sim_tpot", "first_ttft", "later_ttft"),
     *("spread_ttft", "spread_tpot"),
 )
-RESULTS = Path(__file__).parent / "results" / "points.csv"
+RESULTS = Path(__file__).parent / "results" / "points.csv.gz"
 GPUS = {"h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200"}
 MODELS = {
     "meta-llama/Llama-3.1-8B-Instruct": "llama3.1-8b",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from sarathi_lab.config.csv_files import write_csv
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.extensions.leaderboard import verdicts
 from sarathi_lab.extensions.leaderboard.board import long_table, objectives
@@ -42,15 +43,15 @@ NOTES = (
 def write(ranked: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> list[Path]:
     """Write the files of a board into `folder`.
 
-    They are runs.csv.gz, groups.csv, a summary, a table and a picture a workload, and the page of
-    all.
+    They are runs.csv.gz, groups.csv (gzipped if it is long), a summary, a table and a picture a
+    workload, and the page of all.
 
     Returns:
         The paths of the page and of the summary.
     """
     write_runs(runs.drop(columns="is_new"), folder)
     groups = long_table(ranked, runs)
-    groups.to_csv(folder / "groups.csv", index=False, float_format="%.5g")
+    write_csv(folder / "groups.csv", groups.to_csv(index=False, float_format="%.5g"))
 
     notes = {str(number): note for number, note in enumerate(NOTES, 1)}
     sections = [Section("How far to trust it", [score()], notes)]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from sarathi_lab.config.console import progress_of
+from sarathi_lab.config.csv_files import csv_files
 from sarathi_lab.config.paths import CONF, EXPERIMENTS
 from sarathi_lab.experiment.claims import HOLDS, HOLDS_WITHIN, in_words, kind_of, verdicts
 from sarathi_lab.experiment.registry import CATALOG
@@ -66,7 +67,7 @@ def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
         tables.append(_claims_table(claimed))
     sentences = []
     devices: set[str] = set()
-    for path in sorted((folder / "results").rglob("*.csv")):
+    for path in csv_files(folder / "results", "**/*.csv"):
         table = pd.read_csv(path).copy()
         for column in DEVICE_COLUMNS:
             if column in table:
