@@ -47,7 +47,8 @@ QUOTING = {
 
 def gains_of_p_pas(folder: Path) -> Iterator[np.ndarray]:
     """Yield the latency of P-PAS over that of each fixed budget, as measured by others."""
-    logs = pd.read_csv(EXPERIMENTS / "lab" / "rankings" / "logs.csv").query("model == 'llama3.2-3b'")
+    logs = pd.read_csv(EXPERIMENTS / "lab" / "rankings" / "logs.csv")
+    logs = logs[logs.model == "llama3.2-3b"]
     seeds = logs.pivot_table("latency", ["phases", "seed"], ["policy", "budget"])
     for budget in (2048, 16384):
         ratio = seeds["p_pas", 16384] / seeds["vllm_v1", budget]
