@@ -247,11 +247,8 @@ def parameters_of(target: Callable[..., object]) -> list[str] | None:
 
 def parameter_names(node: DictConfig, group: str) -> list[str]:
     """A group's parameters as a user types them: the short name where it is an interpolation."""
-    raw = OmegaConf.to_container(node, resolve=False)
-    assert isinstance(raw, dict)
     names: list[str] = []
-    for key, value in raw.items():
-        parameter = str(key)
+    for parameter, value in as_written(node).items():
         short_name = re.fullmatch(r"\$\{(\w+)\}", str(value))
         if short_name is not None:
             names.append(short_name[1])
@@ -410,6 +407,18 @@ def plain(value: object) -> Any:
     if OmegaConf.is_config(value):
         return OmegaConf.to_container(value, resolve=True)
     return value
+
+
+def as_written(node: DictConfig) -> dict[str, object]:
+    """Return a node's settings by name; interpolations stay, so that ${chunk} equals ${chunk}."""
+    container = OmegaConf.to_container(node, resolve=False)
+    assert isinstance(container, dict)
+    return {str(name): value for name, value in container.items()}
+
+
+def class_name(node: DictConfig) -> str:
+    """Return the name of the class that a node's `_target_` names, without its module."""
+    return str(node["_target_"]).rpartition(".")[2]
 
 
 def copier(cfg: DictConfig) -> Callable[[], DictConfig]:

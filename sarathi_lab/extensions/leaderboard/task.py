@@ -12,12 +12,18 @@ import pandas as pd
 from joblib import Parallel as Workers
 from joblib import cpu_count, delayed
 from joblib.externals.loky.process_executor import TerminatedWorkerError
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.console import amount, print_place, print_words, progress_of
 from sarathi_lab.config.errors import RunError, UserError, require_int, require_one_of, require_text
-from sarathi_lab.config.instantiate import load_option, option_files, read_option
+from sarathi_lab.config.instantiate import (
+    as_written,
+    class_name,
+    load_option,
+    option_files,
+    read_option,
+)
 from sarathi_lab.config.jobs import Job
 from sarathi_lab.config.paths import of_lab, readable
 from sarathi_lab.config.run_context import RunContext, SweepRecord
@@ -103,7 +109,7 @@ class Leaderboard(Task):
                 "others"
             )
         self._recorded()
-        contest = self._contest(cfg, str(cfg.policy._target_).rpartition(".")[2])
+        contest = self._contest(cfg, class_name(cfg.policy))
         seeds = [*self._seeds(cfg)]
         default = contest.default_budget(seeds[0])
         # A trace may have no rows for the last ones.
@@ -193,18 +199,14 @@ def label_of(cfg: DictConfig, context: RunContext) -> str:
     """
     settings = dict[str, object]()
     if context.policy is None:
-        name = str(cfg.policy._target_).rpartition(".")[2]
+        name = class_name(cfg.policy)
     else:
         name = context.policy
         option = read_option("policy", option_files("policy")[name])
-        # Interpolations stay as they are written, so that ${chunk} is equal to ${chunk}.
-        of_option = OmegaConf.to_container(option)
-        chosen = OmegaConf.to_container(cfg.policy)
-        assert isinstance(of_option, dict)
-        assert isinstance(chosen, dict)
-        for key, value in chosen.items():
+        of_option = as_written(option)
+        for key, value in as_written(cfg.policy).items():
             if value != of_option.get(key):
-                settings[f"policy.{key!s}"] = value
+                settings[f"policy.{key}"] = value
     for setting, value in context.varied.items():
         group = setting.partition(".")[0].partition("/")[0]
         if group not in OF_CONTESTS and setting not in ("policy", "policy._target_"):

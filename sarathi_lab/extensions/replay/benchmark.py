@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -155,9 +154,9 @@ class RecordedLoad(Load):
         cautions += _cautions_of_chunks(requests)
         if _has_chunks_of_tokens(requests):
             # Times between chunks are no times between tokens.
-            no_gaps: list[Any] = [()] * len(requests)
-            requests = requests.assign(gaps=no_gaps)
-        in_ledger = _in_ledgers_columns(requests)
+            no_gaps: list[tuple[float, ...]] = [()] * len(requests)
+            requests = requests.assign(gaps=pd.Series(no_gaps, requests.index))
+        in_ledger = _with_token_times(requests)
         if DAMAGED not in recording.left_out:
             totals = {**self.totals}
             totals |= {f"{name}_mean": mean for name, mean in self.means.items()}
@@ -213,19 +212,16 @@ class Summary(Load):
             }
         )
         requests, client, _ = _with_drawn_arrivals(table, self.client)
-        unknown: list[Any] = [[] for _ in range(len(requests))]
-        in_ledger = requests[["prompt_len", "output_len"]].assign(
-            request_id=requests.index, arrival_time=requests.arrival, token_times=unknown
-        )
+        lengths = requests[["prompt_len", "output_len"]]
         return Benchmark(
             self.labels_of(path),
-            in_ledger.reindex(columns=list(REQUEST_COLUMNS)),
+            in_ledgers_columns(lengths.assign(arrival_time=requests.arrival)),
             self.num_failed,
             self.server,
             self.policy,
             means,
             self._cautions(number, client),
-            client.limited_to(len(in_ledger)),
+            client.limited_to(len(requests)),
         )
 
     def _check(self, path: Path) -> None:
@@ -333,23 +329,43 @@ def _reason_for_nothing(recording: Recording) -> str:
     return f"all {number} requests {next(iter(counts))}"
 
 
-def _in_ledgers_columns(requests: pd.DataFrame) -> pd.DataFrame:
+def in_ledgers_columns(
+    requests: pd.DataFrame, token_times: Sequence[Sequence[float]] | None = None
+) -> pd.DataFrame:
+    """Return requests of a file as the ledger has them.
+
+    Args:
+        requests: A row each, with those of the ledger's columns that the file states.
+        token_times: Seconds of each token of each request; None: not recorded, so that each has
+            an empty list.
+
+    Returns:
+        All columns of the ledger, NaN where the file does not tell.
+    """
+    if token_times is None:
+        token_times = [[] for _ in range(len(requests))]
+    table = requests.assign(
+        request_id=requests.index,
+        token_times=pd.Series(token_times, requests.index, dtype=object),
+    )
+    return table.reindex(columns=list(REQUEST_COLUMNS))
+
+
+def _with_token_times(requests: pd.DataFrame) -> pd.DataFrame:
     """Return requests as the ledger has them; without gaps times of tokens are unknown."""
     first = requests.arrival + requests.first_token
-    token_times = list[Any]()
+    token_times = []
     for start, gaps in zip(first, requests.gaps, strict=True):
         times = list[float]()
         if len(gaps):
             times = [start, *(start + np.cumsum(gaps))]
         token_times.append(times)
     table = requests[list(LENGTHS)].assign(
-        request_id=requests.index,
         arrival_time=requests.arrival,
         first_token_time=first,
         finish_time=np.maximum(requests.arrival + requests.latency, first),
-        token_times=token_times,
     )
-    return table.reindex(columns=list(REQUEST_COLUMNS))
+    return in_ledgers_columns(table, token_times)
 
 
 def _with_drawn_arrivals(

@@ -264,37 +264,70 @@ def picture(
     loads: Sequence[Load], parts: pd.DataFrame, changed: Sequence[Load], title: str
 ) -> Figure:
     """Draw distributions of waits above; below `over_time` of a recorded run, else `part_table`."""
-    run = loads[0].run
-    shown = SHOWN
-    marker = "."
-    along = "sent [s]"
-    by_time = parts.rename(columns={"since": "at"})
-    if len(loads) > 1:
-        along = "load"
-        by_time = parts.assign(at=range(1, len(parts) + 1))
-    elif len(run.timeline):
-        shown = IN_USE
-        marker = ""
-        along = "time [s]"
-        by_time = over_time(run, loads[0].iterations).rename(columns={"time": "at"})
-        # "real_blocks" is "blocks real".
-        by_time = by_time.rename(columns=lambda name: " ".join(reversed(name.split("_"))))
-        if changed:
-            of_changed = over_time(run, changed[0].iterations)
-            for name in IN_USE:
-                by_time[f"{name} {CHANGED}"] = of_changed[f"simulated_{name}"]
-    rows = [*_rows_of_waits(loads, changed), *_rows_over_time(by_time, shown, marker)]
-    panels = [*(f"share {name}" for name in SHOWN), *shown]
+    below = _panels_below(loads, parts, changed)
+    rows = [*_rows_of_waits(loads, changed), *below.rows()]
+    panels = [*(f"share {name}" for name in SHOWN), *below.shown]
     figure, axes = plot(pd.concat(rows), x="at", grid=PanelLayout(panels, 3, (12, 6.4)))
     for name, (_, label) in SHOWN.items():
         axes[f"share {name}"].set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
-    for name, (_, label) in shown.items():
-        axes[name].set(xlabel=along, ylabel=label, ylim=(0, None))
-    if shown is IN_USE and not by_time["blocks real"].any():
+    for name, (_, label) in below.shown.items():
+        axes[name].set(xlabel=below.xlabel, ylabel=label, ylim=(0, None))
+    if "blocks" in below.shown and not below.table["blocks real"].any():
         axes["blocks"].set_title("the run did not record them", fontsize="small")
     drawn = [look for whose, look in LOOKS.items() if whose != CHANGED or changed]
     legend_below(figure, [look.key() for look in drawn])
     return finished(figure, title)
+
+
+@dataclass(frozen=True)
+class PanelsBelow:
+    """The lower row of the picture.
+
+    Attributes:
+        table: A row where a point is, `at`, with columns as "ttft real", by `LOOKS`.
+        shown: Factor and label of each quantity, a panel each.
+        xlabel: What `at` is.
+        marker: Of a point; "": none, where there are many.
+    """
+
+    table: pd.DataFrame
+    shown: Mapping[str, tuple[float, str]]
+    xlabel: str
+    marker: str = "."
+
+    def rows(self) -> list[pd.DataFrame]:
+        """Return the points of each panel and look."""
+        rows = []
+        for name, (factor, _) in self.shown.items():
+            for whose, look in LOOKS.items():
+                column = f"{name} {whose}"
+                if column not in self.table:
+                    continue
+                points = pd.DataFrame({"at": self.table["at"], "panel": name})
+                points["value"] = factor * self.table[column]
+                rows.append(styled(points, replace(look, marker=self.marker)))
+        return rows
+
+
+def _panels_below(
+    loads: Sequence[Load], parts: pd.DataFrame, changed: Sequence[Load]
+) -> PanelsBelow:
+    if len(loads) > 1:
+        return PanelsBelow(parts.assign(at=range(1, len(parts) + 1)), SHOWN, "load")
+    (load,) = loads
+    if load.run.timeline.empty:
+        return PanelsBelow(parts.rename(columns={"since": "at"}), SHOWN, "sent [s]")
+    samples = over_time(load.run, load.iterations)
+    columns = {"time": "at"}
+    for name in IN_USE:
+        columns[f"real_{name}"] = f"{name} real"
+        columns[f"simulated_{name}"] = f"{name} simulated"
+    table = samples.rename(columns=columns)
+    if changed:
+        of_changed = over_time(load.run, changed[0].iterations)
+        for name in IN_USE:
+            table[f"{name} {CHANGED}"] = of_changed[f"simulated_{name}"]
+    return PanelsBelow(table, IN_USE, "time [s]", marker="")
 
 
 def _rows_of_waits(loads: Sequence[Load], changed: Sequence[Load]) -> list[pd.DataFrame]:
@@ -306,25 +339,11 @@ def _rows_of_waits(loads: Sequence[Load], changed: Sequence[Load]) -> list[pd.Da
     }
     rows = []
     for whose, requests in tables.items():
+        if not requests:
+            continue
         look = replace(LOOKS[whose], drawstyle="steps-post")
         for name, (factor, _) in SHOWN.items():
-            if requests:
-                seconds = np.concatenate([waits(table)[name] for table in requests])
-                panel = f"share {name}"
-                shares = distribution(pd.Series(factor * seconds))
-                rows.append(styled(shares.assign(panel=panel), look))
-    return rows
-
-
-def _rows_over_time(
-    table: pd.DataFrame, shown: Mapping[str, tuple[float, str]], marker: str
-) -> list[pd.DataFrame]:
-    """Return the quantities of a table (factor and label) where they are `at`, a panel each."""
-    rows = []
-    for name, (factor, _) in shown.items():
-        for whose, look in LOOKS.items():
-            column = f"{name} {whose}"
-            if column in table:
-                values = pd.DataFrame({"at": table["at"], "value": factor * table[column]})
-                rows.append(styled(values.assign(panel=name), replace(look, marker=marker)))
+            seconds = np.concatenate([waits(table)[name] for table in requests])
+            shares = distribution(pd.Series(factor * seconds))
+            rows.append(styled(shares.assign(panel=f"share {name}"), look))
     return rows

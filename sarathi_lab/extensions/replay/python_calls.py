@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from sarathi_lab.extensions.replay.literals import named_values
 
@@ -39,31 +40,47 @@ def find_calls(text: str, function: re.Pattern[str]) -> list[PythonCall]:
         return []
     script = _parsed(text)
     if script is not None:
-        calls = [node for node in ast.walk(script) if _is_of(node, function)]
-        return [_read(call, script) for call in calls if isinstance(call, ast.Call)]
-    for number, bracket in enumerate(re.finditer(r"\)", text[first.start() :])):
-        expression = _parsed(text[first.start() : first.start() + bracket.end()])
-        if expression is not None:
-            call = next(node for node in ast.walk(expression) if isinstance(node, ast.Call))
-            return [_read(call, expression)]
-        if number == MOST_BRACKETS:
-            break
+        calls = [call for call in _calls_in(script) if _is_of(call, function)]
+        return [_read(call, script) for call in calls]
+    expression = _shortest_expression(text[first.start() :])
+    if expression is not None:
+        outermost = _calls_in(expression)[0]
+        return [_read(outermost, expression)]
     # Such as of an object that is printed, whose values are no Python.
     return [PythonCall(named_values(text[first.end() :]))]
 
 
+def _shortest_expression(text: str) -> ast.Module | None:
+    """Parse the beginning of a text up to the bracket that closes its first call; None if it is no
+    Python. What follows, such as the rest of a log, is none.
+    """
+    for bracket in islice(re.finditer(r"\)", text), MOST_BRACKETS):
+        expression = _parsed(text[: bracket.end()])
+        if expression is not None:
+            return expression
+    return None
+
+
+def _calls_in(script: ast.Module) -> list[ast.Call]:
+    """List all calls, outer ones before those in their arguments."""
+    return [node for node in ast.walk(script) if isinstance(node, ast.Call)]
+
+
 def _parsed(text: str) -> ast.Module | None:
+    """Parse a script; None for other text."""
     try:
         return ast.parse(text.strip())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
-def _is_of(node: ast.AST, function: re.Pattern[str]) -> bool:
-    return isinstance(node, ast.Call) and function.search(f"{ast.unparse(node.func)}(") is not None
+def _is_of(call: ast.Call, function: re.Pattern[str]) -> bool:
+    name = ast.unparse(call.func)  # with its module, as in vllm.LLM
+    return function.search(f"{name}(") is not None
 
 
 def _read(call: ast.Call, script: ast.Module) -> PythonCall:
+    """Read the arguments of a call, with the values of variables where the script sets them."""
     variables = _variables_above(call, script)
     named = dict[str, object]()
     unread = list[str]()
@@ -97,6 +114,7 @@ def _variables_above(call: ast.Call, script: ast.Module) -> dict[str, object]:
 
 
 def _value(node: ast.expr, variables: Mapping[str, object]) -> object:
+    """Return the value of a variable or a literal; else the text of the expression."""
     if isinstance(node, ast.Name) and node.id in variables:
         return variables[node.id]
     try:

@@ -20,13 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object, readable
-from sarathi_lab.extensions.replay.benchmark import CONVERSATION, Benchmark
+from sarathi_lab.extensions.replay.benchmark import CONVERSATION, Benchmark, in_ledgers_columns
 from sarathi_lab.extensions.replay.clients import inferred
 from sarathi_lab.extensions.replay.json_values import list_of, number_of
 from sarathi_lab.extensions.replay.server_arguments import (
@@ -89,8 +88,7 @@ class Surroundings:
 
 def no_requests() -> Benchmark:
     """Make a benchmark without requests, of a log of iterations alone."""
-    table = pd.DataFrame(columns=[*OF_LEDGER.values(), "token_times"])
-    return Benchmark({}, table, 0)
+    return Benchmark({}, in_ledgers_columns(pd.DataFrame()), 0)
 
 
 def read_folder(folder: Path) -> Benchmark:
@@ -124,7 +122,7 @@ def read_folder(folder: Path) -> Benchmark:
     recording = recorded(numbers, check, rows.damaged)
     if recording.requests.empty:
         raise UserError(f"{path} has no request that can be replayed ({recording.example}); {FIX}")
-    requests = _in_ledgers_columns(recording.requests)
+    requests = _with_times_of_ledger(recording.requests)
     caution = recording.describe_left_out()
     return Benchmark(
         {},
@@ -136,15 +134,14 @@ def read_folder(folder: Path) -> Benchmark:
     )
 
 
-def _in_ledgers_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """Return requests, by arrival, with times since the first of them."""
+def _with_times_of_ledger(table: pd.DataFrame) -> pd.DataFrame:
+    """Return requests as the ledger has them, with times since the first arrival."""
     table = table.copy()
     table["arrival_time"] -= table.arrival_time.min()
     # The shortest way to the queue counts as zero: what all take is in no simulated time either.
     table[[*ENGINE_TIMES]] -= (table.queued_ts - table.arrival_time).min()
     table = table.rename(columns=OF_LEDGER)[list(OF_LEDGER.values())]
-    unknown: list[Any] = [[] for _ in range(len(table))]
-    return table.assign(request_id=table.index, token_times=unknown)
+    return in_ledgers_columns(table)
 
 
 def read_surroundings(path: Path) -> Surroundings:

@@ -23,22 +23,24 @@ def requests_of(run: RealRun) -> list[Request]:
     from the start (`cached_text`), as the file does not say what they had in common.
     """
     columns = run.requests[["arrival_time", "prompt_len", "output_len"]]
-    requests = [Request(i, *row) for i, row in enumerate(columns.itertuples(index=False))]
-    text = _text(_longest_cached(run))
+    requests = []
+    for request_id, row in enumerate(columns.itertuples(index=False)):
+        requests.append(Request(request_id, *row))
+    text = _common_text(run)
     if len(text) == 0:
         return requests
     with_text = []
     for request, num_cached in zip(requests, run.conversation.cached_len, strict=True):
         num_shared = min(int(num_cached), request.prompt_len, len(text))
-        own = placeholders(request.request_id, request.prompt_len - num_shared)
-        prompt = np.concatenate([text[:num_shared], own])
+        own_text = placeholders(request.request_id, request.prompt_len - num_shared)
+        prompt = np.concatenate([text[:num_shared], own_text])
         with_text.append(replace(request, prompt_token_ids=prompt))
     return with_text
 
 
 def cached_text(run: RealRun) -> list[Request]:
     """Return the prompt that is cached before the first arrival, if requests had cached tokens."""
-    text = _text(_longest_cached(run))
+    text = _common_text(run)
     if len(text) == 0:
         return []
     return [Request(CACHED_TEXT, 0.0, len(text), 1, text)]
@@ -50,8 +52,10 @@ def arrivals_of(run: RealRun, loop: Loop | None) -> Arrivals:
     """
     requests = requests_of(run)
     if loop is not None:
-        due = zip(requests, loop.due, strict=True)
-        requests = [replace(request, arrival_time=time) for request, time in due]
+        recorded = requests
+        requests = []
+        for request, time in zip(recorded, loop.due, strict=True):
+            requests.append(replace(request, arrival_time=time))
     if run.has_conversations:
         arrivals: Arrivals = _sessions(run, requests, loop)
     elif loop is not None:
@@ -69,6 +73,7 @@ def num_conversations(run: RealRun) -> int:
 
 
 def _sessions(run: RealRun, requests: list[Request], loop: Loop | None) -> Sessions:
+    """Return conversations, each of whose turns has the tokens of those before."""
     rows = []
     columns = run.conversation[["session", "delay"]].itertuples(index=False)
     for request, (session, delay) in zip(requests, columns, strict=True):
@@ -83,13 +88,11 @@ def _sessions(run: RealRun, requests: list[Request], loop: Loop | None) -> Sessi
     return Sessions(turns, loop.users, loop.think_time)
 
 
-def _longest_cached(run: RealRun) -> int:
-    """Return the most cached tokens of a request that continues no other."""
+def _common_text(run: RealRun) -> NDArray[np.int32]:
+    """Return what requests with cached tokens begin with: ids that no other prompt has, as many as
+    the most cached tokens of a request that continues no other.
+    """
     table = run.conversation
     first_turns = table[table.delay.isna()]
-    return int(first_turns.cached_len.max()) if not first_turns.empty else 0
-
-
-def _text(num_tokens: int) -> NDArray[np.int32]:
-    """Return token ids that no other prompt has."""
-    return np.arange(1, num_tokens + 1, dtype=np.int32)
+    num_tokens = first_turns.cached_len.max() if len(first_turns) else 0
+    return np.arange(1, int(num_tokens) + 1, dtype=np.int32)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.config.instantiate import (
+    as_written,
+    class_name,
     class_of,
     name_of,
     option_files,
@@ -105,10 +107,10 @@ class ReplaySettings:
 
     def _needs_other_cache(self, as_run: DictConfig) -> bool:
         """Return whether the run's number of blocks is not that of the user's settings."""
-        return any(
-            self.by_user.get(name, OmegaConf.select(as_run, name)) != OmegaConf.select(as_run, name)
-            for name in SIZING
-        )
+        for name in SIZING:
+            if name in self.by_user and self.by_user[name] != OmegaConf.select(as_run, name):
+                return True
+        return False
 
 
 def check_values(cfg: DictConfig) -> None:
@@ -157,16 +159,19 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
         )
     if run.settings.num_blocks is not None:
         as_run["cache.num_blocks"] = run.settings.num_blocks
-    assumed = [
-        f"{name}={_shown(as_run[name])}"
-        for name in NAMED_WHERE_ASSUMED
-        if not (run.settings.is_complete or name in facts or name in by_user)
-    ]
+    assumed = []
+    if not run.settings.is_complete:
+        for name in NAMED_WHERE_ASSUMED:
+            if name not in facts and name not in by_user:
+                assumed.append(f"{name}={_shown(as_run[name])}")
     return ReplaySettings(policy, as_run, by_user, of_other_policy, assumed, notes)
 
 
 def _chunk_of_longest_prompt(run: RealRun, page_size: int) -> int:
-    num_tokens = int(run.requests.prompt_len.max()) if len(run.requests) else 1
+    """Return the tokens of whole pages that hold the longest prompt."""
+    num_tokens = 1
+    if len(run.requests):
+        num_tokens = int(run.requests.prompt_len.max())
     return math.ceil(num_tokens / page_size) * page_size
 
 
@@ -179,13 +184,13 @@ def further_facts(run: RealRun, policy: Policy) -> list[str]:
         defaults[f"policy.{rule.name}"] = rule.default
     defaults |= {**SERVER_DEFAULTS, GRAPH_MODE: GRAPHS_BY_DEFAULT}
     stated = run.settings.stated
-    return [
-        f"{name}={_shown(stated[name])}"
-        for name, default in defaults.items()
-        if stated.get(name, default) != default
-        and name not in ALWAYS_SHOWN
-        and name != f"policy.{policy.budget_field}"
-    ]
+    shown_elsewhere = (*ALWAYS_SHOWN, f"policy.{policy.budget_field}")
+    facts = []
+    for name, default in defaults.items():
+        is_other = stated.get(name, default) != default
+        if is_other and name not in shown_elsewhere:
+            facts.append(f"{name}={_shown(stated[name])}")
+    return facts
 
 
 def typed_settings(cfg: DictConfig) -> dict[str, str]:
@@ -203,16 +208,17 @@ def with_settings(cfg: DictConfig, settings: Mapping[str, object]) -> DictConfig
 
 def differences(first: DictConfig, second: DictConfig) -> list[str]:
     """Describe what `second` has otherwise, such as "batch=8 (256)"."""
-    before, after = (_compared(cfg) for cfg in (first, second))
+    before = _compared(first)
     changed = []
-    if before["policy._target_"] != after["policy._target_"]:
-        policies = [str(flat["policy._target_"]).rpartition(".")[2] for flat in (after, before)]
-        changed.append(f"policy {policies[0]} ({policies[1]})")
-        after = {name: value for name, value in after.items() if not name.startswith("policy.")}
-    for name, value in after.items():
-        is_chunk = name.startswith("policy.") and value == after["chunk"]  # its other name
-        if before.get(name) != value and not is_chunk:
-            changed.append(f"{name}={_shown(value)} ({_shown(before.get(name))})")
+    is_other_policy = class_of(first, "policy") is not class_of(second, "policy")
+    if is_other_policy:
+        changed.append(f"policy {class_name(second.policy)} ({class_name(first.policy)})")
+    for name, value in _compared(second).items():
+        if before.get(name) == value:
+            continue
+        if name.startswith("policy.") and (is_other_policy or value == second.chunk):
+            continue  # which is said already: a policy's budget is another name of the chunk
+        changed.append(f"{name}={_shown(value)} ({_shown(before.get(name))})")
     return changed
 
 
@@ -253,10 +259,9 @@ def _policy_fields(
         return {}  # the default of the command line, which names none
     # An option that the user has made, as of an object in Python, states all fields.
     states_all = typed.get("policy", run.policy) != run.policy
-    fields: Any = OmegaConf.to_container(cfg.policy, resolve=False)
-    of_run: Any = OmegaConf.to_container(policy, resolve=False)
+    of_run = as_written(policy)
     stated = {}
-    for key, value in fields.items():
+    for key, value in as_written(cfg.policy).items():
         name = f"policy.{key}"
         is_other = key not in of_run or value != of_run[key]
         if key != "_target_" and (states_all or is_other or name in typed):

@@ -14,8 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.engine.ledger import REQUEST_COLUMNS
-from sarathi_lab.extensions.replay.benchmark import Benchmark, Load
+from sarathi_lab.extensions.replay.benchmark import Benchmark, Load, in_ledgers_columns
 from sarathi_lab.extensions.replay.readers.content import Content, Object
 from sarathi_lab.extensions.replay.server_arguments import read_arguments
 
@@ -60,16 +59,13 @@ class PhasedLoad(Load):
         for phase in self.row["phase_schedule"].split(","):
             phases.append(tuple(map(float, phase.split(":"))))
         requests = pd.DataFrame({"arrival_time": phased(phases, int(self.row["seed"]))})
-        unknown: list[Any] = [[] for _ in range(len(requests))]
         requests = requests.assign(
-            request_id=requests.index,
             prompt_len=int(self.row["configured_prompt_tokens"]),
             output_len=int(self.row["configured_output_tokens"]),
-            token_times=unknown,
         )
         return Benchmark(
             {"policy": self.client_name, "executor": "server", "is_baseline": False},
-            requests.reindex(columns=list(REQUEST_COLUMNS)),
+            in_ledgers_columns(requests),
             int(self.row["failed"]),
             self.server,
             self.policy,
