@@ -13,6 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_lab.config.csv_files import csv_files
+
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SARATHI = EXPERIMENTS / "sarathi" / "README.md"  # a section a figure, whose records are apart
 NUMBER = r"-?[\d,]*\.?\d+"
@@ -96,7 +98,7 @@ def test_intervals_on_a_page_are_those_of_its_records(name):
 
 def recorded_intervals(folder: Path) -> Iterator[np.ndarray]:
     """Yield the values with their ends in each table of a folder, an array of three columns."""
-    for path in folder.rglob("*.csv"):
+    for path in csv_files(folder, "**/*.csv"):
         table = pd.read_csv(path)
         for columns in COLUMNS:
             if set(columns) <= set(table):
