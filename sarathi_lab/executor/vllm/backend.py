@@ -367,43 +367,67 @@ class VllmBackend(MeasuredBackend):
         self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes
     ) -> dict[str, object]:
         """Return vLLM's engine arguments."""
-        options = self.options or {}
-        max_num_seqs = sizes.batch_size * self.num_stages
-        max_model_len, max_batch_tokens = _limits(sizes)
-        max_num_batched_tokens = max(max_batch_tokens, max_num_seqs)
-        is_async = None if self.async_scheduling == AUTO else self.async_scheduling
-        if self.num_stages > 1:
-            is_async = False
         arguments: dict[str, object] = {
             "model": str(self._folder(spec, checkpoint)),
             "dtype": self.dtype_name,
-            "kv_cache_dtype": spec.kv_dtype,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_model_len": max_model_len,
-            "block_size": sizes.block_size,
-            "num_gpu_blocks_override": sizes.num_blocks + vllm.FIRST_BLOCK,
             "tensor_parallel_size": self.tensor_parallel,
             "pipeline_parallel_size": self.pipeline_parallel,
             "enforce_eager": self.eager,
-            "async_scheduling": is_async,
+            "async_scheduling": self._stated_async_scheduling,
+            **self._arguments_of_batches(sizes),
+            **self._arguments_of_cache(spec, sizes),
             **vllm.ALWAYS,
         }
         if self._draws_dummies(checkpoint):
             arguments["load_format"] = vllm.DUMMY
-        if checkpoint is None and max_model_len > spec.max_position:  # of random weights
+        max_model_len, _ = _limits(sizes)
+        # Random weights have no positions that they were trained for, so that any length will do.
+        if checkpoint is None and max_model_len > spec.max_position:
             arguments["hf_overrides"] = {"max_position_embeddings": max_model_len}
+        arguments = with_options(arguments, self.options or {})
+        return {**arguments, **self._arguments_of_graphs(sizes)}
+
+    @property
+    def _stated_async_scheduling(self) -> bool | None:
+        """Whether the next batch is made while one runs; None leaves it to vLLM."""
+        if self.num_stages > 1:
+            return False
+        if isinstance(self.async_scheduling, bool):
+            return self.async_scheduling
+        return None
+
+    def _arguments_of_batches(self, sizes: Sizes) -> dict[str, int]:
+        max_num_seqs = sizes.batch_size * self.num_stages
+        max_model_len, max_batch_tokens = _limits(sizes)
+        return {
+            "max_num_seqs": max_num_seqs,
+            # vLLM refuses a budget in which not every sequence has a token.
+            "max_num_batched_tokens": max(max_batch_tokens, max_num_seqs),
+            "max_model_len": max_model_len,
+        }
+
+    def _arguments_of_cache(self, spec: ModelSpec, sizes: Sizes) -> dict[str, object]:
+        arguments: dict[str, object] = {
+            "kv_cache_dtype": spec.kv_dtype,
+            "block_size": sizes.block_size,
+        }
+        num_blocks = sizes.num_blocks + vllm.FIRST_BLOCK
+        fills_gpu = self.uses_gpus and sizes.fills_memory
+        if not fills_gpu:  # which leaves the number to vLLM
+            arguments["num_gpu_blocks_override"] = num_blocks
         if not self.uses_gpus:  # else a share of the whole memory, which others use, too
             block_bytes = sizes.block_size * spec.kv_bytes_per_token(self.dtype_bytes)
-            arguments["kv_cache_memory_bytes"] = (sizes.num_blocks + 2) * block_bytes
-        elif sizes.fills_memory:
-            del arguments["num_gpu_blocks_override"]
-        arguments = with_options(arguments, options)
+            arguments["kv_cache_memory_bytes"] = num_blocks * block_bytes
+        return arguments
+
+    def _arguments_of_graphs(self, sizes: Sizes) -> dict[str, object]:
+        arguments: dict[str, object] = {}
         if self._times_stages_in_graphs:
             graphs = {"cudagraph_mode": PIECEWISE}
             arguments["compilation_config"] = {**graphs, **self._stated_compilation}
         has_graphs = self.uses_gpus and not self.eager
-        if has_graphs and not vllm.states_graph_sizes(options):
+        if has_graphs and not vllm.states_graph_sizes(self.options or {}):
+            max_num_batched_tokens = self._arguments_of_batches(sizes)["max_num_batched_tokens"]
             largest = min(LARGEST_GRAPH, max_num_batched_tokens)
             arguments["max_cudagraph_capture_size"] = largest
         return arguments
