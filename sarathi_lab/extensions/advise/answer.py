@@ -132,14 +132,24 @@ def _tie_lines(best: pd.Series, table: pd.DataFrame) -> list[str]:
     return [f"tied with it (within {TIED:.0%}): {', '.join(alike)}"]
 
 
-def policies_table(table: pd.DataFrame, best: pd.Series, slo: Slo | None) -> DisplayTable:
-    """Show each policy with its best chunk, the advised policy `best` first."""
+def policies_table(
+    table: pd.DataFrame, best: pd.Series, slo: Slo | None
+) -> list[DisplayTable | str]:
+    """Show each policy with its best chunk, the advised policy `best` first.
+
+    The parameters of a policy stand below the table, as their column would split it in two.
+    """
     rows = []
+    notes: list[str] = []
     for row in best_of_policies(table, best):
-        label = str(row["policy"]).replace(" ", "\n")
-        rows.append({"policy": label, **_cells(row, slo)})
+        name, _, parameters = str(row["policy"]).partition(" ")
+        if parameters:
+            mark = f"({len(notes) + 1})"
+            notes.append(f"  {mark} {parameters}")
+            name = f"{name} {mark}"
+        rows.append({"policy": name, **_cells(row, slo)})
     title = f"  each policy with its best chunk, in runs of {best['num_requests']:,} requests"
-    return DisplayTable(rows, title=title, left=["policy"], unbroken=["policy"])
+    return [DisplayTable(rows, title=title, left=["policy"], unbroken=["policy"]), *notes]
 
 
 def chunks_table(runs: PolicyRuns) -> DisplayTable:
@@ -197,7 +207,7 @@ def _cells(row: Row, slo: Slo | None, *, judges_growth: bool = True) -> dict[str
     for name, bound in slo.bounds.items():
         value = row[slo.quantity_of(name)]
         cells[_bound_heading(slo, name)] = _against(value, bound)
-    cells["longest gap\nP99 [ms]"] = cell("tbt_p99", row["request_gap_p99"])
+    cells["longest\ngap P99\n[ms]"] = cell("tbt_p99", row["request_gap_p99"])
     in_bounds = "missed" if row["bounds_missed"] else "met"
     cells["objective"] = _verdict(row) if judges_growth else in_bounds
     return cells
@@ -210,11 +220,11 @@ def _verdict(row: Row) -> str:
 
 
 def _bound_heading(slo: Slo, name: str) -> str:
-    """Return the heading of a bounded quantity with its bound, such as "TBT P99 [ms] <= 50"."""
+    """Return the heading of a bounded quantity with its bound: TBT, P99 [ms], <= 50 in lines."""
     quantity = slo.quantity_of(name)
     _, _, quantile = quantity.rpartition("_p")
     bound = 1e3 * slo.bounds[name]
-    return f"{NAMES[name]} P{quantile} [ms]\n<= {bound:.4g}"
+    return f"{NAMES[name]}\nP{quantile} [ms]\n<= {bound:.4g}"
 
 
 def _against(value: float, bound: float) -> str:

@@ -145,7 +145,7 @@ class Advise(Task):
         flags = flags_of(advice, remedied)
         shown: list[DisplayTable | str] = [
             *answer.best_lines(advice.best, runs, advice.judged, advice.left_out),
-            answer.policies_table(advice.judged, advice.best, runs.slo),
+            *answer.policies_table(advice.judged, advice.best, runs.slo),
             *answer.remedy_lines(remedied.commands),
             *graphs_gain(runs, advice.best, self.chunks),
             answer.chunks_table(runs),

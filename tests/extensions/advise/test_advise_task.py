@@ -136,8 +136,10 @@ def test_policies_of_servers_are_compared_and_each_has_its_flags(tmp_path):
     rates = result.tables["advice"].set_index("policy").throughput
     compared = next(shown for shown in result.shown if isinstance(shown, DisplayTable))
     for row in compared.rows:
-        rate = rates[str(row["policy"]).replace("\n", " ")]
+        label = str(row["policy"]).replace("(1)", "enable_mixed_chunk=true")
+        rate = rates[label]
         assert str(row["chunk"]).endswith("*") == (rate >= 0.99 * rates.max())
+    assert "(1) enable_mixed_chunk=true" in lines_of(result)
     flags = result.tables["flags"].set_index("server")["flags"]
     assert "--tensor-parallel-size 2" in flags["vLLM"]
     assert "--enable-mixed-chunk" in flags["SGLang with mixed chunks"]
@@ -173,8 +175,8 @@ def test_a_bound_is_found_to_a_tenth_and_every_bound_is_shown(tmp_path):
     assert all(high <= 1.1 * low for low, high in crossed)
     chosen = table[table.chunk == result.summary["chunk"]]
     assert chosen.slo_met.all()
-    assert "TTFT P90 [ms]" in cells_of(result)
-    assert "TBT P90 [ms]" in cells_of(result)
+    assert "TTFT\nP90 [ms]" in cells_of(result)
+    assert "TBT\nP90 [ms]" in cells_of(result)
     assert " met" in cells_of(result)
     assert "best within it: vllm_v1" in lines_of(result)
     assert "it stays farthest below the bounds" in lines_of(result)
