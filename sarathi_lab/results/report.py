@@ -154,7 +154,7 @@ def summary_table(
     num_hidden = len(names) - len(shown)
     if not num_hidden:
         return [table]
-    return [table, f"  {num_hidden} more in summary.json; -v prints them"]
+    return [table, f"  {num_hidden} more in results.parquet; -v prints them"]
 
 
 def _run_heading(name: str, summary: Mapping[str, float]) -> str:

@@ -184,8 +184,8 @@ class Result:
     """The outcome of a task.
 
     `tables` are saved as NAME.csv unless NAME ends in .csv or .parquet, `figures` as NAME.png,
-    `summary` (SI units) as summary.json and long rows (results.parquet). iterations.parquet is the
-    history in W&B. Other files of the folder are tracked, too.
+    `summary` (SI units) as the long rows of results.parquet. iterations.parquet is the history in
+    W&B. Other files of the folder are tracked, too.
     """
 
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
@@ -214,7 +214,6 @@ def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool
     folder = context.run_dir
     _save(result, folder)
     if result.summary:
-        write_json(folder / "summary.json", result.summary)
         rows = rows_of_run(result.summary, {"name": context.name, **result.labels})
         rows.to_parquet(folder / RESULTS, index=False)
     track(result, context, tracker, is_run=is_run)

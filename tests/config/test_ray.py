@@ -20,7 +20,7 @@ from sarathi_lab.run import main
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 SCRIPTED = ["task._target_=sweep_tasks.Scripted", "tracking=none", "executor=simulated", "-m"]
 SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=6", "batch=4", "-m"]
-SAME = ("iterations.parquet", "requests.parquet", "summary.json")
+SAME = ("iterations.parquet", "requests.parquet", "results.parquet")
 PORT = 26379
 CPU = "+hydra.launcher.ray.remote.num_cpus=0.5"  # so four at a time
 

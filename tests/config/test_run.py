@@ -17,6 +17,7 @@ from plans import plan_of
 
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.engine.ledger import ITERATION_COLUMNS, REQUEST_COLUMNS
+from sarathi_lab.results.load import load_summary
 from sarathi_lab.run import main
 from sarathi_lab.workload.synthetic import PaperGrid
 
@@ -61,7 +62,7 @@ def test_every_run_leaves_its_tables_and_resolved_config_whose_names_are_explain
     for run in run_folders(folder):
         iterations = pd.read_parquet(run / "iterations.parquet")
         requests = pd.read_parquet(run / "requests.parquet")
-        summary = json.loads((run / "summary.json").read_text())
+        summary = load_summary(run)
         config = yaml.safe_load((run / "config.yaml").read_text())
         assert of_all | {"flops", "weight_bytes", "kv_bytes", "roofline"} <= set(iterations)
         assert list(requests) == list(REQUEST_COLUMNS)
@@ -80,10 +81,10 @@ def test_baselines_run_once_and_every_run_has_its_ratios(sweep):
     baselines = sorted(path.name.rsplit("-", 1)[0] for path in (folder / "baselines").iterdir())
     assert baselines == ["orca", "request_level"]
     for job in ("0", "1", "2"):
-        summary = json.loads((folder / job / "summary.json").read_text())
+        summary = load_summary(folder / job)
         labels = json.loads((folder / job / "run.json").read_text())
         for name, path in labels["baselines"].items():
-            baseline = json.loads((folder / job / path / "summary.json").read_text())
+            baseline = load_summary(folder / job / path)
             for quantity in ("throughput", "kv_read_bytes", "ttft_p50", "tbt_p99"):
                 ratio = summary[quantity] / baseline[quantity]
                 assert summary[f"{quantity}_vs_{name}"] == pytest.approx(ratio)
@@ -104,7 +105,7 @@ def test_the_sweep_prints_one_table_and_the_path_of_its_picture(sweep):
     table = text[text.index("All 5 runs of this sweep") :]
     for name in ("request_level *", "orca *", " 128 ", " 256 ", " 1024 ", "x orca", "beside orca:"):
         assert name in table
-    summary = json.loads((folder / "0" / "summary.json").read_text())
+    summary = load_summary(folder / "0")
     assert f"{summary['throughput']:,.0f}" in table
     assert text.count("peaks of hardware a6000") == 1  # once a sweep
     assert "predicted roofline" not in text  # it takes as long as the run
@@ -122,7 +123,7 @@ def test_a_policy_is_called_by_its_option_with_what_differs_from_its_class(tmp_p
 def test_whole_prompts_meet_their_predicted_roofline_exactly_where_the_roofline_is_the_clock(sweep):
     """Prediction and measurement run the same schedule: on a closed batch the rooflines agree."""
     folder, _ = sweep
-    summary = json.loads((folder / "0" / "summary.json").read_text())
+    summary = load_summary(folder / "0")
     plan = plan_of("sarathi", "executor=simulated", *SIMULATED[2:], "chunk=128")
     assert plan.roofline(plan.backend.peaks()) == pytest.approx(summary["roofline"])
     assert summary["time_over_roofline"] > 1
@@ -134,7 +135,7 @@ def test_a_single_run_on_the_torch_executor(tmp_path, capsys):
     (run,) = [path for path in run_folders(tmp_path) if "baselines" not in path.parts]
     requests = pd.read_parquet(run / "requests.parquet")
     assert [len(tokens) for tokens in requests.output_token_ids] == requests.output_len.tolist()
-    summary = json.loads((run / "summary.json").read_text())
+    summary = load_summary(run)
     assert {"throughput_vs_orca", "throughput_vs_request_level", "mfu"} <= set(summary)
     iterations = pd.read_parquet(run / "iterations.parquet")
     hybrid = iterations.query("num_prefill_tokens > 0 and num_decode_tokens > 0")

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[1] / "support" / "slurm.sh"
 SLURM = "hydra/launcher=submitit_slurm"
 SCRIPTED = ["task._target_=sweep_tasks.Scripted", "tracking=none", "executor=simulated", "-m"]
 SIMULATED = ["executor=simulated", "workload.num_requests=6", "batch=4", "-m"]
-SAME = ("iterations.parquet", "requests.parquet", "summary.json")
+SAME = ("iterations.parquet", "requests.parquet", "results.parquet")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,6 +18,7 @@ from commands import running, sweep_of
 from joblib.externals.loky import get_reusable_executor
 
 from sarathi_lab.config import processes
+from sarathi_lab.results.load import load_summary
 from sarathi_lab.run import main
 
 SCRIPTED = ["task._target_=sweep_tasks.Scripted", "tracking=none", "executor=simulated", "-m"]
@@ -145,7 +146,7 @@ def test_a_killed_sweep_over_simulated_runs_continues_with_its_baselines(output,
     args = [*SIMULATED, "chunk=128,256", f"output={output}"]
     assert main(args) == 0
     sweep = sweep_of(output)
-    whole = json.loads((sweep / "1" / "summary.json").read_text())
+    whole = load_summary(sweep / "1")
     # As a kill leaves it: a run without its end, a baseline half done beside the finished ones.
     (sweep / "1" / "finished.json").unlink()
     (sweep / "1" / "run.json").unlink()
@@ -155,7 +156,7 @@ def test_a_killed_sweep_over_simulated_runs_continues_with_its_baselines(output,
     capfd.readouterr()
     assert main([*args, "resume=true"]) == 0
     assert {name: contents(sweep / name) for name in kept} == kept
-    assert json.loads((sweep / "1" / "summary.json").read_text()) == whole
+    assert load_summary(sweep / "1") == whole
     assert "All 3 runs of this sweep" in capfd.readouterr().out
 
 
@@ -205,7 +206,7 @@ def test_jobs_beside_each_other_run_each_baseline_once(output, capfd):
     assert "All 3 runs of this sweep" in capfd.readouterr().out
     texts = [(sweep / number / "output.txt").read_text() for number in "01"]
     assert sum(text.count("\nbaseline orca") for text in texts) == 1
-    summaries = [json.loads((sweep / number / "summary.json").read_text()) for number in "01"]
+    summaries = [load_summary(sweep / number) for number in "01"]
     assert all("throughput_vs_orca" in summary for summary in summaries)
 
 

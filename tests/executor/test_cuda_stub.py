@@ -39,6 +39,7 @@ from sarathi_lab.experiment.measured_cost import MeasuredCostModel
 from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.policy import SarathiServe
+from sarathi_lab.results.load import load_summary
 from sarathi_lab.run import main
 
 SMALL = [
@@ -71,7 +72,7 @@ def served(batch_size: int = 2, **settings: Any) -> Ledger:
 def run(tmp_path: Path, *args: str) -> dict[str, Any]:
     folder = tmp_path / "r"
     assert main([*SMALL, f"output={tmp_path}", f"hydra.run.dir={folder}", *args]) == 0
-    return json.loads((folder / "summary.json").read_text())
+    return load_summary(folder)
 
 
 @pytest.mark.parametrize("profile", ["none", "operations"])

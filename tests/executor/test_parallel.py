@@ -5,7 +5,6 @@ devices.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from dataclasses import replace
 from itertools import product
@@ -24,6 +23,7 @@ from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, all_reduce_time, matmul_time
 from sarathi_lab.executor.simulated.kv_capacity import check_room
+from sarathi_lab.results.load import load_summary
 from sarathi_lab.run import main
 
 SPLIT = dataclasses.replace(SPEC, num_layers=4, num_heads=2, num_kv_heads=2, head_size=2)
@@ -191,7 +191,7 @@ def pipeline_run(tmp_path_factory):
 
 
 def test_a_run_on_a_pipeline_leaves_its_bubbles(pipeline_run):
-    summary = json.loads((pipeline_run / "summary.json").read_text())
+    summary = load_summary(pipeline_run)
     bubbles = pd.read_parquet(pipeline_run / "bubbles.parquet")
     iterations = pd.read_parquet(pipeline_run / "iterations.parquet")
     assert set(bubbles.stage) <= set(range(8))
@@ -205,7 +205,7 @@ def test_a_run_on_a_pipeline_leaves_its_bubbles(pipeline_run):
 
 
 def test_stages_are_compared_with_their_share_of_the_peaks(pipeline_run):
-    summary = json.loads((pipeline_run / "summary.json").read_text())
+    summary = load_summary(pipeline_run)
     assert summary["peak_flops_per_second"] == 64 * 312e12
     assert summary["time_over_roofline"] > 1
     assert 0 < summary["mfu"] < 1
@@ -217,8 +217,7 @@ def test_stages_are_compared_with_their_share_of_the_peaks(pipeline_run):
 def test_the_names_of_a_pipeline_are_defined_in_the_metrics_page(pipeline_run):
     page = (REPOSITORY / "docs" / "reference" / "metrics.md").read_text()
     names = {
-        re.sub(r"_(p\d+|mean)(_vs_\w+)?$|_vs_\w+$", "", name)
-        for name in json.loads((pipeline_run / "summary.json").read_text())
+        re.sub(r"_(p\d+|mean)(_vs_\w+)?$|_vs_\w+$", "", name) for name in load_summary(pipeline_run)
     }
     names |= set(pd.read_parquet(pipeline_run / "bubbles.parquet"))
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 from plans import plan_of, serve_plan
 
+from sarathi_lab.results.load import load_summary
 from sarathi_lab.results.metrics import add_costs, summarise
 from sarathi_lab.results.serving_metrics import latency
 from sarathi_lab.run import main
@@ -165,7 +166,7 @@ def _run_by_command(name: str, output: Path) -> dict[str, Run]:
     runs = {}
     for path in sorted(output.glob("*/*/*/run.json"), key=lambda path: int(path.parent.name)):
         tables = {table: pd.read_parquet(path.parent / f"{table}.parquet") for table in COUNTED}
-        summary = json.loads((path.parent / "summary.json").read_text())
+        summary = load_summary(path.parent)
         runs[json.loads(path.read_text())["name"]] = _compared(tables, summary)
     return runs
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from importlib import import_module
@@ -12,6 +11,8 @@ import pytest
 import sarathi_lab as lab
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.results.load import load_summary
+from sarathi_lab.results.table import RESULTS
 from sarathi_lab.run import main
 
 PAGE = REPOSITORY / "docs" / "reference" / "metrics.md"
@@ -66,7 +67,7 @@ def _module_of_the_user(tmp_path, monkeypatch):
 
 def test_a_metric_of_the_users_is_a_quantity_of_each_run(tmp_path, capsys):
     assert main([*RUN, "metrics=[my_metrics.longest_prompt,my_metrics.half]"]) == 0
-    summaries = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
+    summaries = [load_summary(path.parent) for path in tmp_path.rglob(RESULTS)]
     assert len(summaries) == 2
     assert all(one["longest_prompt"] == 56 and one["half"] == 0.5 for one in summaries)
     assert max(one.get("half_vs_orca", 0.0) for one in summaries) == 1.0
@@ -107,7 +108,7 @@ def test_what_is_no_metric_is_refused_before_the_run(value, reason, capsys, tmp_
 def test_a_metric_that_fails_leaves_the_run_with_all_others(name, reason, capsys, tmp_path):
     assert main([*RUN, "baselines=[]", f"metrics=[my_metrics.{name},my_metrics.half]"]) == 2
     assert reason in " ".join(capsys.readouterr().err.split())
-    (summary,) = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
+    (summary,) = [load_summary(path.parent) for path in tmp_path.rglob(RESULTS)]
     assert summary["half"] == 0.5
     assert summary["throughput"] > 1
 

@@ -41,9 +41,10 @@ SUMMARY = {"num_prompt_tokens": 992.0 * 4, "num_requests": 4.0, "kv_reread_facto
 
 def write_run(path: Path, summary: dict[str, float], **labels: object) -> None:
     path.mkdir(parents=True)
-    (path / "summary.json").write_text(json.dumps(SUMMARY | summary))
     name = {"name": path.name, "started_at": "2026-01-01T00:00:00", "swept": SWEPT}
-    (path / "run.json").write_text(json.dumps({**LABELS, **name, **labels}))
+    labels = {**LABELS, **name, **labels}
+    rows_of_run(SUMMARY | summary, labels).to_parquet(path / RESULTS)
+    (path / "run.json").write_text(json.dumps(labels))
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_finished_runs_and_baselines_are_found_in_their_sweep(sweep):
     assert set(runs["sweep"]) == {str(sweep / "s")}
     (sweep / "s" / "4").mkdir()
     write_run(sweep / "s" / "baselines" / ".orca-8.123", {})
-    (sweep / "s" / "0" / "summary.json").write_text("{")
+    (sweep / "s" / "0" / RESULTS).write_bytes(b"half")
     runs = load_runs(sweep)
     assert len(runs) == 7
     assert runs.attrs["skipped"] == (str(sweep / "s" / "0"),)
@@ -148,9 +149,12 @@ def test_rows_of_a_run_are_long_and_an_older_run_is_read_from_its_summary(tmp_pa
     assert list(rows) == COLUMNS
     shown = rows[["case", "quantity", "value", "unit", "level", "commit"]].to_numpy().tolist()
     assert shown[0] == ["new", "throughput", 30.0, "tokens/s", "measured", "abc"]
-    write_run(tmp_path / "old", {"throughput": 10.0, "ttft_p50_floor": 0.5})
     write_run(tmp_path / "new", {})
     rows.to_parquet(tmp_path / "new" / RESULTS)
+    write_run(tmp_path / "old", {})
+    (tmp_path / "old" / RESULTS).unlink()
+    summary = {"throughput": 10.0, "ttft_p50_floor": 0.5}
+    (tmp_path / "old" / "summary.json").write_text(json.dumps(summary))
     assert load_summary(tmp_path / "old")["ttft_p50_roofline"] == 0.5
     read = load_rows(tmp_path)
     assert list(read) == [*COLUMNS, "path"]

@@ -4,7 +4,6 @@ they read.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.model.roofline import Peaks, request_roofline, roofline_time
 from sarathi_lab.policy import RequestLevel
 from sarathi_lab.results.decode_cost import decode_iteration
+from sarathi_lab.results.load import load_summary
 from sarathi_lab.results.metrics import add_costs
 from sarathi_lab.results.serving_metrics import (
     Slo,
@@ -197,7 +197,7 @@ LOAD += ["workload=uniform", "workload.max_len=3000"]
 
 def summary_of(folder: Path, *args: str) -> dict[str, float]:
     assert main([*LOAD, *args, f"output={folder}", f"hydra.run.dir={folder}/run"]) == 0
-    return json.loads((folder / "run" / "summary.json").read_text())
+    return load_summary(folder / "run")
 
 
 def test_a_run_is_held_against_the_objective_and_its_settings_have_effects(tmp_path, capsys):

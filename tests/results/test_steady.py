@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from plans import plan_of, serve_plan
 
 from sarathi_lab.experiment.scenario import Scenario, request_times
+from sarathi_lab.results.load import load_summary
 from sarathi_lab.results.steady import drift, requests_for_steady_part, steady_part
 from sarathi_lab.results.window import ADMISSION, RunPart
 from sarathi_lab.run import main
@@ -165,7 +165,7 @@ def test_several_engines_have_a_steady_part(cluster, tmp_path):
     many = [*SIMULATED, *size, "baselines=[]", "hardware=a100", "model=llama3-8b"]
     many += [f"cluster={cluster}", f"output={tmp_path}", f"hydra.run.dir={tmp_path}/run"]
     assert main(many) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = load_summary(tmp_path / "run")
     assert 0 < summary["window_start"] < summary["window_end"]
     if cluster == "replicas":
         plan = plan_of("sarathi", *SIMULATED, "hardware=a100", "model=llama3-8b", changes=SMALL)
@@ -181,7 +181,7 @@ def test_several_engines_have_a_steady_part(cluster, tmp_path):
 def summary_of(folder, *settings: str) -> dict[str, float]:
     places = [f"output={folder}", f"hydra.run.dir={folder}/run"]
     assert main([*SIMULATED, *places, *settings]) == 0
-    return json.loads((folder / "run" / "summary.json").read_text())
+    return load_summary(folder / "run")
 
 
 def test_the_readmes_point_gains_what_the_paper_counts(tmp_path, capsys):

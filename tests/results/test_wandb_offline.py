@@ -16,6 +16,7 @@ import sarathi_lab as lab
 from sarathi_lab.api.results import Results
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.results.load import load_summary
 from sarathi_lab.results.result import Result, track
 from sarathi_lab.results.tracking import TrackedRun, WandbTracker
 from sarathi_lab.results.wandb_writer import Writer
@@ -96,9 +97,9 @@ def test_a_light_run_has_stated_settings_and_its_baselines_as_columns(runs, outp
     assert config["settings"] == {"workload": {"num_requests": 3}}
     assert not {"history", "artifact", "files"} & records.keys()
     (folder,) = output.glob("20*/*")
-    stored = json.loads((folder / "1" / "summary.json").read_text())
+    stored = load_summary(folder / "1")
     for path in (folder / "baselines").iterdir():
-        baseline = json.loads((path / "summary.json").read_text())
+        baseline = load_summary(path)
         name = path.name.rpartition("-")[0]
         stored |= {f"{quantity}_{name}": value for quantity, value in baseline.items()}
     summary = {name: value for name, value in shown["summary"].items() if name[0] != "_"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +12,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.policy import Orca
+from sarathi_lab.results.load import load_summary
 from sarathi_lab.results.window import (
     NUM_BATCHES,
     RunPart,
@@ -171,7 +170,7 @@ def test_an_overloaded_run_says_so_and_a_window_changes_what_it_counts(tmp_path,
         args = [*SIMULATED, "workload.arrivals=poisson", "workload.rate=30", *more, "baselines=[]"]
         assert main([*args, f"output={tmp_path}", f"hydra.run.dir={folder}"]) == 0
         assert "not steady: the scheduling delay grew from" in capsys.readouterr().out
-        summaries[name] = json.loads((folder / "summary.json").read_text())
+        summaries[name] = load_summary(folder)
         assert len(pd.read_parquet(folder / "requests.parquet")) == 100  # all are kept
     whole, part = summaries["whole"], summaries["part"]
     assert whole["is_steady"] == part["is_steady"] == 0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pandas as pd
 import pytest
 from plans import plan_of
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.results.load import load_summary
 from sarathi_lab.run import main
 
 COMMON = ("executor=simulated", "hardware=h100", "model=llama3-8b", "tracking=none", "baselines=[]")
@@ -24,7 +23,7 @@ def test_a_run_leaves_what_each_engine_did_and_what_moved(tmp_path):
         pd.read_parquet(folder / f"{name}.parquet")
         for name in ("iterations", "requests", "transfers")
     )
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = load_summary(folder)
     assert set(iterations.instance) == {0, 1, 2}
     assert iterations[iterations.instance == 2].num_prefill_tokens.sum() == 0
     assert iterations[iterations.instance < 2].num_prefill_tokens.max() == 512 - 64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import pandas as pd
@@ -10,6 +9,7 @@ import pytest
 from plans import plan_of
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.results.load import load_summary
 from sarathi_lab.run import main
 
 SIMULATED = ("executor=simulated", "hardware=h100", "model=llama3-8b")
@@ -19,7 +19,7 @@ SMALL = ("batch=4", "pd_ratio=3", "seq_len=128", "workload.num_requests=8", "chu
 def summary_of(folder, *settings):
     places = (f"output={folder}", f"hydra.run.dir={folder}/run", "tracking=none", "baselines=[]")
     assert main([*SMALL, *places, *settings]) == 0
-    return json.loads((folder / "run" / "summary.json").read_text())
+    return load_summary(folder / "run")
 
 
 def test_a_run_states_what_was_accepted(tmp_path, capsys):

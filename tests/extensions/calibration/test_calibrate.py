@@ -5,7 +5,6 @@ what they were not made of, and the way from the task to a simulated run.
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pandas as pd
@@ -39,6 +38,8 @@ from sarathi_lab.extensions.calibration.fit import (
     predictions,
 )
 from sarathi_lab.model.roofline import Peaks
+from sarathi_lab.results.load import load_summary
+from sarathi_lab.results.table import RESULTS
 from sarathi_lab.run import main
 
 LIMITS = Limits(batch_size=8, longest=1024)
@@ -200,8 +201,8 @@ def test_the_command_leaves_a_folder_that_simulates_the_device(tmp_path, is_quic
     named = ["executor=simulated", "hardware=here", f"hydra.searchpath=[file://{conf}]"]
     places = ["tracking=none", f"output={tmp_path / 'out'}"]
     assert main([*named, *profiled, *sizes, *places]) == 0
-    (summary,) = (tmp_path / "out").rglob("summary.json")
-    assert json.loads(summary.read_text())["throughput"] > 0
+    (quantities,) = (tmp_path / "out").rglob(RESULTS)
+    assert load_summary(quantities.parent)["throughput"] > 0
 
 
 def test_a_simulated_device_is_found_again(tmp_path, is_quick):
