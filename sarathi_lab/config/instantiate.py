@@ -416,6 +416,11 @@ def as_written(node: DictConfig) -> dict[str, object]:
     return {str(name): value for name, value in container.items()}
 
 
+def reads_chunk(policy: DictConfig) -> bool:
+    """Return whether the budget of a policy is the setting `chunk`."""
+    return any("${chunk}" in str(value) for value in as_written(policy).values())
+
+
 def class_name(node: DictConfig) -> str:
     """Return the name of the class that a node's `_target_` names, without its module."""
     return str(node["_target_"]).rpartition(".")[2]

@@ -91,7 +91,11 @@ class Policy(ABC):
     def with_budget(self, budget: int) -> Self:
         """Copy this policy, which cuts prompts, with another budget."""
         assert self.budget_field is not None, f"{self.name} cuts no prompts"
-        policy: Self = replace(cast(Any, self), **{self.budget_field: budget})
+        return self.with_fields(**{self.budget_field: budget})
+
+    def with_fields(self, **fields: object) -> Self:
+        """Copy this policy with other values of its fields."""
+        policy: Self = replace(cast(Any, self), **fields)  # every policy is a dataclass
         return policy
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -96,14 +97,14 @@ class Task(TaskTraits, ABC):
             lines.append(
                 f"baselines of each: {', '.join(baselines)}; runs of equal work share them"
             )
-        seconds: dict[str, float] = {}
-        step = -(-len(jobs) // SAMPLED)
+        step = math.ceil(len(jobs) / SAMPLED)
         sampled = jobs[::step]
+        seconds: dict[str, float] = {}  # a run that jobs share has one name, and counts once
         for job in sampled:
             seconds |= self.expected_seconds(job.cfg)
         if seconds:
-            total = sum(seconds.values()) * len(jobs) / len(sampled)
-            lines.append(f"about {duration(total)} on one core")
+            seconds_a_job = sum(seconds.values()) / len(sampled)
+            lines.append(f"about {duration(seconds_a_job * len(jobs))} on one core")
         return lines
 
 
@@ -113,8 +114,9 @@ def check_picture(jobs: Sequence[Job], swept: Sequence[str]) -> None:
     if not any(axes.values()):
         return
     settings = dict.fromkeys([*LABELS, *OF_DEVICES])
-    first_jobs = {id(job.composition): job for job in reversed(jobs)}
-    for job in first_jobs.values():
+    # Jobs of one composition have the same settings: of thousands of jobs a few are asked.
+    jobs_of_compositions = {id(job.composition): job for job in jobs}
+    for job in jobs_of_compositions.values():
         settings |= dict.fromkeys(merge_settings({}, job.config))
     own = [str(dotted).rpartition(".")[2] for dotted in jobs[0].config["metrics"]]
     check_stated(axes, list(settings), swept, own)
@@ -170,6 +172,7 @@ def conclude(
 
 
 def _with_settings(result: Result, cfg: DictConfig) -> Result:
+    """Return a result with the run's configuration, unless it has one of its own."""
     if result.config is not None:
         return result
     return replace(result, config=resolved(cfg))

@@ -409,7 +409,9 @@ class Measure(Task):
 def _on_platforms(
     papers: Sequence[Platform], backend: SimulatedBackend, gpu: str | None
 ) -> list[tuple[ModelSpec, SimulatedBackend]]:
-    """Return the models of `papers` and as many devices for each, all of one `gpu` if stated."""
+    """Return the models of `papers` and as many devices for each, all of one `gpu` if stated: then
+    the models that the paper has on it, if any.
+    """
     on_gpu = [platform for platform in papers if platform.hardware == gpu]
     pairs = []
     for platform in on_gpu or papers:

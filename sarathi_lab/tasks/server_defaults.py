@@ -7,11 +7,11 @@ eight sequences would queue where a server takes hundreds.
 
 from __future__ import annotations
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from sarathi_lab.config.arrivals import implied_arrivals
 from sarathi_lab.config.errors import require_int
-from sarathi_lab.config.instantiate import PAPER_BATCH, build, class_of
+from sarathi_lab.config.instantiate import PAPER_BATCH, build, class_of, reads_chunk
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.policy import Policy
 from sarathi_lab.engine.served_system import CacheRoom, ServedSystem, ServingDevice
@@ -77,7 +77,7 @@ def _fill_paper(cfg: DictConfig) -> None:
 def _fill_measured(cfg: DictConfig) -> str | None:
     """Fill in the paper's sizes, and return them in words beside what asks for a server's."""
     assumed = []
-    if cfg.chunk is None and _reads_chunk(cfg):
+    if cfg.chunk is None and reads_chunk(cfg.policy):
         assumed.append(f"chunk={PAPER_CHUNK}")
     if cfg.batch is None:
         assumed.append(f"batch={PAPER_BATCH}")
@@ -111,11 +111,12 @@ def _fill_served(
         # A server refuses a budget below its sequences, so a stated batch raises it.
         stated_batch = cfg.batch if isinstance(cfg.batch, int) else 0
         cfg.chunk = max(defaults.token_budget(device), stated_batch)
-        if _reads_chunk(cfg):
+        if reads_chunk(cfg.policy):
             assumed["chunk"] = cfg.chunk
     if cfg.batch is None:
         number = defaults.num_sequences(device, _cache_room(cfg, backend, spec, load))
-        cfg.batch = assumed["batch"] = _most_sequences(cfg, number)
+        cfg.batch = _most_sequences(cfg, number)
+        assumed["batch"] = cfg.batch
         if cfg.batch < number:
             assumed["batch"] = f"{cfg.batch} (of {number}, as many as the budget has tokens for)"
     if fills_cache:
@@ -126,11 +127,6 @@ def _fill_served(
     values = " ".join(f"{name}={value}" for name, value in assumed.items())
     remark = " (fills the memory)" if fills_cache else ""
     return f"{values}{remark}, as {defaults.name}'s defaults on {device.name}{whose}"
-
-
-def _reads_chunk(cfg: DictConfig) -> bool:
-    """Return whether the policy's budget is the setting `chunk`."""
-    return "${chunk}" in OmegaConf.to_yaml(cfg.policy, resolve=False)
 
 
 def _cache_room(

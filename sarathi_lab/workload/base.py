@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -233,11 +233,9 @@ class Arriving:
         return np.cumsum(gaps) - gaps[0]  # the clock starts with the first request
 
     def loaded(
-        self, name: str, times: NDArray[np.float64], shapes: Iterable[Shape], **of_file: Any
+        self, name: str, times: NDArray[np.float64], shapes: Iterable[Shape]
     ) -> LoadedRequests:
-        """Make requests of `shapes` at `times` with drawn priorities; `of_file` are further fields
-        of `LoadedRequests`.
-        """
+        """Make requests of `shapes` at `times` with drawn priorities."""
         priorities = self._drawn_priorities(len(times))
         requests: list[Request] = []
         # There may be more shapes than times.
@@ -245,10 +243,13 @@ class Arriving:
             prompt_len, output_len, token_ids = shape
             number = len(requests)
             requests.append(Request(number, time, prompt_len, output_len, token_ids, priority))
-        fields = {"arrival_kind": self.arrival_kind, **of_file}
-        fields["num_users"] = self.users
-        fields["think_time"] = self.think_time or 0.0
-        return LoadedRequests(name, requests, **fields)
+        return LoadedRequests(
+            name,
+            requests,
+            num_users=self.users,
+            think_time=self.think_time or 0.0,
+            arrival_kind=self.arrival_kind,
+        )
 
     def _drawn_priorities(self, num_requests: int) -> Sequence[int]:
         levels = self.priorities or (0,)

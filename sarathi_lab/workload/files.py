@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ TURNS = ("conversations", "conversation")
 SPEAKERS = ("from", "role")
 TEXTS = ("value", "content")
 OF_MODEL = ("gpt", "assistant", "model", "chatgpt", "bing", "bard")
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
 
 
 def named_file(path: str | None, option: str) -> Path:
@@ -92,10 +92,10 @@ class Prompts:
 
 def _turns_of(row: Row) -> Sequence[Row] | None:
     """Return the turns of a conversation from its first question on; None for other rows."""
-    turns: Any = next((row[name] for name in TURNS if name in row), None)
-    if not isinstance(turns, list):
+    stated = _first_of(row, TURNS)
+    if not isinstance(stated, list):
         return None
-    turns = [turn for turn in turns if isinstance(turn, Mapping)]
+    turns: list[Row] = [turn for turn in stated if isinstance(turn, Mapping)]
     speakers = [str(_first_of(turn, SPEAKERS)).lower() for turn in turns]
     # Some conversations begin with a system prompt, or with an answer to what was cut off.
     for number, speaker in enumerate(speakers):

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 FINISHED = "finished"  # status of a request with an answer
 # Columns that a reader may leave out, with what stands for "not recorded".
-OPTIONAL: dict[str, Any] = {
+OPTIONAL: Mapping[str, str | float] = {
     "arrival": np.nan,
     "cached_len": 0,
     "session": "",

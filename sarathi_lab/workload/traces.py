@@ -96,6 +96,9 @@ class Trace(Arriving):
             name,
             self._times(file, trace, used, has_sessions=has_sessions),
             self._shapes(used, trace.block_size, vocab_size, has_sessions=has_sessions),
+        )
+        load = replace(
+            load,
             rows_read=trace.num_rows,
             dropped=dropped,
             notes=trace.notes,

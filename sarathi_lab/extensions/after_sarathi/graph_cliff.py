@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, Unpack
+from typing import TypedDict, Unpack
 
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.instantiate import load_option
@@ -31,7 +31,20 @@ from sarathi_lab.results.plots.spec import by_device
 MODE = "full_and_piecewise"  # vLLM's default
 P99 = "P99 between tokens"
 RATE = "output tokens/s"
-Steps = Mapping[str, Any]
+
+
+class Steps(TypedDict):
+    """What was timed of a server's steps.
+
+    Attributes:
+        device: Two pairs of tokens and seconds on the device, the line of all others.
+        eager: Seconds in which the host launches a layer without graphs.
+        piecewise: The same of a piece between two attentions, in piecewise graphs.
+    """
+
+    device: Sequence[Sequence[float]]
+    eager: float
+    piecewise: float
 
 
 @only_simulated(
@@ -80,10 +93,7 @@ def graph_cliff(
 
 
 def of_steps(steps: Steps, largest: int) -> Executor:
-    """Make the executor of a server that was timed: `device` has two pairs of tokens and seconds of
-    a step on the device, the line of all others; `eager` and `piecewise` are the seconds in which
-    the host launches one.
-    """
+    """Make the executor of a server that was timed, with graphs captured to `largest` tokens."""
     (few, seconds_of_few), (many, seconds_of_many) = steps["device"]
     per_token = (seconds_of_many - seconds_of_few) / (many - few)
     graphs = CudaGraphs(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import pandas as pd
@@ -107,6 +107,7 @@ def _requests(
     short = at_rate(bench.requests(dataset, number, seed), bench.rate(dataset))
     generator = np.random.default_rng([bench.seed, seed, 5])
     end = max(request.arrival_time for request in short)
+    # One in each of as many stretches of time, at random in the first half of it.
     times = (np.arange(count) + generator.uniform(0, 0.5, count)) * end / count
     long = []
     for index, length in enumerate(generator.permutation(long_lens)):
@@ -117,15 +118,19 @@ def _requests(
 
 
 def policies_of(
-    bench: ServingBench, names: Sequence[str], variants: Mapping[str, Any], budget: int
+    bench: ServingBench,
+    names: Sequence[str],
+    variants: Mapping[str, Mapping[str, object]],
+    budget: int,
 ) -> dict[str, Policy]:
     """Those that there are, in the order of `names` and then of `variants`."""
     policies = bench.named(names, budget)
-    for name, changes in variants.items():
-        settings: dict[str, Any] = dict(changes)
-        policy: Any = bench.policy(settings.pop("policy"), budget)
+    for name, variant in variants.items():
+        fields = dict(variant)
+        option = str(fields.pop("policy"))
+        policy = bench.policy(option, budget)
         if policy is not None:
-            policies[name] = replace(policy, **settings)
+            policies[name] = policy.with_fields(**fields)
     return {name: policy for name, policy in policies.items() if can_run(bench, policy)}
 
 
@@ -172,10 +177,10 @@ def dynamic_chunks(
     requests = bench.requests(dataset, sizes["num_requests"], seed)
     for chunk in chunks:
         policies = bench.named([CHUNKING], chunk)
-        shrinking: Any = bench.policy("dynamic_chunks", chunk)
+        shrinking = bench.policy("dynamic_chunks", chunk)
         if shrinking is not None:
             for name, factor in smooth_factors.items():
-                policies[name] = replace(shrinking, smooth_factor=factor)
+                policies[name] = shrinking.with_fields(smooth_factor=factor)
         values = {}
         for name, policy in policies.items():
             if not can_run(bench, policy):
@@ -185,8 +190,10 @@ def dynamic_chunks(
             values[name] = {TTFT: seconds}
         usual = {CHUNKING: values.pop(CHUNKING)}
         yield from compared(dataset, usual, {}, x=chunk)
-        alike = {ALIKE: values[ALIKE]} if ALIKE in values else {}
-        yield from compared(dataset, values, usual | alike, x=chunk)
+        references = dict(usual)
+        if ALIKE in values:
+            references[ALIKE] = values[ALIKE]
+        yield from compared(dataset, values, references, x=chunk)
 
 
 def one_by_one(bench: ServingBench, policy: Policy, requests: list[Request]) -> tuple[float, float]:

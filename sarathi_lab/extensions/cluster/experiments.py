@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations, product
-from typing import Any, Unpack
+from typing import Any, Required, TypedDict, Unpack
 
 import numpy as np
 import pandas as pd
@@ -33,8 +33,9 @@ from sarathi_lab.extensions.under_load import (
     ratios,
     waited,
 )
+from sarathi_lab.extensions.under_load.bench import EngineSettings
 from sarathi_lab.extensions.under_load.search import at_rate
-from sarathi_lab.policy import VllmV1
+from sarathi_lab.policy import Policy, VllmV1
 from sarathi_lab.results.intervals import Lowest
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import Slo, gaps, is_good
@@ -48,6 +49,27 @@ GOODPUT = "goodput per GPU"
 HITS = "hit share, later turns"
 EVERY = "every iteration"
 CADENCES = ("mean TPOT", "P50 between tokens", "mean TTFT")
+# By name, the policy of a run and what its engine has otherwise than the bench's.
+Runs = dict[str, tuple[Policy, EngineSettings]]
+
+
+class Bounds(TypedDict, total=False):
+    """Seconds of an objective, as in `Slo`."""
+
+    ttft: float
+    tbt: float
+    tpot: float
+
+
+class Arrangement(TypedDict, total=False):
+    """A kind of cluster (`KINDS`) with its number of engines, and the policy's tokens."""
+
+    kind: Required[str]
+    chunk: Required[int]
+    num: int
+    prefill: int
+    decode: int
+    prefill_chunk: int
 
 
 @only_simulated(
@@ -91,38 +113,34 @@ def agentic(
     """
     policies = {str(tokens): bench.chunking(tokens) for tokens in budgets}
     policies["whole"] = bench.chunking(longest(bench.sizes) + sizes["batch"])
-    runs: dict[str, dict[str, Any]] = {}
+    runs: Runs = {}
     for name, policy in policies.items():
-        runs[name] = {"policy": policy, "shares_prefixes": True}
+        runs[name] = (policy, {"shares_prefixes": True})
     for name, policy in policies.items():
-        runs[f"{name}, no cache"] = {"policy": policy}
-    clusters: dict[str, dict[str, Any]] = {}
+        runs[f"{name}, no cache"] = (policy, {})
+    runs_by_router: Runs = {}
     for router in routers:
-        clusters[router] = {
-            "policy": bench.chunking(budget),
-            "shares_prefixes": True,
-            "cluster": Replicas(num=replicas, router=router),
-        }
+        cluster = Replicas(num=replicas, router=router)
+        settings: EngineSettings = {"shares_prefixes": True, "cluster": cluster}
+        runs_by_router[router] = (bench.chunking(budget), settings)
     for dataset, workload in datasets(bench.sizes).items():
         assert isinstance(workload, Agentic), "the sizes name a workload of sessions"
         work = replace(workload, **session, seed=bench.seed + seed)
         panel = f"{dataset}, one engine"
         values = yield from _served(bench, work, panel, sessions, rate, runs)
+        ratios_to = partial(ratios, dataset, kind="share")
         for name in policies:
-            without_cache = values[f"{name}, no cache"]
-            yield from ratios(dataset, "no cache", name, values[name], without_cache, kind="share")
+            yield from ratios_to("no cache", name, values[name], values[f"{name}, no cache"])
             if name != "whole":
-                unchunked = values["whole"]
-                yield from ratios(
-                    dataset, "whole prompts", name, values[name], unchunked, kind="share"
-                )
+                yield from ratios_to("whole prompts", name, values[name], values["whole"])
         panel = f"{dataset}, {replicas} engines"
         rate_of_all = replicas * replica_rate
-        values = yield from _served(bench, work, panel, replica_sessions, rate_of_all, clusters)
-        first_router = routers[0]
-        for name in routers[1:]:
-            first = values[first_router]
-            yield from ratios(dataset, first_router, name, values[name], first, kind="share")
+        values = yield from _served(
+            bench, work, panel, replica_sessions, rate_of_all, runs_by_router
+        )
+        first, *others = routers
+        for router in others:
+            yield from ratios_to(first, router, values[router], values[first])
 
 
 def _served(
@@ -131,14 +149,14 @@ def _served(
     panel: str,
     num_sessions: int,
     rate: float,
-    settings: Mapping[str, Mapping[str, object]],
+    runs: Runs,
 ) -> Generator[Point, None, dict[str, Values]]:
     """The points of the same sessions under the settings of every run; returns the values."""
     number = num_sessions * workload.turns
     work = replace(workload, num_requests=number, arrivals="poisson", rate=rate)
     values = {}
-    for name, engine in settings.items():
-        turns = _turns(bench, work, engine)
+    for name, (policy, settings) in runs.items():
+        turns = _turns(bench, work, policy, settings)
         values[name] = _values(turns)
         for turn, median in turns.groupby("turn").ttft.median().items():
             x = float(str(turn))
@@ -147,10 +165,12 @@ def _served(
     return values
 
 
-def _turns(bench: ServingBench, workload: Agentic, engine: Mapping[str, Any]) -> pd.DataFrame:
+def _turns(
+    bench: ServingBench, workload: Agentic, policy: Policy, settings: EngineSettings
+) -> pd.DataFrame:
     """The turns' waits, gaps and hits, and the number of each from 1."""
     load = workload.generate(bench.vocab_size)
-    table = bench.run(load.arrivals(), **engine).requests()
+    table = bench.run(load.arrivals(), policy, **settings).requests()
     numbers = {}
     for session in load.sessions:
         for number, turn in enumerate(session, start=1):
@@ -188,8 +208,8 @@ def disaggregation(
     num_requests: Mapping[str, int],
     rates: Mapping[str, Sequence[float]],
     attainment: float,
-    objectives: Mapping[str, Mapping[str, Mapping[str, Any]]],
-    arrangements: Mapping[str, Mapping[str, Any]],
+    objectives: Mapping[str, Mapping[str, Bounds]],
+    arrangements: Mapping[str, Arrangement],
     **sizes: Unpack[NeededSizes],
 ) -> Iterator[Point]:
     """By data set and objective the rate up to which a share of `attainment` of the requests is
@@ -205,7 +225,7 @@ def disaggregation(
             slo = Slo(name=objective, **stated)
             best: dict[str, float] = {}  # by kind
             for name, settings in arrangements.items():
-                cluster = _cluster(**settings)
+                cluster = _cluster(settings)
                 served = partial(run, cluster, settings["chunk"])
                 rate = _goodput(served, slo, rates[dataset], attainment)
                 value = rate / cluster.num_instances
@@ -231,8 +251,11 @@ def disaggregation(
                 yield point(dataset, quantity, "ratio", kind, gain, slo=objective, kind="share")
 
 
-def _cluster(*, kind: str, chunk: int, **settings: Any) -> Several:
-    """The cluster of an arrangement, whose policy has the `chunk`."""
+def _cluster(arrangement: Arrangement) -> Several:
+    """The cluster of an arrangement."""
+    settings = dict(arrangement)
+    del settings["chunk"]  # which the policy has
+    kind = str(settings.pop("kind"))
     return KINDS[kind](**settings)
 
 

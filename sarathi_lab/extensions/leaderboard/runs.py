@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.config.instantiate import reads_chunk
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
@@ -63,7 +64,7 @@ class Contest:
     @property
     def has_budget(self) -> bool:
         """Whether the setting `chunk` is the policy's budget."""
-        return "${chunk}" in OmegaConf.to_yaml(self.cfg.policy, resolve=False)
+        return reads_chunk(self.cfg.policy)
 
     @property
     def is_budget_open(self) -> bool:

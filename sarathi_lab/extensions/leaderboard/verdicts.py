@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator
 from operator import itemgetter
-from typing import Any
 
 import pandas as pd
 
@@ -19,9 +18,8 @@ from sarathi_lab.extensions.leaderboard.runs import (
     QUANTITIES,
 )
 from sarathi_lab.results.result import DisplayTable
-from sarathi_lab.results.table import factor
+from sarathi_lab.results.table import Row, factor
 
-Row = Mapping[Hashable, Any]  # of a board
 HEADINGS = {
     "ttft_p99": "TTFT P99 [ms]",
     "tbt_p99": "TBT P99 [ms]",

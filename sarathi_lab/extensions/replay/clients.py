@@ -72,7 +72,7 @@ class Client:
             return np.zeros(number)
         if self.cv == EVEN:
             return np.arange(number) / self.rate
-        shape = self.cv**-2
+        shape = self.cv**-2  # of a gamma distribution, whose gaps vary by `cv`
         gaps = np.random.default_rng(0).standard_gamma(shape, number)
         return np.cumsum(gaps / (shape * self.rate))
 
@@ -102,7 +102,7 @@ def client_of_rate(rate: object, users: object, cv: float = POISSON) -> Client:
     most requests at a time and the gaps' coefficient of variation. Raises ValueError for a rate of
     nothing.
     """
-    number = math.inf
+    number = math.inf  # all at once, as where a file has no rate
     named_rate = ""
     if is_number(rate):
         number = number_of(rate)

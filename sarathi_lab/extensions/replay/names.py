@@ -51,18 +51,32 @@ def names_of_model(settings: Mapping[str, object]) -> list[ModelName]:
     model, as of .../Llama-3.1-8B-ours/merged, folders above that are follow, the nearest first.
     """
     path = str(settings.get("model", ""))
-    folders = [part for part in re.split(r"[/\\]+", path) if part]
-    in_cache = CACHED_MODEL.search(path)
-    if in_cache is not None:
-        folders = [in_cache[1]]  # and no hash of a snapshot behind it
-    names = [ModelName(name) for name in folders[-1:]]
-    served = settings.get(SERVED_NAMES) or ()
-    assert isinstance(served, tuple), "as read_arguments makes them"
-    names += [ModelName(str(name).rpartition("/")[2], "served name") for name in served]
+    *folders, last = _parts_of_path(path)
+    names = []
+    if last:
+        names.append(ModelName(last))
+    served_names = settings.get(SERVED_NAMES) or ()
+    assert isinstance(served_names, tuple), "as read_arguments makes them"
+    for served_name in served_names:
+        _, _, name = str(served_name).rpartition("/")
+        names.append(ModelName(name, "served name"))
     if is_hub_id(path) or any(names_a_model(name) for name, _ in names):
         return names
-    above = [folder for folder in reversed(folders[:-1]) if names_a_model(folder)]
-    return names + [ModelName(folder, "folder") for folder in above]
+    for folder in reversed(folders):
+        if names_a_model(folder):
+            names.append(ModelName(folder, "folder"))
+    return names
+
+
+def _parts_of_path(path: str) -> list[str]:
+    """Return the folders of a path and its last part; of the hub's cache the model's name alone,
+    as a hash of a snapshot stands behind it.
+    """
+    in_cache = CACHED_MODEL.search(path)
+    if in_cache is not None:
+        return [in_cache[1]]
+    parts = [part for part in re.split(r"[/\\]+", path) if part]
+    return parts or [""]
 
 
 def is_hub_id(path: str) -> bool:

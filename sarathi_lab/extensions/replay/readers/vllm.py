@@ -8,7 +8,7 @@ else means of all of them. Only newer ones of vLLM have the times at which reque
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -96,11 +96,11 @@ def _rows(result: Object) -> list[dict[str, object]]:
     lists["start_times"] = list_of(result.get("start_times")) or [None] * number
     lists["cached_tokens"] = list_of(result.get("cached_tokens")) or [0] * number
     # Lists of one length, or ValueError.
-    rows: Any = pd.DataFrame(lists).to_dict("records")
-    return [_row(row) for row in rows]
+    requests = pd.DataFrame(lists)
+    return [_row(row) for row in requests.to_dict("records")]
 
 
-def _row(row: Mapping[str, object]) -> dict[str, object]:
+def _row(row: Mapping[Hashable, object]) -> dict[str, object]:
     """Make a row of one request's entries in the lists."""
     gaps = numbers_of(row["itls"])
     status = FINISHED
