@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from sarathi_lab.config.checked import check_fields, checked, flag, one_of, whole
 from sarathi_lab.config.errors import UserError, require_int
+
+if TYPE_CHECKING:  # which takes a second to import
+    import pandas as pd
 
 FIX = "correct the model's settings"
 count_field = partial(whole, maximum=2**31 - 1, fix=FIX)  # token ids and kernels' sizes: 32 bits
 size_field = partial(count_field, minimum=1)
 Rule = Literal["gated_delta", "kda", "mamba2", "mamba1", "lightning", "short_conv"]
 WindowKind = Literal["sliding", "chunked"]
+# What is counted: a number of one iteration, or a column of a table of iterations.
+AmountT = TypeVar("AmountT", float, "pd.Series")
+AmountT_co = TypeVar("AmountT_co", float, "pd.Series", covariant=True)
 # Products of [key_size] by [key_size, value_size] for a token in a head, by rule: both write to the
 # state and read the output from it; the delta rule first reads what the state has for the key.
 PRODUCTS = {"gated_delta": 3, "kda": 3, "mamba2": 2, "mamba1": 2, "lightning": 2, "short_conv": 0}
@@ -24,24 +30,31 @@ GATES = {"gated_delta": 2, "kda": 1, "mamba2": 1, "mamba1": 0, "lightning": 0, "
 INDEX_SCALE_BYTES = 4  # of a token's key in a cache of an `Index`, whose values have 8 bits
 
 
-class Work(Protocol):
-    """Sums that determine cost: of a `Batch`, or, as arrays, of a table of iterations."""
+class Work(Protocol[AmountT_co]):
+    """Sums that determine cost: of a `Batch`, or, as columns, of a table of iterations."""
 
-    num_prefills: Any
-    num_prefill_tokens: Any
-    num_decode_tokens: Any
-    prefill_kv_tokens: Any
-    decode_kv_tokens: Any
-    prefill_query_key_pairs: Any
-    num_emits: Any
+    @property
+    def num_prefills(self) -> AmountT_co: ...
+    @property
+    def num_prefill_tokens(self) -> AmountT_co: ...
+    @property
+    def num_decode_tokens(self) -> AmountT_co: ...
+    @property
+    def prefill_kv_tokens(self) -> AmountT_co: ...
+    @property
+    def decode_kv_tokens(self) -> AmountT_co: ...
+    @property
+    def prefill_query_key_pairs(self) -> AmountT_co: ...
+    @property
+    def num_emits(self) -> AmountT_co: ...
 
     # Of a layer with a `Window`; tables of other models lack them.
     @property
-    def window_pairs(self) -> Any: ...
+    def window_pairs(self) -> AmountT_co: ...
     @property
-    def window_prefill_kv_tokens(self) -> Any: ...
+    def window_prefill_kv_tokens(self) -> AmountT_co: ...
     @property
-    def window_decode_kv_tokens(self) -> Any: ...
+    def window_decode_kv_tokens(self) -> AmountT_co: ...
 
 
 class WindowSums(NamedTuple):
@@ -491,7 +504,7 @@ class Layers:
             return f"num_kv_heads={spec.num_kv_heads} is not num_heads, which share the latents"
         return None
 
-    def attention_flops(self, spec: Any, work: Work) -> tuple[Any, Any]:
+    def attention_flops(self, spec: Any, work: Work[AmountT]) -> tuple[AmountT, AmountT]:
         """Compute the FLOPs of attention of `spec` for prompts and for decodes: 4 L n_heads d_head
         per causal query-key pair, the products for scores and values, in layers with a window of
         the pairs within it; latent attention's two forms, with the context of each chunk expanded
@@ -500,7 +513,7 @@ class Layers:
         """
         prompts = spec.num_full_layers * spec.heads.pair_flops
         decodes = prompts
-        expanded: Any = 0
+        expanded: AmountT | int = 0
         latent = self.latent
         if latent is not None:
             per_head = spec.num_full_layers * spec.num_heads
@@ -510,7 +523,7 @@ class Layers:
             # Only latents are cached: each chunk expands those of the chunks before it again.
             context = work.prefill_kv_tokens - work.num_prefill_tokens
             expanded = 2 * spec.num_attention_layers * size * context
-        selected: Any = 0
+        selected = 0
         if self.index is not None:
             # Prompts attend in the absorbed form, too: each of their tokens sees others.
             selected = decodes

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sarathi_lab.config.console import amount
-from sarathi_lab.model.layers import Linear, WindowSums, Work
+from sarathi_lab.model.layers import AmountT, Linear, WindowSums, Work
 from sarathi_lab.model.spec import ModelSpec
 
 if TYPE_CHECKING:  # its import takes half a second
     import pandas as pd
 
 TILE = 128  # tokens of a tile of a GPU's large matrix products (SARATHI, section 4.4)
+# What formulas read of a table of iterations (`Work`).
+SUMS = (
+    "num_prefills",
+    "num_prefill_tokens",
+    "num_decode_tokens",
+    "prefill_kv_tokens",
+    "decode_kv_tokens",
+    "prefill_query_key_pairs",
+    "num_emits",
+    *WindowSums._fields,
+)
 
 
 @dataclass(frozen=True)
@@ -76,17 +87,18 @@ def _multiple(count: int, rate: float | None) -> float | None:
     return None if rate is None else count * rate
 
 
-def roofline_time(spec: ModelSpec, work: Work, dtype_bytes: int, peaks: Peaks) -> Any:
+def roofline_time(spec: ModelSpec, work: Work[AmountT], dtype_bytes: int, peaks: Peaks) -> AmountT:
     """Compute the least seconds of one iteration, all operations overlapping: max(FLOPs / peak,
-    bytes / bandwidth). Elementwise if `work` holds arrays.
+    bytes / bandwidth). By row if `work` is a table of iterations.
     """
     compute = spec.flops(work) / peaks.rate(spec)
     memory = spec.min_bytes(work, dtype_bytes) / peaks.bytes_per_second
-    return np.maximum(compute, memory)
+    least: AmountT = np.maximum(compute, memory)  # type: ignore[assignment]  # a column stays one
+    return least
 
 
 def operation_rooflines(
-    spec: ModelSpec, work: Work, dtype_bytes: int, peaks: Peaks
+    spec: ModelSpec, work: Work[float], dtype_bytes: int, peaks: Peaks
 ) -> dict[str, float]:
     """Compute the least seconds of each operation of an iteration, over all layers: max(FLOPs /
     peak, bytes / bandwidth) of each. Their sum bounds operations that run one after another.
@@ -248,5 +260,4 @@ def _decodes(spec: ModelSpec, requests: pd.DataFrame, batch_size: int) -> pd.Dat
 
 
 def _no_work(requests: pd.DataFrame) -> pd.DataFrame:
-    sums = (*Work.__annotations__, *WindowSums._fields)
-    return requests[[]].assign(**dict.fromkeys(sums, 0.0))
+    return requests[[]].assign(**dict.fromkeys(SUMS, 0.0))

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from sarathi_lab.config.checked import check_fields, flag, number, one_of, share
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.model.layers import (
     ALIKE,
     FIX,
+    AmountT,
     CachedWindow,
     HeadSizes,
     Layers,
@@ -411,7 +412,7 @@ class ModelSpec:
         """Parameters of the experts that a router chooses among."""
         return sum(linear.num_params for linear in self.expert_linears)
 
-    def share_of_experts(self, num_tokens: Any) -> Any:
+    def share_of_experts(self, num_tokens: AmountT) -> AmountT:
         """Compute the mean share of a layer's experts that so many tokens choose at random."""
         # An expert is left out only if every token leaves it out.
         return 1 - (1 - self.experts_per_token / self.num_experts) ** num_tokens
@@ -540,7 +541,7 @@ class ModelSpec:
         """Tokens whose cache is as large as the states of one sequence."""
         return math.ceil(self.state_bytes(dtype_bytes) / self.cache_bytes_per_token(dtype_bytes))
 
-    def kv_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
+    def kv_read_bytes(self, work: Work[AmountT], dtype_bytes: int) -> AmountT:
         """KV bytes that attention reads, earlier chunks of a prompt included (section 4.3.2)."""
         num_tokens = work.prefill_kv_tokens + work.decode_kv_tokens
         layers = self.layers
@@ -560,7 +561,7 @@ class ModelSpec:
         window_bytes = self._heads_bytes(self.window_heads, dtype_bytes)
         return read + in_window * (layers.window.num_layers * window_bytes)
 
-    def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
+    def weight_read_bytes(self, work: Work[AmountT], dtype_bytes: int) -> AmountT:
         """Weight bytes of one iteration: the layers', and the output head's if a row emits."""
         # The head is read whole, however many rows emit.
         head = (work.num_emits > 0) * self.lm_head.num_params * self.head_bytes(dtype_bytes)
@@ -569,12 +570,12 @@ class ModelSpec:
         others = (self.num_linear_params - self.num_expert_params) * self.linear_bytes(dtype_bytes)
         return others + self.expert_read_bytes(work, dtype_bytes) + head
 
-    def expert_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
+    def expert_read_bytes(self, work: Work[AmountT], dtype_bytes: int) -> AmountT:
         """Expert weights among these bytes."""
         chosen = self.share_of_experts(work.num_prefill_tokens + work.num_decode_tokens)
         return chosen * self.num_expert_params * self.expert_bytes(dtype_bytes)
 
-    def min_bytes(self, work: Work, dtype_bytes: int) -> Any:
+    def min_bytes(self, work: Work[AmountT], dtype_bytes: int) -> AmountT:
         """Least memory traffic of one iteration: weights read, KV read, new KV written, and each
         sequence's states read and written.
         """
@@ -587,7 +588,7 @@ class ModelSpec:
         num_sequences = work.num_prefills + work.num_decode_tokens
         return read + written + 2 * num_sequences * self.state_bytes(dtype_bytes)
 
-    def flops(self, work: Work) -> Any:
+    def flops(self, work: Work[AmountT]) -> AmountT:
         """All FLOPs of one iteration that no implementation can avoid: 2 per parameter and token in
         the layers (of the experts of those chosen) and per emitting row in the output head, and
         those of `Layers.attention_flops`.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-from sarathi_lab.model.layers import Work
+from sarathi_lab.model.layers import AmountT, Work
 from sarathi_lab.model.spec import ModelSpec
 
 
@@ -58,11 +57,11 @@ class StoredSpec(ModelSpec):
     def state_bytes(self, dtype_bytes: int) -> int:
         return 0
 
-    def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
+    def weight_read_bytes(self, work: Work[AmountT], dtype_bytes: int) -> AmountT:
         return math.nan * work.num_emits
 
-    def min_bytes(self, work: Work, dtype_bytes: int) -> Any:
+    def min_bytes(self, work: Work[AmountT], dtype_bytes: int) -> AmountT:
         return math.nan * work.num_emits
 
-    def flops(self, work: Work) -> Any:
+    def flops(self, work: Work[AmountT]) -> AmountT:
         return math.nan * work.num_emits

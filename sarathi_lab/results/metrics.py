@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.model.layers import Work
 from sarathi_lab.model.roofline import TILE, Peaks, operation_rooflines, roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.decode_cost import DecodeCost
@@ -398,9 +400,10 @@ def operation_table(
     """
     seconds = times.groupby("operation", sort=False).seconds.sum()
     seconds[OUTSIDE] = iterations.busy.sum() - seconds.sum()
-    least: Counter[str] = Counter()
-    for work in iterations.itertuples():
-        least.update(operation_rooflines(spec, work, dtype_bytes, peaks))
+    least: defaultdict[str, float] = defaultdict(float)
+    for work in cast(Iterable[Work[float]], iterations.itertuples()):
+        for operation, bound in operation_rooflines(spec, work, dtype_bytes, peaks).items():
+            least[operation] += bound
     rooflines_of = dict(PARTS)
     if "experts" in seconds:
         rooflines_of |= EXPERTS
