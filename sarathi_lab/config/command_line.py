@@ -25,6 +25,7 @@ from sarathi_lab.config.errors import UserError, require_one_of, suggestion, unk
 from sarathi_lab.config.instantiate import (
     CHOICES,
     GROUPS,
+    class_name,
     name_of,
     option_files,
     parameter_names,
@@ -189,6 +190,7 @@ def _with_recorded(arguments: Arguments) -> Arguments:
 
 
 def _sets_launcher(setting: str) -> bool:
+    """Return whether a setting says where jobs run, which is no part of their work."""
     return name_of(setting).startswith(("hydra.launcher", "hydra/launcher"))
 
 
@@ -207,6 +209,7 @@ def _with_quotes(setting: str) -> str:
 
 
 def _searchpath(settings: Sequence[str]) -> list[str]:
+    """Return the sources of options that settings add to conf/."""
     stated = settings_of(settings, ["hydra.searchpath"])
     if not stated:
         return []
@@ -412,21 +415,18 @@ def _default_options(path: Path) -> dict[str, str]:
 
 
 def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
+    """Say what is wrong with a key that the composed configuration has not."""
     group, _, parameter = key.partition(".")
     files = chosen_options(settings)
     if group not in files:
-        names = list(top_level())
-        node = top_level().get(group)
-        if isinstance(node, DictConfig):
-            names = [f"{group}.{name}" for name in map(str, node)]
-        return unknown_name(key, names, "a setting")
+        return _unknown_setting(key)
     option = read_option(group, files[group])
     names = parameter_names(option, group)
     for setting in settings:
         name, _, target = setting.lstrip("+").partition("=")
         if name == f"{group}._target_":  # a class in place of the option's
             option["_target_"] = target
-    owner = str(option.get("_target_", group)).rpartition(".")[2]
+    owner = class_name(option) if "_target_" in option else group
     # From the likeliest mistake to the least: a typo, a missing +, another option's parameter.
     unknown = unknown_name(key, names, f"a parameter of {owner}")
     if key in names:  # task=validate finds the option in a run, where the key has no place
@@ -443,6 +443,16 @@ def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
         remedy = f"add {group}={options[-1]}"
         return UserError(f"{key} is not a parameter of {owner}, but of {named}; {remedy}")
     return unknown
+
+
+def _unknown_setting(key: str) -> UserError:
+    """For a key that belongs to no option: of config.yaml, or of a node there, such as `cache`."""
+    group, _, _ = key.partition(".")
+    names = list(top_level())
+    node = top_level().get(group)
+    if isinstance(node, DictConfig):
+        names = [f"{group}.{name}" for name in map(str, node)]
+    return unknown_name(key, names, "a setting")
 
 
 def _options_with(group: str, parameter: str, settings: Sequence[str]) -> list[str]:

@@ -100,6 +100,7 @@ def _topic(name: str, settings: Sequence[str]) -> str:
 
 
 def _options_of(group: str, settings: Sequence[str]) -> str:
+    """List the options of a group, each with the first sentence of its file."""
     lines = [f"{group}="]
     if group == LAUNCHER:
         lines += [f"  {name}" for name in LAUNCHERS]
@@ -126,19 +127,24 @@ def _lines_about(name: str, settings: Sequence[str]) -> Iterator[str]:
     elif group in GROUPS:
         owners = (group,)
     for owner in owners:
-        by_line: dict[str, list[str]] = {}
+        options_by_line: dict[str, dict[str, None]] = {}  # options that have a line, each once
         for option, path in option_files(owner, folders_of(settings)).items():
-            lines = _matching(_settings_in(path), parameter)
-            for shared in _shared_files(path):
-                # An option's own line replaces that of a file that it takes over.
-                lines = lines or _matching(_settings_in(shared), parameter)
-            for line in lines:
-                options_with_it = by_line.setdefault(line.strip(), [])
-                if option not in options_with_it:
-                    options_with_it.append(option)
-        for line, options in by_line.items():
+            for line in _lines_in(path, parameter):
+                options_by_line.setdefault(line.strip(), {})[option] = None
+        for line, options in options_by_line.items():
             yield f"{owner}.{line}"
             yield f"    of {owner}={', '.join(options)}"
+
+
+def _lines_in(path: Path, parameter: str) -> list[str]:
+    """Return the lines about a parameter in an option's file, which replace those in the files that
+    it takes over.
+    """
+    for file in (path, *_shared_files(path)):
+        lines = _matching(_settings_in(file), parameter)
+        if lines:
+            return lines
+    return []
 
 
 def _matching(lines: Sequence[str], name: str) -> list[str]:
@@ -187,6 +193,7 @@ def _shared_files(path: Path) -> Iterator[Path]:
 
 
 def _settings_in(path: Path) -> list[str]:
+    """Return the lines of a file without its comments, as they stand below the group's name."""
     return [f"  {line}" for line in path.read_text().splitlines() if not line.startswith("#")]
 
 

@@ -334,6 +334,7 @@ def check_values(cfg: DictConfig) -> None:
 
 
 def _check_keys(node: object, valid: Collection[str], prefix: str) -> None:
+    """Raise UserError unless the keys of a node are those that are `valid`, all of them."""
     shown = [f"{prefix}{name}" for name in valid if name not in ("_target_", "hydra")]
     if not isinstance(node, DictConfig):
         setting = prefix.removesuffix(".")

@@ -137,6 +137,7 @@ class ComposedOptions:
 
 
 def _set_values(cfg: DictConfig, values: Mapping[str, object]) -> None:
+    """Set values in `cfg`, by their dotted names."""
     for name, value in values.items():
         OmegaConf.update(cfg, name, value)
 
@@ -202,6 +203,16 @@ class Job:
         """Return a copy for a round of the sweep."""
         settings = (*self.settings, f"{ROUND}={number}")
         return replace(self, settings=settings, values={**self.values, ROUND: number})
+
+
+def first_of_compositions(jobs: Sequence[Job]) -> list[Job]:
+    """Return the first job of each composition: the others of thousands have the same settings, by
+    other values.
+    """
+    first_jobs: dict[int, Job] = {}
+    for job in jobs:
+        first_jobs.setdefault(id(job.composition), job)
+    return list(first_jobs.values())
 
 
 class Composer:

@@ -339,9 +339,9 @@ class JobStatus(Callback):
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         folder = Path(config.hydra.runtime.output_dir)
         error = error_of(job_return)
-        with self._stack:
+        with self._stack:  # closed last, so that output.txt has why a job failed
             if config.hydra.mode != RunMode.MULTIRUN:
-                return
+                return  # a run alone is not resumed
             if error is not None:
                 _record_failure(folder, error)
             else:

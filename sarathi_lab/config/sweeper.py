@@ -35,7 +35,7 @@ from sarathi_lab.config.instantiate import (
     settings_of,
     settings_without,
 )
-from sarathi_lab.config.jobs import Composer, Job
+from sarathi_lab.config.jobs import Composer, Job, first_of_compositions
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.config.processes import interrupts_kept_from_children
 from sarathi_lab.config.tracked_jobs import track_ended, tracked
@@ -99,9 +99,7 @@ class LabSweeper(Sweeper):
             run_context.SweepRecord.read(Path(resume))  # before thousands of jobs are composed
         self._composer = Composer(self._compose, self.settings)
         self.jobs = self.make_jobs()
-        # Of each composition one job is looked at: the others read the same settings.
-        first_jobs = {id(job.composition): job for job in reversed(self.jobs)}
-        for job in reversed(first_jobs.values()):
+        for job in first_of_compositions(self.jobs):
             job.composition.refuse_unread(job.settings)
         folder = hydra.sweep.dir if self.is_sweep else hydra.run.dir
         self.record = run_context.SweepRecord(

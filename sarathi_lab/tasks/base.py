@@ -13,7 +13,7 @@ from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.checks import NOT_CHECKED
 from sarathi_lab.config.console import console, duration, print_place, progress_of
 from sarathi_lab.config.instantiate import build, resolved
-from sarathi_lab.config.jobs import Job, TaskTraits
+from sarathi_lab.config.jobs import Job, TaskTraits, first_of_compositions
 from sarathi_lab.config.run_context import RunContext, SweepRecord, group_of, run_name
 from sarathi_lab.config.sweeper import LabSweeper
 from sarathi_lab.results.load import merge_settings
@@ -114,9 +114,7 @@ def check_picture(jobs: Sequence[Job], swept: Sequence[str]) -> None:
     if not any(axes.values()):
         return
     settings = dict.fromkeys([*LABELS, *OF_DEVICES])
-    # Jobs of one composition have the same settings: of thousands of jobs a few are asked.
-    jobs_of_compositions = {id(job.composition): job for job in jobs}
-    for job in jobs_of_compositions.values():
+    for job in first_of_compositions(jobs):
         settings |= dict.fromkeys(merge_settings({}, job.config))
     own = [str(dotted).rpartition(".")[2] for dotted in jobs[0].config["metrics"]]
     check_stated(axes, list(settings), swept, own)

@@ -57,9 +57,9 @@ def print_summary(table: pd.DataFrame) -> None:
         counts.append(counted)
     title = f"{table['id'].nunique()} claims by verdict and by where they were judged"
     shown = [DisplayTable(counts, title=title, left=["verdict"], unbroken=["verdict"], markup=True)]
-    failing = [
-        {"claim": name, "fails on": places} for name, places in _failing(by_evidence).items()
-    ]
+    failing = []
+    for name, places in _failing(by_evidence).items():
+        failing.append({"claim": name, "fails on": places})
     if failing:
         shown.append(DisplayTable(failing, title="Claims that fail", left=["claim", "fails on"]))
     show([*shown, "a claim may have several verdicts, as kernels and cards differ"])
@@ -304,7 +304,7 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
     """Run and record experiments; return those that failed, which do not stop the others."""
     make_folder(results, "--results")
     is_record = results == RECORDS
-    # Settings that make an experiment as small as its claims allow.
+    # Settings that make an experiment as small as its claims allow: a record has its full size.
     settings = {claim.experiment: list(claim.settings) for claim in load_claims()}
     names = options.only or [name for name in CATALOG if is_record or name in settings]
     seconds = _seconds(options, names, is_record=is_record)
@@ -314,7 +314,7 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
     with tempfile.TemporaryDirectory(prefix="sarathi-lab-") as folder:
         for number, (name, how) in enumerate(jobs, 1):
             console().print(f"\n[{number}/{len(jobs)}] {name}, {how}", style="bold")
-            output = f"{folder}/{name}-{how}"
+            output = f"{folder}/{name}-{how}"  # which goes: `record` keeps what counts
             line = [f"experiment={name}", "tracking=none", f"task.record={results}"]
             if not is_record:
                 line += settings.get(name, [])

@@ -28,7 +28,7 @@ from sarathi_lab.workload.base import (
     random_prompt,
 )
 
-ANY_VOCAB_SIZE = 1 << 15  # of simulated prompts, whose tokens only identify prefixes
+ANY_VOCAB_SIZE = 2**15  # of simulated prompts, whose tokens only identify prefixes
 MOST_TOKENS = 10_000_000  # of a request of a drawn length
 _TOKENS = "use at least one prompt and one output token"
 ROUNDED = 0.05  # share by which whole tokens may miss a ratio without a note

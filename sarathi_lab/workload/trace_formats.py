@@ -321,12 +321,12 @@ def _cells_of_agents(rows: JsonRows, damaged: list[str]) -> pd.DataFrame:
             "session_id": entry.get("session_id", f"line {line}"),
             "arrival_time_ns": entry.get("arrival_time_ns"),
         }
-        pause = None
+        pause = None  # before the first call there is none
         for call in calls:
             cells.append({**call, **shared, "delay": pause})
             pause = call.get("tool_duration_ns", 0)
     table = pd.DataFrame(cells, dtype=object).drop(columns="tool_duration_ns", errors="ignore")
-    table.index += 1
+    table.index += 1  # messages count calls from 1
     return table
 
 
@@ -434,7 +434,7 @@ def _chained_ids(
         num_tokens = 0 if math.isnan(length) else int(length)
         num_whole = num_tokens // size
         shared = ids_of.get(str(before), ())[:num_whole]
-        num_new = -(-num_tokens // size) - len(shared)
+        num_new = math.ceil(num_tokens / size) - len(shared)
         ids = (*shared, *range(num_ids, num_ids + num_new))
         num_ids += num_new
         made.append(ids)

@@ -107,10 +107,9 @@ class Trace(Arriving):
         )
         if not has_sessions:
             return load
-        rows = [
-            SessionRow(request, session, delay)
-            for request, session, delay in zip(load.requests, used.session, used.delay, strict=True)
-        ]
+        rows = []
+        for request, session, delay in zip(load.requests, used.session, used.delay, strict=True):
+            rows.append(SessionRow(request, session, delay))
         sessions = turns_of(rows, partial(self._new_tokens, vocab_size=vocab_size))
         note = f"{len(sessions)} sessions, whose turns wait for their answers"
         return replace(load, sessions=sessions, notes=[*load.notes, note])
@@ -164,13 +163,14 @@ class Trace(Arriving):
         """Return seconds of arrival, of a conversation's turns those of its first one."""
         numbers = np.arange(len(used))  # of the conversation that each row belongs to
         if has_sessions:
+            # A row outside of conversations is one of its own.
             names = used.session.where(used.session != "", used.index.astype(str))
             numbers = pd.factorize(names)[0]
         num_arrivals = int(numbers.max()) + 1
         if self.arrivals is not None or not trace.has_times:
             return self.times(num_arrivals)[numbers]
         times = used.arrival.to_numpy()
-        if self.part:
+        if self.part:  # the clock starts with its first request
             times = times - times[0]
         if self.rate is None:
             return times
@@ -180,7 +180,9 @@ class Trace(Arriving):
                 f"workload.rate={self.rate} can't rescale {file}: its {len(times)} usable rows "
                 "share one time; drop it, or make other times with workload.arrivals=poisson"
             )
-        return times * (float((num_arrivals - 1) / duration) / self.rate)
+        # All gaps are stretched alike, so that their mean is 1 / `rate`.
+        rate_in_file = float((num_arrivals - 1) / duration)
+        return times * (rate_in_file / self.rate)
 
     def _shapes(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from random import Random
 from textwrap import shorten
@@ -46,13 +47,14 @@ def draw_case(policy: Policy, random: Random, max_requests: int) -> Case:
     requests = _stream(random) if is_stream else _queue(random, max_requests)
     block_size = random.choice((1, 3, 4, 8))
     longest = max(request.total_len for request in requests)
+    # A stream shows starvation, which a short cache must not explain.
     spare_blocks = batch_size * longest if is_stream else random.randint(-1, 12)
     if policy.budget_field and random.random() < 0.75:
         policy = policy.with_budget(random.randint(batch_size, 24))
     engine = EngineConfig(
         policy,
         batch_size=batch_size,
-        num_blocks=max(1, -(-longest // block_size) + spare_blocks),
+        num_blocks=max(1, math.ceil(longest / block_size) + spare_blocks),
         block_size=block_size,
         max_model_len=longest,
         num_micro_batches=1 if is_stream else random.choice((1, 1, 2, 4)),

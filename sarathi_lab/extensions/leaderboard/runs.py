@@ -190,7 +190,9 @@ def run_all(
     if SELECTION in {*table.role}:
         for objective in contest.objectives:
             chosen.add(int(best_budgets(table, f"{GOODPUT}{objective}").iloc[0]))
-    more = [Trial(seed, budget, BEST) for budget in sorted(chosen - {default}) for seed in seeds]
+    more = []
+    for budget in sorted(chosen - {default}):
+        more += [Trial(seed, budget, BEST) for seed in seeds]
     return pd.concat([table, pd.DataFrame(run(contest, more))], ignore_index=True)
 
 
@@ -244,21 +246,22 @@ def fingerprint(config: Mapping[str, Any]) -> str:
         unread += OF_UNGROUPED_HEADS
     if not _has_integer_weights(config):
         unread += OF_INTEGERS
-
-    def stated(node: object) -> object:
-        if not isinstance(node, Mapping):
-            return node
-        values: dict[str, object] = {}
-        for key, value in node.items():
-            if key == "_target_":
-                values[key] = str(value).rpartition(".")[2]
-            elif value not in (None, False) and key not in unread:
-                values[key] = stated(value)
-        return values
-
-    work = {name: stated(config[name]) for name in SAME_WORK}
+    work = {name: _that_count(config[name], unread) for name in SAME_WORK}
     same_work = json.dumps(work, sort_keys=True)
     return hashlib.sha256(same_work.encode()).hexdigest()[:8]
+
+
+def _that_count(node: object, unread: Sequence[str]) -> object:
+    """Return a node's settings that count in a `fingerprint`, nested ones, too."""
+    if not isinstance(node, Mapping):
+        return node
+    values: dict[str, object] = {}
+    for key, value in node.items():
+        if key == "_target_":
+            values[key] = str(value).rpartition(".")[2]
+        elif value not in (None, False) and key not in unread:
+            values[key] = _that_count(value, unread)
+    return values
 
 
 def _has_integer_weights(config: Mapping[str, Any]) -> bool:

@@ -103,6 +103,7 @@ def _of_task(folder: Path) -> Section:
 
 
 def _shown(name: str, table: pd.DataFrame) -> DisplayTable:
+    """Return the first rows of a table."""
     texts = [*table.select_dtypes(exclude="number")]
     formats = dict.fromkeys(map(str, table.select_dtypes("float")), ".4g")
     title = name
@@ -113,6 +114,7 @@ def _shown(name: str, table: pd.DataFrame) -> DisplayTable:
 
 
 def _overrides(folder: Path) -> list[str]:
+    """Read the settings that were typed for the run in a folder; none of a sweep's folder."""
     path = folder / ".hydra" / "overrides.yaml"
     if not path.is_file():
         return []
@@ -120,28 +122,36 @@ def _overrides(folder: Path) -> list[str]:
     return overrides
 
 
+def _versions(runs: pd.DataFrame) -> list[str]:
+    """List the packages that computed runs, each with its versions."""
+    versions = []
+    for column in map(str, runs):
+        if column.startswith("versions."):
+            package = column.removeprefix("versions.")
+            versions.append(f"{package} {_values(runs, column)}")
+    return versions
+
+
 def _facts(sweep: Path, runs: pd.DataFrame) -> dict[str, str]:
     """The command, devices and versions, by the runs' labels and the sweep's record."""
-    facts = {"runs": str(len(runs))}
+    facts = {}
     record = SweepRecord.find(sweep)
-    overrides = _overrides(sweep)  # of a single run
     if record is not None:
-        facts = {"command": record.command, "host": record.host}
+        facts["command"] = record.command
+        facts["host"] = record.host
         facts["runs"] = f"{len(runs)} of {record.num_jobs} finished"
-    elif overrides:
-        facts["command"] = as_command(overrides)
+    else:
+        facts["runs"] = str(len(runs))
+        overrides = _overrides(sweep)  # of a single run
+        if overrides:
+            facts["command"] = as_command(overrides)
     for label in LABELS:
         facts[label] = _values(runs, label)
     started = runs.started_at.dropna().map(datetime.fromisoformat)
     if len(started):
         facts["started"] = f"{started.min():%Y-%m-%d %H:%M} UTC"
     facts["commit"] = _values(runs, "git_commit")
-    versions = []
-    for column in map(str, runs):
-        if column.startswith("versions."):
-            package = column.removeprefix("versions.")
-            versions.append(f"{package} {_values(runs, column)}")
-    facts["versions"] = ", ".join(versions)
+    facts["versions"] = ", ".join(_versions(runs))
     return {name: fact for name, fact in facts.items() if fact}
 
 

@@ -159,7 +159,7 @@ class FindCapacity(Task):
         config = changed(cfg)
         workload = config.workload
         if isinstance(workload.get("num_requests"), int):
-            workload.num_requests <<= self.doublings
+            workload.num_requests *= 2**self.doublings
         kind = workload.get("arrivals")
         has_rate = "rate" in workload and (kind in ("closed", *SCALED) or _is_drawn(config))
         if not has_rate:

@@ -112,7 +112,7 @@ def sarathi_serve_capacity(
     until the capacity stands still but at most `doublings` times; then it is not a number.
     """
     dataset = next(iter(sizes["datasets"]))
-    num_requests = num_searched << doublings
+    num_requests = num_searched * 2**doublings
     requests = bench.requests(dataset, num_requests, seed)
     lengths = run_lengths(num_requests, doublings)
     saturation = bench.saturation_rate(dataset)
@@ -159,6 +159,7 @@ def sarathi_serve_budget(
 
 
 def _waits(requests: pd.DataFrame, *quantities: str) -> Values:
+    """Return the seconds of `quantities`."""
     latencies = latency(requests)
     waits = {
         TBT: latencies["tbt_p99"],

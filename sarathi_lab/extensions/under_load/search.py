@@ -139,7 +139,7 @@ def run_lengths(num_requests: int, doublings: int) -> list[int]:
     """List the numbers of requests per run, doubling from 2 or more to `num_requests`."""
     lengths = set()
     for halvings in range(doublings + 1):
-        shorter = num_requests >> halvings
+        shorter = num_requests // 2**halvings
         lengths.add(max(2, shorter))
     return sorted(lengths)
 
