@@ -18,6 +18,7 @@ from sarathi_lab.results.intervals import (
     level_of,
     samples_for,
 )
+from sarathi_lab.results.other_runs import LEAST_DIFFERENCE, equal_runs, run_names, runs_behind
 from sarathi_lab.results.table import Row, display_unit, less_is_better
 
 # What is judged where all requests wait from the start, and where they arrive over time.
@@ -28,8 +29,6 @@ LOADED_VERDICTS = (*WAIT_VERDICTS, "slo_attainment", "goodput")
 OF_ANY_LENGTH = ("throughput",)
 MOST = 4  # sentences
 SENTENCE = ("better", "worse", "equal", "undecided")  # verdicts in the order of a sentence
-# Ratios so near to 1 are printed as 1.00 and mean nothing to anybody who serves models.
-LEAST_DIFFERENCE = 0.005
 # Where a run is too short to tell a server that keeps up from one that does not, so many times the
 # requests show it, and runs of so many requests are long enough.
 LONGER = 8
@@ -103,12 +102,13 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     best and the worst.
     """
     is_over_time = arrive_over_time(runs)
+    equal = equal_runs(runs)
     comparison = _comparison(runs, is_over_time=is_over_time)
-    if comparison is None:
-        return []
-    every_best = _best_of_workloads(comparison)
-    if not every_best:
-        return []
+    every_best: Sequence[_Best] = []
+    if comparison is not None:
+        every_best = _best_of_workloads(comparison)
+    if comparison is None or not every_best:
+        return ["", *equal] if equal else []
     described = every_best
     if len(every_best) > MOST:
         described = _extremes(every_best, comparison)
@@ -116,6 +116,8 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     if len(described) < len(every_best):
         number = len(every_best)
         sentences.append(f"The other {number - 2} of {number} workloads lie between.")
+    sentences += _behind(every_best, comparison)
+    sentences += equal
     are_single = all(len(best.runs) == 1 for best in described)
     is_drawn_once = is_over_time and are_single and _are_drawn(comparison.runs)
     if is_drawn_once and comparison.noise == analysis.DETERMINISTIC:
@@ -133,6 +135,18 @@ def _best_of_workloads(comparison: _Comparison) -> list[_Best]:
     candidates = swept[swept.policy != comparison.base]
     work = analysis.group_keys(candidates, comparison.work)
     return [_best(group, comparison) for _, group in candidates.groupby(work, sort=False)]
+
+
+def _behind(every_best: Sequence[_Best], comparison: _Comparison) -> list[str]:
+    """Name the runs that are worse than the reference, without the best of each workload."""
+    of_best = [index for best in every_best for index in best.runs.index]
+    names = comparison.names
+    runs = comparison.runs
+    if "throughput" not in names:  # waits of runs that are not steady depend on their length
+        runs = runs[analysis.unsteady(runs) == 0]
+    return runs_behind(
+        runs, comparison.base, names, comparison.settings, noise=comparison.noise, best=of_best
+    )
 
 
 def _extremes(every_best: Sequence[_Best], comparison: _Comparison) -> list[_Best]:
@@ -194,7 +208,8 @@ def _comparison(runs: pd.DataFrame, *, is_over_time: bool) -> _Comparison | None
     for name in dict.fromkeys([*names, *OF_ANY_LENGTH]):
         with_ratios = analysis.relative(with_ratios, name, base)
     for policy in further_policies:
-        with_ratios = analysis.relative(with_ratios, "throughput", policy)
+        for name in names:
+            with_ratios = analysis.relative(with_ratios, name, policy)
     settings = ["policy", *analysis.varied(with_ratios)]
     same_work = analysis.same_work(with_ratios)
     return _Comparison(
@@ -289,13 +304,7 @@ def _sentence(best: _Best, comparison: _Comparison) -> str:
     for verdict, quantities in values_by_verdict.items():
         if quantities:
             clauses.append(f"{verdict} in {', '.join(quantities)}")
-    first = runs.iloc[0]
-    subject = [first["policy"]]
-    for name in comparison.settings[1:]:
-        value = analysis.text(first[name])
-        if value != "-":
-            subject.append(f"{name}={value}")
-    best_run = " ".join(subject)
+    best_run = run_names(runs[:1], comparison.settings).iloc[0]
     sentence = f"{best_run} beside {base}: {'; '.join(clauses)}."
     samples = _on_samples(runs, best.num_settings, comparison.noise)
     return sentence + samples + _gains(runs, comparison)
@@ -371,8 +380,26 @@ def _gains(runs: pd.DataFrame, comparison: _Comparison) -> str:
             sentence += " in pairs"
         if not row["is_decided"]:
             sentence += ", which is within the noise"
-        sentences += f"{sentence}."
+        sentences += f"{sentence}{_other_quantities(runs, policy, comparison)}."
     return sentences
+
+
+def _other_quantities(runs: pd.DataFrame, policy: str, comparison: _Comparison) -> str:
+    """State what else of `runs` differs from a further policy's: more tokens/s may cost waits."""
+    clauses = ""
+    for name in comparison.names:
+        quantity = f"{name}_vs_{policy}"
+        if name == "throughput" or quantity not in runs:
+            continue
+        medians = analysis.medians(runs, ["policy"], quantity, level=comparison.noise)
+        for row in medians.to_dict("records"):
+            ratio = row["value"]
+            if not row["is_decided"] or abs(ratio - 1) < LEAST_DIFFERENCE:
+                continue
+            value = runs[name].median()
+            value_of_policy = (runs[name] / runs[quantity]).median()
+            clauses += f"; {_in_words(name, value, value_of_policy, ratio, ())}"
+    return clauses
 
 
 def _value_in_words(name: str, value: float) -> str:
