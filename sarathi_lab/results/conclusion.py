@@ -18,6 +18,7 @@ from sarathi_lab.results.intervals import (
     level_of,
     samples_for,
 )
+from sarathi_lab.results.load_trend import LONG_ENOUGH, LONGER
 from sarathi_lab.results.other_runs import LEAST_DIFFERENCE, equal_runs, run_names, runs_behind
 from sarathi_lab.results.table import Row, display_unit, less_is_better
 
@@ -29,10 +30,6 @@ LOADED_VERDICTS = (*WAIT_VERDICTS, "slo_attainment", "goodput")
 OF_ANY_LENGTH = ("throughput",)
 MOST = 4  # sentences
 SENTENCE = ("better", "worse", "equal", "undecided")  # verdicts in the order of a sentence
-# Where a run is too short to tell a server that keeps up from one that does not, so many times the
-# requests show it, and runs of so many requests are long enough.
-LONGER = 8
-LONG_ENOUGH = 1_000
 # Of the means of a replay, and how it is off from the run that it repeats.
 REPLAY_ERRORS = {
     "error/ttft": "TTFT",
@@ -271,19 +268,22 @@ def _difference_in_steadiness(runs: pd.DataFrame, references: pd.DataFrame, base
     if is_base_steady:
         return f"is not steady, so that its waits are not compared with {base}'s"
     neither = "neither is steady, so that their waits are not compared"
-    return f"{neither}{_longer_run(runs)}"
+    longer = longer_run(runs)
+    if longer:
+        neither += f" (a longer run shows which keeps up: {longer})"
+    return neither
 
 
-def _longer_run(runs: pd.DataFrame) -> str:
+def longer_run(runs: pd.DataFrame) -> str:
     """Return the setting of a run that is long enough to show which server keeps up; "" if these
     are, or if their requests are recorded.
     """
     if not _are_drawn(runs) or "workload.num_requests" not in runs:
         return ""
-    num_requests = int(runs["workload.num_requests"].iloc[0])
+    num_requests = int(runs["workload.num_requests"].max())
     if num_requests >= LONG_ENOUGH:
         return ""
-    return f" (a longer run shows which keeps up: workload.num_requests={LONGER * num_requests})"
+    return f"workload.num_requests={LONGER * num_requests}"
 
 
 def _sentence(best: _Best, comparison: _Comparison) -> str:

@@ -15,6 +15,10 @@ FEWEST_BATCHES = 5  # of the second half of a short run: the fewest that can pas
 LEAST_EXCESS = 1 / 3  # of the requests in service, beyond what the first ones' latency explains
 LEAST_REQUESTS = 5  # of such: fewer are chance
 FEWEST_COMPARED = 2 * NUM_BATCHES  # requests whose number in service is tested for a trend
+# Of shorter runs that keep up, the requests in service grow by chance in one of two or three: where
+# answers take half a minute, the load of a minute has few independent values.
+LONG_ENOUGH = 1_000  # requests
+LONGER = 8  # times the requests tell a server that keeps up from one that does not
 Floats = NDArray[np.float64]
 
 
@@ -34,15 +38,26 @@ class Crowd(NamedTuple):
 
 
 class LoadTrend(NamedTuple):
-    """The trend of the scheduling delay, and that of the requests in service."""
+    """The trend of the scheduling delay, and that of the requests in service, in a run of so many
+    requests.
+    """
 
     delay: Trend
     crowd: Crowd
+    num_requests: int
 
     @property
     def is_overloaded(self) -> bool:
-        """Return whether more arrives than is served."""
+        """Return whether it looks as if more arrives than is served, in a short run by chance."""
         return self.delay.is_growing or self.crowd.is_growing
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether the run is too short to tell that more arrives than is served."""
+        if self.delay.is_growing:
+            return False
+        is_in_doubt = self.crowd.is_growing and self.num_requests < LONG_ENOUGH
+        return is_in_doubt or self.crowd.is_short
 
     @property
     def is_steady(self) -> bool:
@@ -52,7 +67,7 @@ class LoadTrend(NamedTuple):
         """Return the quantities of metrics.md."""
         return {
             "is_steady": float(self.is_steady),
-            "is_overloaded": float(self.is_overloaded),
+            "is_overloaded": float(self.is_overloaded and not self.is_short),
             "scheduling_delay_slope": self.delay.slope,
             "in_service_first": self.crowd.first,
             "in_service_last": self.crowd.last,
@@ -64,10 +79,19 @@ class LoadTrend(NamedTuple):
             return self.delay.caution()
         numbers = f"from {self.crowd.first:.0f} to {self.crowd.last:.0f}"
         if self.crowd.is_growing:
+            growth = (
+                f"the requests in service grew {numbers}, where {self.crowd.expected_last:.0f} "
+                "would be if they took as long as early ones"
+            )
+            if self.is_short:
+                return (
+                    f"too short to judge: {growth}, which may be chance in {self.num_requests} "
+                    f"requests; workload.num_requests={LONGER * self.num_requests} shows whether "
+                    "the server keeps up"
+                )
             return (
-                f"not steady: the requests in service grew {numbers}, where "
-                f"{self.crowd.expected_last:.0f} would be if they took as long as early ones, "
-                "so times depend on the length of the run; lower the load, or count later"
+                f"not steady: {growth}, so times depend on the length of the run; lower the load, "
+                "or count later"
             )
         if self.crowd.is_short:
             return (
@@ -93,7 +117,7 @@ def load_trend(requests: pd.DataFrame) -> LoadTrend | None:
     ordered = requests.sort_values("arrival_time", kind="stable")
     arrivals = ordered.arrival_time.to_numpy(dtype=float)
     ends = ordered.finish_time.to_numpy(dtype=float)
-    return LoadTrend(delay, _crowd(arrivals, ends))
+    return LoadTrend(delay, _crowd(arrivals, ends), len(ordered))
 
 
 def _crowd(arrivals: Floats, ends: Floats) -> Crowd:

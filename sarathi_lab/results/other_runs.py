@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 import pandas as pd
@@ -40,18 +41,22 @@ def equal_runs(runs: pd.DataFrame) -> list[str]:
     settings = [name for name in analysis.varied(distinct) if name not in work]
     names = run_names(distinct, settings)
     works = analysis.group_keys(distinct, work)
-    medians = distinct[quantities].astype(float).groupby([works, names], sort=False).median()
+    keys = [works.rename("work"), names.rename("name")]
+    medians = distinct[quantities].astype(float).groupby(keys, sort=False).median().reset_index()
     # Names of equal runs, and on how many workloads they are equal.
     num_works: dict[tuple[str, ...], int] = {}
-    for _, of_work in medians.groupby(level=0, sort=False):
+    for _, of_work in medians.groupby("work", sort=False):
         names_by_digits: dict[tuple[str, ...], list[str]] = {}
-        for (_, name), values in of_work.iterrows():
-            if values.notna().sum() >= FEWEST_QUANTITIES:
+        for row in of_work.to_dict("records"):
+            values = [row[quantity] for quantity in quantities]
+            num_known = sum(not math.isnan(value) for value in values)
+            if num_known >= FEWEST_QUANTITIES:
                 digits = tuple(format(value, DIGITS) for value in values)
-                names_by_digits.setdefault(digits, []).append(name)
-        for equal in names_by_digits.values():
-            if len(equal) > 1:
-                num_works[tuple(equal)] = num_works.get(tuple(equal), 0) + 1
+                names_by_digits.setdefault(digits, []).append(row["name"])
+        for equal_names in names_by_digits.values():
+            if len(equal_names) > 1:
+                key = tuple(equal_names)
+                num_works[key] = num_works.get(key, 0) + 1
     sentences = []
     for equal, number in list(num_works.items())[:MOST_SETS]:
         where = ""

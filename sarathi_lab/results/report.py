@@ -17,7 +17,7 @@ from sarathi_lab.engine.executor import Backend
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results import sweep_analysis
-from sarathi_lab.results.conclusion import arrive_over_time, conclusion
+from sarathi_lab.results.conclusion import arrive_over_time, conclusion, longer_run
 from sarathi_lab.results.decode_cost import added_tiles
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.own_metrics import names_of_own
@@ -235,13 +235,15 @@ def unsteady_note(runs: pd.DataFrame) -> list[str]:
             f"task=capacity{_where_batch_is_full(swept[is_overloaded])}"
         )
     if is_short.any():
+        longer = longer_run(swept[is_short])
+        remedy = f"{longer} shows it" if longer else "raise the number of requests"
         lines.append(
-            f"{_share_of(is_short)} too short ({UNSTEADY}): ever more requests are in service "
-            "until the last one comes; raise workload.num_requests"
+            f"{_share_of(is_short)} too short ({UNSTEADY}) to tell whether requests come faster "
+            f"than they are served; {remedy}"
         )
-    num_others = int((others["is_steady"] == 0).sum())
-    if num_others:
-        lines.append(f"{num_others} of {len(others)} baselines are not steady ({UNSTEADY})")
+    is_unsteady = others["is_steady"] == 0
+    if is_unsteady.any():
+        lines.append(f"{_share_of(is_unsteady, 'baselines')} not steady ({UNSTEADY})")
     return lines
 
 
@@ -258,10 +260,13 @@ def _where_batch_is_full(overloaded: pd.DataFrame) -> str:
     return f"; {which}: raise batch"
 
 
-def _share_of(is_so: pd.Series) -> str:
+def _share_of(is_so: pd.Series, what: str = "runs") -> str:
+    """Return of how many of the runs something is true, as the start of a sentence on them."""
     number = int(is_so.sum())
     verb = "is" if number == 1 else "are"
-    return f"{number} of {len(is_so)} runs {verb}"
+    if len(is_so) == 1:
+        return f"the {what.removesuffix('s')} is"
+    return f"{number} of {len(is_so)} {what} {verb}"
 
 
 def assumptions(runs: pd.DataFrame) -> list[str]:

@@ -38,7 +38,15 @@ def test_a_server_without_a_queue_is_overloaded_by_what_it_has_in_service() -> N
     assert trend is not None
     assert not trend.delay.is_growing
     assert (trend.is_overloaded, trend.is_steady) == (True, False)
-    assert "the requests in service grew from 9 to 39, where 14 would be" in str(trend.caution())
+    caution = str(trend.caution())
+    assert "the requests in service grew from 9 to 39, where 14 would be" in caution
+    # So few may be more by chance.
+    assert caution.startswith("too short to judge")
+    assert "workload.num_requests=800 shows whether" in caution
+    assert trend.metrics()["is_overloaded"] == 0
+    longer = trend._replace(num_requests=1_000)
+    assert str(longer.caution()).startswith("not steady")
+    assert longer.metrics()["is_overloaded"] == 1
 
 
 @pytest.mark.parametrize(
@@ -108,8 +116,8 @@ def test_a_sweep_states_which_runs_are_not_steady() -> None:
     assert overloaded.endswith("lower workload.rate or use task=capacity")
     full, _, _ = unsteady_note(swept(slot_use=[0.5, 1, 1, 1, 1, 1]))
     assert full.endswith("use task=capacity; all sequences are in use: raise batch")
-    assert short.startswith("1 of 4 runs is too short (!)")
-    assert baselines == "1 of 2 baselines are not steady (!)"
+    assert short.startswith("1 of 4 runs is too short (!) to tell")
+    assert baselines == "1 of 2 baselines is not steady (!)"
     users = swept(**{"workload.arrivals": "users"})
     assert "lower workload.users" in unsteady_note(users)[0]
 
