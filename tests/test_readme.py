@@ -9,10 +9,9 @@ import pytest
 from card_commands import commands_on_cards, composed, outcomes, recorded
 from cards import CARDS
 from documented import COMMANDS, DOCUMENTS, KNOWN, PAGES, find_commands
-from omegaconf import OmegaConf
 
 from sarathi_lab.__main__ import COMMANDS as MAIN_COMMANDS
-from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
+from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.run import main
 
@@ -132,14 +131,3 @@ def test_every_make_target_exists():
     for path in DOCUMENTS:
         named = set(re.findall(r"(?:^|`)make ([a-z_-]+)", path.read_text(), flags=re.MULTILINE))
         assert named <= targets
-
-
-def test_the_page_of_policies_names_every_option_and_its_parameters():
-    text = (EXPERIMENTS / "sarathi_serve" / "policies" / "README.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| (`.*`) \|$", text, flags=re.MULTILINE))
-    options = {path.stem: OmegaConf.load(path) for path in (CONF / "policy").glob("*.yaml")}
-    assert rows.keys() == options.keys()
-    for name, option in options.items():
-        assert rows[name].strip("`").split("` `") == [
-            str(key) for key in option if key != "_target_"
-        ], name
