@@ -18,7 +18,10 @@ def option_of(group: str, name: str) -> str:
 def stands_for(group: str, option: str, name: str) -> bool:
     """Return whether a name in a file begins with an option's, and with no longer one."""
     card_or_model = option.partition("_")[0]  # a100_2023 is an A100
-    return begins_with(name, card_or_model) and len(option_of(group, name)) <= len(option)
+    if not begins_with(name, card_or_model):
+        return False
+    longest = option_of(group, name)
+    return len(longest) <= len(option)
 
 
 def begins_with(name: str, option: str) -> bool:
@@ -28,10 +31,12 @@ def begins_with(name: str, option: str) -> bool:
     characters = re.sub(r"[^a-z0-9]", "", without_maker(option))
     if not characters:
         return False
-    pattern = r"[^a-z0-9]*".join(characters)
-    if characters[-1].isdigit():
+    pattern = r"[^a-z0-9]*".join(characters)  # whatever stands between them
+    last = characters[-1]
+    if last.isdigit():
         pattern += r"(?!\d)"
-    return re.match(pattern, without_maker(name)) is not None
+    begins = re.match(pattern, without_maker(name))
+    return begins is not None
 
 
 def without_maker(name: str) -> str:

@@ -225,15 +225,24 @@ class LabSweeper(Sweeper):
         # What no option reads is a mistake, which is refused.
         unread_by_all = set.intersection(*map(set, unread.values()))
         for readers in unread.values():
-            for name in self.swept:
-                if name in readers and name not in unread_by_all:
-                    note = f"{readers[name]} does not read {name}: run once for all its values"
-                    self.notes.append(note)
+            self.notes += self._notes_on_unread(readers, unread_by_all)
         merged = dict[tuple[str, ...], None]()
         for job in jobs:
             dropped = unread[_choice_of(job, groups)].keys() - unread_by_all
             merged[tuple(settings_without(job, dropped))] = None
         return list(merged)
+
+    def _notes_on_unread(
+        self, readers: Mapping[str, str], unread_by_all: Collection[str]
+    ) -> list[str]:
+        """Say which swept settings one combination of options does not read, by the `readers` that
+        they are for.
+        """
+        notes = []
+        for name in self.swept:
+            if name in readers and name not in unread_by_all:
+                notes.append(f"{readers[name]} does not read {name}: run once for all its values")
+        return notes
 
     def _unread_settings(
         self, jobs: Sequence[tuple[str, ...]], groups: Collection[str]

@@ -101,11 +101,12 @@ def ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
     on a CPU, and at each level of the cost model. A claim stands under every verdict that it
     has on one of several GPUs.
     """
-    is_simulated = table.device.str.startswith(SIMULATED)
-    is_profiled = table.device.str.endswith(PROFILED)
+    devices = table.device.str
+    is_simulated = devices.startswith(SIMULATED)
+    is_profiled = devices.endswith(PROFILED)
     is_on_cpu = table.device.map(_without_engine) == "cpu"
     tables = {
-        COMPOSED_SOURCE: table[table.device.str.startswith(COMPOSED)],
+        COMPOSED_SOURCE: table[devices.startswith(COMPOSED)],
         "two CPU cores": table[is_on_cpu],
         "simulated": table[is_simulated & ~is_profiled],
         "simulated, profiled": table[is_profiled],
@@ -113,14 +114,21 @@ def ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
     ids = {}
     for name, of_device in tables.items():
         measured = _measured(of_device)
-        kinds = measured.verdict.map(kind_of)
-        by_verdict = {}
-        for verdict in VERDICTS:
-            judged = measured.id[kinds == verdict]
-            by_verdict[verdict] = list(judged.unique())
+        by_verdict = _ids_of(measured)
+        # On a device a claim that has no row at all was not measured either.
         missing = table.id[~table.id.isin(measured.id)]
         by_verdict[NOT_MEASURED] = list(missing.unique())
         ids[name] = by_verdict
+    return ids
+
+
+def _ids_of(measured: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the claims with each verdict."""
+    kinds = measured.verdict.map(kind_of)
+    ids = {}
+    for verdict in VERDICTS:
+        judged = measured.id[kinds == verdict]
+        ids[verdict] = list(judged.unique())
     return ids
 
 
@@ -168,7 +176,9 @@ def errors_of_paper(errors: pd.DataFrame) -> str:
         if num_hardware[name] > 1:
             title.append(f"`{hardware}`")
         cells = [", ".join(title), str(group.points.iloc[0])]
-        by_level = {row["level"]: row for row in group.to_dict("records")}
+        by_level: dict[str, Row] = {}
+        for row in group.to_dict("records"):
+            by_level[row["level"]] = row
         for level in LEVELS:
             cells += _errors_of(by_level.get(level))
         rows.append(cells)
@@ -186,7 +196,7 @@ def _errors_of(row: Row | None) -> list[str]:
         error = f"given: {error}"
     if row["verdict"].startswith("missed"):
         error = f"**{error}**"
-    aim = ""
+    aim = ""  # of the mean, in brackets that of the largest
     if not pd.isna(row["aim_mean"]):
         aim = f"{row['aim_mean']:.0%}"
     if not pd.isna(row["aim_largest"]):
@@ -226,18 +236,23 @@ def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
     """
     records = _measured(rows).to_dict("records")
     cells = [_by_verdict(records, COMPOSED)]
-    for column in devices:
-        values = []
-        for row in records:
-            device = str(row["device"])
-            value = f"**{row['verdict']}**: {in_words(row)}"
-            if device == column:
-                values.append(value)
-            elif _without_engine(device) == column:
-                values.append(f"{value}, {device}")
-        cells.append("; ".join(values))
+    for device in devices:
+        cells.append(_on_device(records, device))
     cells.append(_by_verdict(records, SIMULATED))
     return [cell or NOT_MEASURED for cell in cells]
+
+
+def _on_device(records: Sequence[Row], device: str) -> str:
+    """Format the verdicts of a device's column: of the lab's engine and, named, of vLLM's."""
+    values = []
+    for row in records:
+        engine_and_device = str(row["device"])
+        value = f"**{row['verdict']}**: {in_words(row)}"
+        if engine_and_device == device:
+            values.append(value)
+        elif _without_engine(engine_and_device) == device:
+            values.append(f"{value}, {engine_and_device}")
+    return "; ".join(values)
 
 
 def _by_verdict(records: Sequence[Row], prefix: str) -> str:

@@ -232,24 +232,30 @@ def _check(options: argparse.Namespace, results: Path) -> None:
     if options.settings and not is_measuring:
         settings = " ".join(options.settings)
         raise UserError(f"{settings} is for runs; add --run (measure), or drop it")
+    _check_claims(options.claims, is_running=is_running)
+    if options.readme and results != RECORDS:
+        folder = os.path.relpath(results)
+        raise UserError(f"--readme shows what is recorded, not {folder}; add --results experiments")
+
+
+def _check_claims(names: Sequence[str], *, is_running: bool) -> None:
+    """Raise UserError for what names no claim, and for a claim where experiments are run."""
     claims = load_claims()
     ids = [claim.id for claim in claims]
     # What is only printed needs a claim; any experiment can be run.
     experiments = list(CATALOG) if is_running else [claim.experiment for claim in claims]
-    for name in options.claims:
+    valid = [*ids, *experiments]
+    for name in names:
         if name not in ids:
-            similar = suggestion(name, [*ids, *experiments])
+            similar = suggestion(name, valid)
             nearest = nearest_name(name, [*ids, *CATALOG])
-            if nearest is not None and nearest not in (*ids, *experiments):
+            if nearest is not None and nearest not in valid:
                 similar = f" (did you mean {nearest}, which has no claim?)"
             raise UserError(
                 f"{name} is no claim or experiment{similar}; use one of {', '.join(ids)}"
             )
         if is_running:
             raise UserError(f"{name} is a claim, and experiments are run; use --only EXPERIMENT")
-    if options.readme and results != RECORDS:
-        folder = os.path.relpath(results)
-        raise UserError(f"--readme shows what is recorded, not {folder}; add --results experiments")
 
 
 def _judging(names: Sequence[str], table: pd.DataFrame) -> list[str]:

@@ -210,17 +210,7 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
     Raises:
         UserError: For a file of another kind, or without a row that can be read.
     """
-    damaged = list[str]()
-    rows = None
-    if file.is_dir():
-        rows = _rows_of_folder(file)
-    else:
-        text = read_text(file, f"workload.path={file}", FIX)
-        rows = json_rows(text)
-    if rows is None:
-        cells = _cells_of_csv(file, text)
-    else:
-        cells, damaged = _cells_of_json(file, rows)
+    cells, damaged = _read_cells(file)
     trace_format = _recognise(file, cells)
     recording = _recording(cells, trace_format, damaged)
     if recording.requests.empty:
@@ -244,6 +234,17 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
     has_times = bool(trace_format.time)
     num_rows = len(cells) + len(damaged)
     return TraceFile(recording, num_rows, has_times, ids_size, notes)
+
+
+def _read_cells(file: Path) -> tuple[pd.DataFrame, list[str]]:
+    """Read the cells of a trace, and list what of the file is none."""
+    if file.is_dir():
+        return _cells_of_json(file, _rows_of_folder(file))
+    text = read_text(file, f"workload.path={file}", FIX)
+    rows = json_rows(text)
+    if rows is not None:
+        return _cells_of_json(file, rows)
+    return _cells_of_csv(file, text), []
 
 
 def _rows_of_folder(folder: Path) -> JsonRows:

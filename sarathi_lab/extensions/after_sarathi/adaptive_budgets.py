@@ -86,17 +86,12 @@ class Search:
         """Each policy's, hindsight's of the `fixed` ones and the bound, in requests a second;
         searches begin where the ones before ended.
         """
-        tests: dict[str, Callable[[int], bool]] = {}
-        for name, policy in policies.items():
-            tests[name] = partial(self.are_within, [policy], kind)
-        tests[HINDSIGHT] = partial(self.are_within, fixed, kind)
-        tests[BOUND] = partial(self.could_be_within, kind)
         saturation = self.bench.saturation_rate(self.dataset)
         lowest = self.grid.step(LOWEST * saturation)
         highest = self.grid.step(HIGHEST * saturation)
         step = self.grid.step(saturation)
         starts = self.bench.starts.setdefault((self.dataset, kind), {})
-        for name, passes in tests.items():
+        for name, passes in self._tests(kind, policies, fixed).items():
             start = starts.get(name, step)
             step = highest_passing(passes, start, lowest, highest)
             starts[name] = step
@@ -104,6 +99,17 @@ class Search:
             if step >= lowest:
                 capacity = self.grid.rate(step)
             yield name, capacity
+
+    def _tests(
+        self, kind: str, policies: Mapping[str, Policy], fixed: Sequence[Policy]
+    ) -> dict[str, Callable[[int], bool]]:
+        """Return by series whether a step of the grid is within the objective."""
+        tests: dict[str, Callable[[int], bool]] = {}
+        for name, policy in policies.items():
+            tests[name] = partial(self.are_within, [policy], kind)
+        tests[HINDSIGHT] = partial(self.are_within, fixed, kind)
+        tests[BOUND] = partial(self.could_be_within, kind)
+        return tests
 
     def overloaded(
         self, kind: str, policies: Mapping[str, Policy], usual: str, step: int
@@ -124,9 +130,9 @@ class Search:
         if "niyama" in misses and misses[usual]:
             ratio = misses["niyama"] / misses[usual]
             yield labelled(f"misses / {usual}", "ratio", "niyama", ratio, kind="share")
-        aged = policies.get("lprs")
-        if isinstance(aged, Lprs):
-            first_come = replace(aged, prompt_weight=0.0)
+        if "lprs" in policies:
+            aged = policies["lprs"]
+            first_come = aged.with_fields(prompt_weight=0.0)
             by_age = self.mean_latency(aged, step)
             in_order = self.mean_latency(first_come, step)
             yield labelled(f"mean latency / {FCFS}", "ratio", "lprs", by_age / in_order)
@@ -171,7 +177,9 @@ def adaptive_budgets(
         speed = prompt_speed(bench, requests, largest)
         search = Search(bench, dataset, requests, grid, attained, speed)
         for kind in kinds:
-            fixed = {f"fixed {budget}": bench.chunking(budget) for budget in hindsight[kind]}
+            fixed = {}
+            for budget in hindsight[kind]:
+                fixed[f"fixed {budget}"] = bench.chunking(budget)
             policies = dict(fixed)
             for name, policy in bench.named(adaptive, largest).items():
                 policies[name] = aimed(policy, bench.slo(kind), kind)
@@ -223,9 +231,9 @@ def p_pas_gain(
         for name, policy in policies.items():
             table = bench.run(arriving, policy).requests()
             values[name] = {quantity: waits(table)["latency"].mean()}
-        name, of_p_pas = values.popitem()
+        p_pas, of_p_pas = values.popitem()  # the last, over the others
         yield from compared(dataset, values, {})
-        yield from compared(dataset, {name: of_p_pas}, values)
+        yield from compared(dataset, {p_pas: of_p_pas}, values)
 
 
 def phased(phases: Sequence[Sequence[float]], seed: int) -> list[float]:

@@ -126,21 +126,15 @@ def _read_loads(content: Content, reader: Reader) -> list[Benchmark]:
     try:
         loads = reader.loads(content)
     except DAMAGE as error:
-        raise UserError(f"{content.path} {_reason_of(error)}; {FIX}") from None
+        raise _as_user_error(error, content.path) from None
     for number, load in enumerate(loads, 1):
         try:
             benchmarks.append(reader.read(content, load).benchmark(content.path, damaged))
-        except UserError as error:
+        except (UserError, *DAMAGE) as error:
             if len(loads) == 1:
-                raise
-            reason = str(error).removeprefix(f"{content.path}").lstrip(": ")
-        except DAMAGE as error:
-            if len(loads) == 1:
-                raise UserError(f"{content.path} {_reason_of(error)}; {FIX}") from None
-            reason = _reason_of(error)
-        else:
-            continue
-        cautions.append(f"load {number} of {len(loads)} is left out: {reason}")
+                raise _as_user_error(error, content.path) from None
+            reason = _reason_of(error, content.path)
+            cautions.append(f"load {number} of {len(loads)} is left out: {reason}")
     if not benchmarks:
         reason = cautions[0] if cautions else "has no benchmark"
         raise UserError(f"{content.path} {reason}; {FIX}")
@@ -149,7 +143,17 @@ def _read_loads(content: Content, reader: Reader) -> list[Benchmark]:
     return benchmarks
 
 
-def _reason_of(error: Exception) -> str:
+def _as_user_error(error: Exception, path: Path) -> UserError:
+    """Return a reader's error as one line with the file, the reason and the fix."""
+    if isinstance(error, UserError):
+        return error
+    return UserError(f"{path} {_reason_of(error, path)}; {FIX}")
+
+
+def _reason_of(error: Exception, path: Path) -> str:
+    """Say what is wrong with a load of a file, without the file's name."""
+    if isinstance(error, UserError):
+        return str(error).removeprefix(f"{path}").lstrip(": ")
     if isinstance(error, KeyError):
         return f"lacks {error}"
     return f"is damaged ({error})"

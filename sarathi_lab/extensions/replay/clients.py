@@ -150,7 +150,9 @@ def concurrency(requests: pd.DataFrame) -> int:
     """
     changes = [(time, -1) for time in requests.finish_time]
     changes += [(time, 1) for time in requests.arrival_time]
-    return int(np.cumsum([change for _, change in sorted(changes)]).max(initial=0))
+    in_order = [change for _, change in sorted(changes)]  # of equal times -1 first
+    num_unanswered = np.cumsum(in_order)
+    return int(num_unanswered.max(initial=0))
 
 
 def inferred(requests: pd.DataFrame) -> Client:
@@ -202,29 +204,35 @@ def asked_client(
     if workload.get("users") is not None:
         fix = "use the number of users, such as 8"
         users = require_int("workload.users", workload["users"], 1, fix)
-    if (think_time := workload.get("think_time")) is not None:
+    think_time = workload.get("think_time")
+    if think_time is not None:
         require_number("workload.think_time", think_time, minimum=0, fix="use seconds, such as 1.0")
-    is_typed = "workload.arrivals" in typed
-    if is_typed and kind not in (None, "users"):
+    of_other_users: Client | None = None
+    if users is not None:
+        # Requests that a file's users held back are due at its rate for others, too. The rate of an
+        # open loop is that of its recorded times, which users do not follow.
+        rate = client.rate if client.users else math.inf
+        of_other_users = Client(users, rate, "stated", client.due)
+    if "workload.arrivals" not in typed:
+        return of_other_users
+    if kind not in (None, "users"):
         raise UserError(
             f"workload.arrivals={kind} has no effect: task=validate sends the requests of "
             "task.run; use null for their recorded times, or users with workload.users=16"
         )
-    if is_typed and kind is None:
+    if kind is None:
         if users is not None:
             raise UserError(
                 f"workload.users={users} has no effect on the recorded times "
                 "(workload.arrivals=null); drop one of them"
             )
         return Client(None, client.rate, "stated")
-    if users is None:
-        if is_typed and client.users is None:
-            raise UserError(
-                "workload.arrivals=users needs workload.users, the number of users who wait for "
-                "their answers, such as 8"
-            )
-        return None
-    return Client(users, client.rate if client.users else math.inf, "stated", client.due)
+    if users is None and client.users is None:
+        raise UserError(
+            "workload.arrivals=users needs workload.users, the number of users who wait for "
+            "their answers, such as 8"
+        )
+    return of_other_users
 
 
 def describe(loop: Loop, client: Client) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -78,6 +79,9 @@ def configured(cfg: DictConfig, run: RealRun) -> tuple[DictConfig, FromFiles]:
     _find_model(cfg, run, from_files)
     _find_dtype(cfg, run, from_files)
     return changed(cfg, **from_files.settings), from_files
+
+
+# Each of these adds to `from_files` what the run has for an AUTO, or notes what the user names.
 
 
 def _find_hardware(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
@@ -178,24 +182,25 @@ def _remedy_of_model(run: RealRun) -> str:
 
 def _host(run: RealRun) -> DictConfig:
     """Choose the host of the server's version or the nearest one, with the run's `overlaps`."""
-
-    of_run = _numbers(run.version)
-
-    def distance(name: str) -> list[int]:
-        return [abs(a - b) for a, b in zip(_numbers(name), of_run, strict=False)]
-
     files = option_files("host")
-    # Those of a version: one with a front end (vllm_http) is the user's to name.
-    names = [
-        name for name in files if name.startswith(f"{server_of(run)}_") and any(_numbers(name))
-    ]
-    # The newest, where the version is not known.
-    nearest = max(names)
+    names = []
+    for name in files:
+        # Of a version: one with a front end (vllm_http) is the user's to name.
+        has_version = any(_numbers(name))
+        if has_version and name.startswith(f"{server_of(run)}_"):
+            names.append(name)
+    nearest = max(names, key=_numbers)  # the newest, where the version is not known
     if run.version:
-        nearest = min(names, key=distance)
+        nearest = min(names, key=partial(_distance, run.version))
     node = read_option("host", files[nearest])
     node.overlaps = run.settings.stated.get("host.overlaps", node.overlaps)
     return node
+
+
+def _distance(version: str, other: str) -> list[int]:
+    """Return by how much two versions differ, in the major number first."""
+    pairs = zip(_numbers(version), _numbers(other), strict=False)
+    return [abs(number - other_number) for number, other_number in pairs]
 
 
 def _numbers(version: str) -> list[int]:

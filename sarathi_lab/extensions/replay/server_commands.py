@@ -172,7 +172,8 @@ def _is_of_server(argv: Sequence[str]) -> bool:
     if _system_of(argv) is None:
         return False
     for position, word in enumerate(argv[:-2]):
-        if word.rpartition("/")[2] in SHELLS and argv[position + 1].endswith("c"):
+        is_shell = word.rpartition("/")[2] in SHELLS
+        if is_shell and argv[position + 1].endswith("c"):  # -c, or joined to others as in -lc
             commands = commands_in(argv[position + 2], {}, PROGRAMS)
             return any(_starts_server(command.argv) for command in commands)
     return True
@@ -211,23 +212,16 @@ def _read_call(system: str, call: PythonCall, source: str) -> Statement:
 
 def _read_command(command: ShellCommand, source: str) -> Statement:
     """Read a command of a known server."""
-    variables = command.variables
-    argv = [substituted(word, variables) for word in command.argv]
-    for position, word in enumerate(argv):  # as in bash -c 'vllm serve MODEL'
-        inner = []
-        if " " in word:
-            inner = _servers_in(word, variables, source)
-        if inner:
-            argv = [*argv[:position], *inner[0].argv]
-            variables = inner[0].variables
-            break
+    command = _inner_command(command, source)
+    argv = command.argv
     system = _system_of(argv)
     assert system is not None, "asked for by the caller"
     start = _end_of_command(system, argv)
+    in_front = argv[:start]  # the program, and what an engine of containers is told
     behind = takewhile(lambda word: SHELL.match(word) is None, argv[start:])
     arguments, unread = _arguments_of(system, list(behind))
-    environment = _environment(argv[:start], variables)
-    image = IMAGE_TAG.search(" ".join(argv[:start]))
+    environment = _environment(in_front, command.variables)
+    image = IMAGE_TAG.search(" ".join(in_front))
     is_tagged_by_version = image is not None and f"/{image[1]}".endswith(TAGGED_BY_VERSION)
     if image is not None and is_tagged_by_version:
         arguments["version"] = image[2]
@@ -239,7 +233,7 @@ def _read_command(command: ShellCommand, source: str) -> Statement:
     if image is not None and not is_tagged_by_version:
         not_read.append(f"{image[0]} (its tag may be no version of {system})")
     for name in VARIABLES_FILES:
-        if any(word.startswith(name) for word in argv[:start]):
+        if any(word.startswith(name) for word in in_front):
             not_read.append(f"{name} (its variables are not here)")
     statement = replace(statement, not_simulated=[*statement.not_simulated, *not_read])
     if system != "vllm":
@@ -250,6 +244,21 @@ def _read_command(command: ShellCommand, source: str) -> Statement:
     if switch == "0":
         return with_rules_of_v0(statement)
     return statement
+
+
+def _inner_command(command: ShellCommand, source: str) -> ShellCommand:
+    """Fill in a command's variables, and take out of its word a command that another one starts, as
+    in bash -c 'vllm serve MODEL'.
+    """
+    argv = [substituted(word, command.variables) for word in command.argv]
+    for position, word in enumerate(argv):
+        if " " not in word:
+            continue
+        servers = _servers_in(word, command.variables, source)
+        if servers:
+            inner = servers[0]
+            return ShellCommand([*argv[:position], *inner.argv], inner.variables)
+    return ShellCommand(argv, command.variables)
 
 
 def _without_unset(

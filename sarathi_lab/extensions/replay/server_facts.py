@@ -62,6 +62,14 @@ ARGUMENTS = re.compile(r"LLM engine \(v|non-default args|server_args=")
 SECOND_LINE = "with config"  # of vLLM's engine, where someone has broken its line
 PERIODIC = re.compile(r"Avg prompt throughput")
 
+# By argument, the line with what vLLM takes for it.
+RESOLVED = {
+    "max_num_batched_tokens": BUDGET,
+    "max_model_len": MODEL_LENGTH,
+    "version": VERSION,
+    "device_name": DEVICE_NAME,
+}
+
 # SGLang's lines.
 SGLANG_ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)(.*)")
 SGLANG_SIZES = re.compile(r"max_total_num_tokens=\d+.*")
@@ -246,23 +254,7 @@ def _of_yaml(path: Path, text: str) -> Statement | None:
 
 def _of_vllm_log(path: Path, text: str) -> Statement:
     """Read a log of vLLM's."""
-    resolved = dict[str, object]()  # with defaults
-    engine = ENGINE.search(text)
-    if engine is not None:
-        resolved |= selected("vllm", named_values(engine[1]))
-        resolved |= _graphs(engine[1])
-    for name, pattern in (
-        ("max_num_batched_tokens", BUDGET),
-        ("max_model_len", MODEL_LENGTH),
-        ("version", VERSION),
-        ("device_name", DEVICE_NAME),
-    ):
-        match = pattern.search(text)
-        if match is not None:
-            resolved[name] = match[1]
-    scheduling = ASYNCHRONOUS.search(text)
-    if scheduling is not None:
-        resolved["async_scheduling"] = scheduling[1] == "enabled"
+    resolved = _resolved_by_vllm(text)
     typed = dict[str, object]()
     changed = CHANGED_ARGUMENTS.search(text)
     listed = ALL_ARGUMENTS.search(text)
@@ -279,7 +271,7 @@ def _of_vllm_log(path: Path, text: str) -> Statement:
     blocks = _num_blocks(text, typed)
     if blocks is not None:
         resolved["num_gpu_blocks"] = blocks
-        typed.pop("num_gpu_blocks_override", None)  # which that size follows from
+        typed.pop("num_gpu_blocks_override", None)  # which that number follows from
     source = str(path)
     is_complete = changed is not None or listed is not None
     statement = merged(
@@ -293,6 +285,23 @@ def _of_vllm_log(path: Path, text: str) -> Statement:
         return statement
     cache = LoggedCache(_tokens(logged[1]), _is_of_longest(text, _tokens(logged[1])))
     return replace(statement, settings={**statement.settings, LOGGED_CACHE: cache})
+
+
+def _resolved_by_vllm(text: str) -> dict[str, object]:
+    """Return what vLLM made of its arguments, defaults included, by its log."""
+    resolved = dict[str, object]()
+    engine = ENGINE.search(text)
+    if engine is not None:
+        resolved |= selected("vllm", named_values(engine[1]))
+        resolved |= _graphs(engine[1])
+    for name, pattern in RESOLVED.items():
+        match = pattern.search(text)
+        if match is not None:
+            resolved[name] = match[1]
+    scheduling = ASYNCHRONOUS.search(text)
+    if scheduling is not None:
+        resolved["async_scheduling"] = scheduling[1] == "enabled"
+    return resolved
 
 
 def _is_of_longest(text: str, tokens: int) -> bool:

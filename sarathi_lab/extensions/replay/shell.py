@@ -13,7 +13,7 @@ CONTINUED = re.compile(r"[\\^`]\r?\n|\r?\n(?=\s*-)")
 VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
 PIECE = re.compile(
     r"""
-      (?P<array> "?\$\{\w+\[[@*]\]\}"?)            # all words of an array
+      (?P<array> "?\$\{(?P<array_name>\w+)\[[@*]\]\}"?)  # all words of an array
     | \\. | '[^']*' | "(?:\\.|[^"\\])*"          # of one meaning, whatever is in it
     | \d?>&\d? | &>>?                             # a redirection, whose & ends no command
     | (?P<variable> \$\{\w+(?::?-[^}]*)?\} | \$\w+)
@@ -70,7 +70,9 @@ def commands_in(
                 yield command
                 continue
             for name, adds, value in assignments:
-                values[name] = values.get(name, "") + value if adds else value
+                if adds:
+                    value = values.get(name, "") + value
+                values[name] = value
 
 
 def split(text: str) -> list[str]:
@@ -84,8 +86,9 @@ def substituted(text: str, variables: Mapping[str, str]) -> str:
     """Fill in the variables that are known, or have a default."""
 
     def value_of(match: re.Match[str]) -> str:
-        name = match[1] or match[3] or match[4]
-        return variables.get(name, match[2] if match[2] is not None else match[0])
+        in_braces, default, in_brackets, plain = match.groups()
+        unset = match[0] if default is None else default
+        return variables.get(in_braces or in_brackets or plain, unset)
 
     return VARIABLE.sub(value_of, text)
 
@@ -109,8 +112,7 @@ def _command_of(text: str, variables: Mapping[str, str]) -> ShellCommand:
     for piece in PIECE.finditer(text):
         value = piece[0]
         if piece.lastgroup == "array":
-            name = piece[0].strip('"').removeprefix("${")[: -len("[@]}")]
-            value = variables.get(name, value)
+            value = variables.get(piece["array_name"], value)
         if piece.lastgroup == "variable":
             value = substituted(piece[0], variables)
             if value != piece[0]:
