@@ -25,26 +25,27 @@ REACH = 60
 COLUMNS = (("y", "low", "high"), ("value", "low", "high"), ("value", "q20", "q80"))
 
 
-def pages() -> Iterator[tuple[Path, str]]:
-    """The folder and the text of each page, and of each section of the paper's figures."""
-    for page in sorted(EXPERIMENTS.rglob("README.md")):
+def pages() -> Iterator[tuple[Path, Path, str]]:
+    """Yield each page, and each section of the paper's figures: name, folder of records, text.
+
+    The name of a folder's first page is that of the folder.
+    """
+    for page in sorted(EXPERIMENTS.rglob("*.md")):
         text = page.read_text()
         # The first page is written from the records (test_claims).
         if page.parent == EXPERIMENTS:
             continue
         if page != SARATHI:
-            yield page.parent, text
+            name = page.parent if page.name == "README.md" else page.with_suffix("")
+            yield name.relative_to(EXPERIMENTS), page.parent, text
             continue
         for section in text.split("\n## ")[1:]:
             name, _, body = section.partition("\n")
-            yield page.parent / name, body
+            folder = page.parent / name
+            yield folder.relative_to(EXPERIMENTS), folder, body
 
 
-QUOTING = {
-    str(folder.relative_to(EXPERIMENTS)): (folder, text)
-    for folder, text in pages()
-    if INTERVAL.search(text)
-}
+QUOTING = {str(name): (folder, text) for name, folder, text in pages() if INTERVAL.search(text)}
 
 
 def gains_of_p_pas(folder: Path) -> Iterator[np.ndarray]:

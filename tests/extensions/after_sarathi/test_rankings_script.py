@@ -85,8 +85,8 @@ def test_the_page_states_what_was_called(script):
         assert re.search(line, page), row
 
 
-def test_the_page_states_the_recorded_scores(script):
-    page = (FOLDER / "README.md").read_text()
+def test_the_page_of_changes_states_the_recorded_scores(script):
+    page = (FOLDER / "changes.md").read_text()
     scores = pd.read_csv(script.SCORES).query("prediction in ('before', 'graphs')")
     for row in scores.query("gpu != 'RTX5090' or model == 'all'").itertuples():
         errors = (row.error_latency, row.error_ttft, row.error_tpot)
