@@ -343,7 +343,9 @@ class JobStatus(Callback):
             if config.hydra.mode != RunMode.MULTIRUN:
                 return  # a run alone is not resumed
             if error is not None:
-                _record_failure(folder, error)
+                # Of a job in this process, the sweep prints how it ended.
+                is_alone = config.hydra.runtime.choices["hydra/launcher"] != "basic"
+                _record_failure(folder, error, is_printed=is_alone)
             else:
                 write_json(folder / FINISHED, {"seconds": time.monotonic() - self._start})
 
@@ -358,17 +360,21 @@ def error_of(job: JobReturn) -> Exception | None:
     return None
 
 
-def _record_failure(folder: Path, error: Exception) -> None:
-    """Print why a job came to no end, and write it unless the run itself wrote more."""
+def _record_failure(folder: Path, error: Exception, *, is_printed: bool) -> None:
+    """Write why a job came to no end, unless the run itself wrote more; print it if `is_printed`,
+    if it can't be written, or if it is a bug.
+    """
     reason = as_user_error(error)
     if reason is not None:
-        console().print(f"  stopped: {reason}", soft_wrap=True)
         failure = {"error": str(reason)}
     else:
         lines = "".join(traceback.format_exception(error))
         print(lines, file=sys.stderr)
         first_line = f"{type(error).__name__}: {error}".splitlines()[0]
         failure = {"error": first_line, "traceback": lines}
+    path = folder / FAILED
     with suppress(OSError):  # of a full disk: the job has then not ended
-        if not (folder / FAILED).is_file():
-            write_json(folder / FAILED, failure)
+        if not path.is_file():
+            write_json(path, failure)
+    if reason is not None and (is_printed or not path.is_file()):
+        console().print(f"  stopped: {reason}", soft_wrap=True)

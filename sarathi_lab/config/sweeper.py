@@ -382,6 +382,7 @@ class LabSweeper(Sweeper):
         self._done_before = len(record.begun())
         self._done = self._done_before
         self._started = time.monotonic()
+        self._counts_by_error: dict[str, str] = {}  # of the first run that ended by each
         self._launched: dict[int, Job] = {}
         for number, job in enumerate(self.jobs):
             if not record.is_finished(number):
@@ -433,8 +434,13 @@ class LabSweeper(Sweeper):
             if end is None:
                 continue
             self._done += 1
+            count = f"[{self._done}/{self.record.num_jobs}]"
             if "error" in end:
-                outcome = f"failed: {end['error']}"
+                error = end["error"]
+                outcome = f"failed: {error}"
+                if error in self._counts_by_error:
+                    outcome = f"failed as {self._counts_by_error[error]}"
+                self._counts_by_error.setdefault(error, count)
             else:
                 outcome = f"took {duration(end['seconds'])}"
             num_left = self.record.num_jobs - self._done
@@ -442,7 +448,6 @@ class LabSweeper(Sweeper):
                 pace = (time.monotonic() - self._started) / (self._done - self._done_before)
                 outcome += f", about {duration(pace * num_left)} left"
             job = self._pending.pop(number)
-            count = f"[{self._done}/{self.record.num_jobs}]"
             name = job.named(self.record.swept) or f"run {number}"
             console().print(f"{count} {name} {outcome}", soft_wrap=True)
             track_ended(job, self.record.job_dir(number))
@@ -462,7 +467,9 @@ class LabSweeper(Sweeper):
             return None
         message = str(errors[0]["error"])
         if len(errors) > 1:
-            message = f"{len(errors)} runs stopped, the first as: {message}"
+            are_equal = all(end["error"] == message for end in errors)
+            which = "" if are_equal else ", the first as"
+            message = f"{len(errors)} runs stopped{which}: {message}"
         failure = UserError(message)
         if is_bug:  # which no user can mend
             failure.exit_code = EXIT_FAILED

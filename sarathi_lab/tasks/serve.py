@@ -186,7 +186,7 @@ def _executed(
     if error_of_metric is None or not is_baseline:
         return replace(result, error=error_of_metric)
     # The run is compared with its baseline in all other quantities.
-    return replace(result, shown=[*shown, f"  {error_of_metric}"])
+    return replace(result, shown=[*shown, *first_of_sweep([f"  {error_of_metric}"], context)])
 
 
 def _labelled(

@@ -48,7 +48,7 @@ def test_the_sweep_goes_on_runs_a_stopped_baseline_no_second_time_and_ends_with_
     assert 0 < rows[0] < rows[1]
     assert list((tmp_path / "s" / "baselines").glob("request_level-*/failed.json"))
     out, err = capfd.readouterr()
-    assert "stopped: out of memory during an iteration of" in out
+    assert "[1/3] chunk=16 failed: out of memory during an iteration of" in out
     assert out.count("\nbaseline request_level") == 1
     assert err.count("error:") == 1
     assert "error: 3 runs stopped, the first as: " in err

@@ -113,6 +113,14 @@ def test_a_metric_that_fails_leaves_the_run_with_all_others(name, reason, capsys
     assert summary["throughput"] > 1
 
 
+def test_a_sweep_says_once_why_its_runs_failed(capsys):
+    assert main([*RUN, "metrics=[my_metrics.in_words]", "seed=0,1", "baselines=[]", "-m"]) == 2
+    printed, error = capsys.readouterr()
+    assert printed.count("returned 'many'") == 1
+    assert "[2/2] seed=1 failed as [1/2]" in printed
+    assert error.startswith("error: 2 runs stopped: metrics: in_words returned")
+
+
 def test_a_metric_that_fails_for_a_baseline_leaves_its_other_ratios(capsys, tmp_path):
     assert main([*RUN, "metrics=[my_metrics.broken]"]) == 2
     assert len(list(tmp_path.rglob("run.json"))) == 2

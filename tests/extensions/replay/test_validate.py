@@ -9,12 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from composed import checked, config_of, kept, run
+from matplotlib.figure import Figure
 
 import sarathi_lab as lab
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.extensions.replay import validation
 from sarathi_lab.extensions.replay.comparison import worst_part
+from sarathi_lab.results import report
 from sarathi_lab.run import main
 
 RUNS = REPOSITORY / "experiments" / "lab" / "real_servers"
@@ -204,7 +207,10 @@ def test_the_largest_difference_names_the_requests_that_it_is_of():
     assert "of all requests" in worst_part(parts[:1].assign(**{"latency real": 2.0}))
 
 
-def test_a_sweep_shows_the_run_as_it_was_once(short_run, tmp_path, capsys):
+def test_a_sweep_shows_the_run_as_it_was_once(short_run, tmp_path, capsys, monkeypatch):
+    # Pictures take seconds.
+    monkeypatch.setattr(validation, "picture", lambda *_: Figure())
+    monkeypatch.setattr(report, "save_picture", lambda folder, *_, **__: folder / "sweep.png")
     settings = ["task=validate", f"task.run={short_run}", *ANALYTIC, "tracking=none"]
     assert main([*settings, f"output={tmp_path}", "chunk=256,512", "-m"]) == 0
     printed = capsys.readouterr().out
