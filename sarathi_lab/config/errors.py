@@ -108,16 +108,19 @@ def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
     """For a key that is not `what`."""
     if key in SUCCESSORS:
         return UserError(f"{key} is not {what}: {SUCCESSORS[key]}")
+    similar = suggestion(key, valid)
     remedy = "it has none; drop it"
     if valid:
         remedy = f"use one of {', '.join(sorted(valid))}"
-    return UserError(f"{key} is not {what}{suggestion(key, valid)}; {remedy}")
+    return UserError(f"{key} is not {what}{similar}; {remedy}")
 
 
 def suggestion(name: str, names: Sequence[str]) -> str:
     """Return which of `names` may be meant, as a question; empty where none is like `name`."""
     nearest = nearest_name(name, names)
-    return "" if nearest is None else f" (did you mean {nearest}?)"
+    if nearest is None:
+        return ""
+    return f" (did you mean {nearest}?)"
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str | None:
@@ -129,7 +132,7 @@ def nearest_name(name: str, names: Sequence[str]) -> str | None:
     # The shortest adds least to what was typed: qwen2.5-7b to qwen2.5-7, not qwen2.5-72b.
     completions.sort(key=len)
     similar = completions or difflib.get_close_matches(name, names, n=1)
-    return similar[0] if similar else None
+    return next(iter(similar), None)
 
 
 def require_list(
@@ -159,15 +162,21 @@ def as_user_error(error: BaseException) -> UserError | None:
     if isinstance(error, UserError):
         return error
     if isinstance(error, ModuleNotFoundError):
-        name = error.name or ""
-        package, _, _ = name.partition(".")
-        if package in ("", "sarathi_lab"):  # a bug, not what is to be installed
-            return None
-        return UserError(f"the package {package} is not installed; run make setup")
-    if not isinstance(error, OSError) or error.errno not in (ENOSPC, EDQUOT, EFBIG):
+        return _missing_package(error)
+    if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, EFBIG):
+        file = error.filename or "a file"
+        reason = os.strerror(error.errno)
+        return UserError(f"{file} can't be written ({reason}); make room for it")
+    return None
+
+
+def _missing_package(error: ModuleNotFoundError) -> UserError | None:
+    """Name the package to install; None for a module of the lab, whose import is a bug."""
+    module = error.name or ""
+    package, _, _ = module.partition(".")
+    if package in ("", "sarathi_lab"):
         return None
-    file = error.filename or "a file"
-    return UserError(f"{file} can't be written ({os.strerror(error.errno)}); make room for it")
+    return UserError(f"the package {package} is not installed; run make setup")
 
 
 def exit_code(command: Callable[[], int], remains: str) -> int:

@@ -73,6 +73,7 @@ def _overview() -> Iterator[str]:
     yield "\n".join(examples)
     yield f"flags:\n{FLAGS}"
     yield _list_groups()
+    # As config.yaml has them: `name: value # comment; more of it`.
     comments = dict(re.findall(r"^(\w+):.*? # ([^;\n]+)", _top_level_text(), flags=re.MULTILINE))
     settings = [f"  {name:10} {comments[name]}" for name in FIRST_SETTINGS]
     yield "\n".join(["settings, among others:", *settings])
@@ -219,4 +220,5 @@ def _summary(path: Path) -> str:
             break
         comment.append(line[2:])
     sentence, _, _ = " ".join(comment).partition(". ")
+    # An experiment's ends with its page: "...; see experiments/.../NAME/README.md".
     return sentence.rstrip(".").removesuffix("/README.md")

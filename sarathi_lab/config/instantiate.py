@@ -249,6 +249,7 @@ def parameter_names(node: DictConfig, group: str) -> list[str]:
     """A group's parameters as a user types them: the short name where it is an interpolation."""
     names: list[str] = []
     for parameter, value in as_written(node).items():
+        # Of `chunk: ${chunk}` users type the short name.
         short_name = re.fullmatch(r"\$\{(\w+)\}", str(value))
         if short_name is not None:
             names.append(short_name[1])
@@ -277,6 +278,7 @@ def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
             if parameter.startswith("_"):
                 continue
             name = f"{group}.{parameter}"
+            # What is typed, or what the file of its own class lists, must be a parameter.
             if name in typed or not is_exchanged:
                 names = [f"{group}.{known_parameter}" for known_parameter in valid]
                 raise unknown_name(name, names, "a parameter")

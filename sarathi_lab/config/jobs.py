@@ -119,19 +119,21 @@ class ComposedOptions:
     def refuse_unread(self, settings: Sequence[str]) -> None:
         """Refuse what the task does not read, and a short name that no chosen option reads."""
         task = traits_of(self.cfg)
-        read = task.reads
-        of_all = set(READ_BY_ALL_TASKS)
+        read = set(READ_BY_ALL_TASKS)
         if task.has_runs:
-            of_all.update(OF_RUNS)
+            read.update(OF_RUNS)
+        if task.reads is not None:
+            read.update(task.reads)
         for setting in settings:
             typed = name_of(setting)
             name = re.split(r"[./]", typed)[0]
-            if read is not None and of_all.union(read).isdisjoint({name, typed}):
+            # A task reads a whole group, or some of its settings.
+            if task.reads is not None and name not in read and typed not in read:
                 raise _unread(setting, typed, task.__name__)
             if name not in read_by() or self.reads(name):
                 continue
             remedy = ""
-            if read is None and name in OF_SIMULATION:
+            if task.reads is None and name in OF_SIMULATION:
                 remedy = ", or simulate it by executor=simulated"
             raise _unread(setting, name, self.reader(name), remedy)
 

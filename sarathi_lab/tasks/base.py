@@ -58,6 +58,7 @@ class Task(TaskTraits, ABC):
             print_place("results", record.folder)
             return
         print_sweep(record.folder, record.num_jobs, resolved(job.cfg)["plot"])
+        # Without a finished run there is no table.
         if is_tracked and (record.folder / "sweep.csv").is_file():
             tracker: Tracker = build(job.cfg.tracking)
             tracker.leave(_tracked_sweep(job, record))
@@ -110,6 +111,7 @@ class Task(TaskTraits, ABC):
 
 def check_picture(jobs: Sequence[Job], swept: Sequence[str]) -> None:
     """Refuse names of the group `plot` that no run of a sweep has. Raises UserError."""
+    # The same for all jobs: a sweep has one picture.
     axes = jobs[0].config["plot"]
     if not any(axes.values()):
         return
@@ -156,6 +158,7 @@ def conclude(
         try:
             result = work()
         except Exception as error:
+            # A run that failed at once has no more than its configuration.
             done = _with_settings(Result(), cfg)
             if isinstance(error, Stopped):
                 done = _with_settings(error.result, cfg)

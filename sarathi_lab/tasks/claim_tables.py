@@ -58,6 +58,7 @@ def front_lines(table: pd.DataFrame) -> str:
         by_device = _measured(judged).sort_values("device")
         values = []
         for row in by_device.to_dict("records"):
+            # The interval, in brackets, is left to the table.
             value, _, _ = in_words(row).partition(" (")
             values.append(f"{row['device']} {value} ({row['verdict']})")
         first = judged.iloc[0]
@@ -140,6 +141,7 @@ def map_table(table: pd.DataFrame, root: str = "") -> str:
     for name, judged in after.groupby("id", sort=False):
         first = judged.iloc[0]
         devices = _measured_devices(_measured(judged))
+        # `_cells` has kernels first and simulations last.
         composed, *cells, simulated = _cells(judged, devices)
         values = []
         if composed != NOT_MEASURED:

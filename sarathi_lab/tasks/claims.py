@@ -107,8 +107,10 @@ def _print_by_device(table: pd.DataFrame, *, is_long: bool) -> None:
     for device, rows in table.groupby("device", sort=False):
         lines = [_line(row, columns, is_long=is_long) for row in rows.to_dict("records")]
         title = _title(str(device), machines.get(device), is_long=is_long)
-        counts = rows.verdict.value_counts()
-        summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        counts = []
+        for verdict, count in rows.verdict.value_counts().items():
+            counts.append(f"{count} {verdict}")
+        summary = ", ".join(counts)
         verdicts_on = DisplayTable(lines, SHOWN, unbroken=unbroken, title=title, markup=True)
         show([verdicts_on, summary])
 
@@ -134,7 +136,9 @@ def _line(row: Row, columns: Sequence[str], *, is_long: bool) -> dict[str, objec
 
 
 def _title(device: str, machines: str | None, *, is_long: bool) -> str:
-    title = f"Recorded on {machines}" if machines else f"On {device}"
+    title = f"On {device}"
+    if machines:
+        title = f"Recorded on {machines}"
     if not is_long:
         return title
     title += ", in brackets the interval and its level"
@@ -181,8 +185,15 @@ def _parser() -> argparse.ArgumentParser:
 def _options(args: Sequence[str]) -> argparse.Namespace:
     """Read the arguments: those with a value are settings, the others name what is shown."""
     options = _parser().parse_args(args)
-    options.settings = [name for name in options.names if "=" in name]
-    options.names = [name for name in options.names if "=" not in name]
+    arguments: list[str] = options.names
+    options.names = []
+    options.settings = []
+    for argument in arguments:
+        if "=" in argument:
+            options.settings.append(argument)
+        else:
+            options.names.append(argument)
+    # What is no experiment is a claim, or a mistake (`_check_claims`).
     experiments = [name for name in options.names if name in CATALOG]
     if experiments:
         options.only = [*(options.only or []), *experiments]
@@ -233,6 +244,7 @@ def _check(options: argparse.Namespace, results: Path) -> None:
         settings = " ".join(options.settings)
         raise UserError(f"{settings} is for runs; add --run (measure), or drop it")
     _check_claims(options.claims, is_running=is_running)
+    # The documents have what is recorded, whatever was run elsewhere.
     if options.readme and results != RECORDS:
         folder = os.path.relpath(results)
         raise UserError(f"--readme shows what is recorded, not {folder}; add --results experiments")
@@ -265,6 +277,7 @@ def _judging(names: Sequence[str], table: pd.DataFrame) -> list[str]:
         if not name.startswith("fig"):
             continue
         number = name.removeprefix("fig").lstrip("0")
+        # Fig 1 is not Fig 10.
         is_of_figure = table.source.str.contains(rf"Fig {number}(?!\d)")
         experiments += list(table.experiment[is_of_figure].unique())
     return experiments

@@ -76,6 +76,7 @@ def execute(plan: Plan, ledger: Ledger, run_dir: Path) -> ExecutedRun:
     also where no part of the run counts.
     """
     scheduler, executor = plan.build()
+    # A cache that fills the memory is known only now.
     engine = plan.engine.with_cache_of(executor)
     plan = replace(plan, engine=engine)
     with progress_of("serving", plan.num_tokens, "tokens") as advance:

@@ -66,6 +66,7 @@ def main(args: Sequence[str]) -> int:
     options = parser.parse_args(args)
     draw: Callable[[], int] = partial(_main, options)
     if options.recorded:
+        # What else is set would have no effect.
         nothing_else = parser.parse_args(["--recorded"])
         if options != nothing_else:
             parser.error(

@@ -125,6 +125,7 @@ class Measure(Task):
         declared = self.declared
         for name in ("seconds", "max_spread"):
             self._refuse(name, "is for measuring, and executor=simulated computes")
+        # The draws are further parts of each round; other points have all draws in any case.
         if not declared.is_in_rounds:
             self._refuse("draws", f"is for requests under load, and {declared.name} has all draws")
         refuse_unread(backend, ["draw"], ": the experiment draws; use task.draws", "executor.")

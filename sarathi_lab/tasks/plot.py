@@ -98,6 +98,7 @@ def _draw(folder: Path, axes: dict[str, str]) -> Figure:
         raise UserError(f"{folder} has no finished run; name the folder of a sweep or of a run")
     from sarathi_lab.results.plots.sweeps import draw_sweep
 
+    # `y` alone may name several.
     quantities = None
     if "y" in axes:
         quantities = axes.pop("y").split(",")

@@ -213,6 +213,7 @@ class Arriving:
                 readers = [reader for reader, names in READS.items() if name in names]
                 reason = f" on {kind} arrivals; drop it or use workload.arrivals={readers[0]}"
                 refuse_unread(self, [name], reason, "workload.")
+            # Users who are not said to think ask again at once.
             elif self._settings[name] is None and name != "think_time":
                 raise UserError(f"workload.arrivals={kind} needs workload.{name}, {explained}")
 
@@ -228,6 +229,7 @@ class Arriving:
         if self.cv is None:
             gaps = generator.standard_exponential(num_requests)
         else:
+            # Shape 1 / cv^2 and scale cv^2: mean 1 and coefficient of variation cv.
             gaps = generator.standard_gamma(1 / self.cv**2, num_requests) * self.cv**2
         gaps *= 1 / self.rate
         return np.cumsum(gaps) - gaps[0]  # the clock starts with the first request

@@ -108,14 +108,18 @@ class RowCheck:
         wrong = column.index[is_first_fault]
         if len(wrong) and not self.example:
             row = wrong[0]
-            value = column[row]
-            is_nan = isinstance(value, float) and np.isnan(value)
-            shown = str(value)[:SHOWN_VALUE]
-            fault = f"{column.name}={shown}"
-            if value is None or is_nan:
-                fault = f"{column.name} is missing"
+            fault = _fault(str(column.name), column[row])
             self.example = f"{self._unit} {row}: {fault}"
         self.is_usable &= is_valid
+
+
+def _fault(column: str, value: object) -> str:
+    """Describe a value that can't be used, such as "ContextTokens=x"."""
+    is_nan = isinstance(value, float) and np.isnan(value)
+    if value is None or is_nan:
+        return f"{column} is missing"
+    shown = str(value)[:SHOWN_VALUE]
+    return f"{column}={shown}"
 
 
 def recorded(table: pd.DataFrame, check: RowCheck, damaged: Sequence[str] = ()) -> Recording:

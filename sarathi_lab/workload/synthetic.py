@@ -89,6 +89,7 @@ class Generated(Arriving, ABC):
         if not self.shared_prefix_len:
             return random_prompt(request_id, prompt_len, vocab_size, self.seed)
         num_tokens = vocab_size or ANY_VOCAB_SIZE
+        # Streams 10 and 11 of the seed: which prefix a request has, and the prefix's tokens.
         rng = np.random.default_rng([self.seed, 10, request_id])
         text = int(rng.integers(self.num_prefixes or 1))
         text_rng = np.random.default_rng([self.seed, 11, text])
@@ -276,6 +277,7 @@ class Lognormal(Generated):
         generator = np.random.default_rng([self.seed, 3])
         prompt_mean, prompt_deviation = self._fit("prompt", self.output_p50)
         output_mean, output_deviation = self._fit("output", self.prompt_p50)
+        # Without end: as many are taken as there are requests.
         while True:
             # The prompt first: the order is the seed's.
             prompt_len = max(1, round(generator.lognormal(prompt_mean, prompt_deviation)))
@@ -294,6 +296,8 @@ class Lognormal(Generated):
         """
         p50, p90 = self.quantiles[kind]
         longest = self.max_len - partner_p50
+        # A fixed point: the share of the lognormal below `longest` decides its quantiles, and they
+        # decide the share.
         share = 1.0
         deviation = 0.0
         for _ in range(MAX_STEPS):
@@ -349,6 +353,7 @@ class Agentic(Lognormal):
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         sessions = self._lengths()
         num_turns = [len(session) for session in sessions]
+        # Of a session only the first turn is sent at its time.
         times = np.repeat(self.times(len(sessions)), num_turns)
         shapes = []
         for prompt_len, _, output_len in chain.from_iterable(sessions):
@@ -374,7 +379,9 @@ class Agentic(Lognormal):
                 if sessions[-1]:
                     sessions.append([])
                 context = self.shared_prefix_len
+                # What does not fit behind the system prompt alone is cut.
                 new_len = min(new_len, self.max_len - context - output_len)
+            # All of a first prompt is new, the system prompt, too.
             if not sessions[-1]:
                 new_len += context
                 context = 0

@@ -116,6 +116,7 @@ def of_cost_model(bench: ServingBench, name: str, largest: int) -> Executor:
     host = load_option("host", name)
     engine = bench.engine
     assert bench.backend is not None, "it is only simulated"
+    # The host's launches, with graphs of this series' sizes.
     host = replace(host, graphs=replace(host.graphs, mode=MODE, largest=largest))
     sizes = BuildSizes(engine.num_blocks, engine.block_size, engine.batch_size)
     return replace(bench.backend, host=host).build(load_option("model", bench.model), None, sizes)

@@ -143,6 +143,7 @@ class Calibrate(Task):
         if self.install:
             home = TABLES / hardware.name
             write_tables(CONF.parent / home / model, {"iterations": calibration.table}, meta)
+            # A file in conf/ names its tables from the checkout's folder.
             installed = replace(hardware, tables=str(home))
             places: dict[str, Path | str] = {"file": _write(installed, CONF / "hardware", title)}
             chosen = f"hardware={hardware.name}"
@@ -173,6 +174,7 @@ class Calibrate(Task):
         grid = grid_of(limits)
         held_out = fit.held_out_of(limits, seed)
         batches = [composition.make() for composition in grid]
+        # In the same rounds: a machine that drifts does so for both.
         batches += [batch for _, batch in held_out]
         executor: Executor = backend.build(spec, checkpoint, sizes)
         with (
@@ -193,6 +195,7 @@ class Calibrate(Task):
         rows = timings.rows
         of_grid = rows[rows.index < len(grid)]
         others = rows[rows.index >= len(grid)]
+        # Compositions that the cache can't hold have no row.
         fitted = [batches[number] for number in of_grid.index]
         peaks = self._at_peaks(backend, folder)
         hardware = fit.fit_hardware(peaks, spec, fitted, of_grid["seconds"].to_numpy())

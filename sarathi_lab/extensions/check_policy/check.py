@@ -57,6 +57,7 @@ def check_policy(
         policy = policy()
     refusals: list[str] = []
     for number in range(num_queues):
+        # Short queues first: the first fault that is found is the easiest to read.
         max_requests = 1 + number * MAX_REQUESTS // num_queues
         case = draw_case(policy, Random(f"{seed} {number}"), max_requests)
         if _refusal(case):  # maybe of the random budget only
@@ -109,6 +110,7 @@ def _serve(case: Case) -> Schedule:
     num_missing = len(case.requests) - len(checker.finished)
     hold(num_missing == 0, "progress", f"{num_missing} requests are not served")
     hold(not scheduler.has_work, "progress", "sequences are left after the last request")
+    # Only in a stream, of equal requests, does overtaking show a fault.
     if len(case.requests) == STREAM:
         _check_starvation([sequence.request.request_id for sequence in checker.finished])
     return checker.schedule

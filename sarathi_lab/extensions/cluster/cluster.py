@@ -206,6 +206,7 @@ class Cluster(Schedulers):
         while self._leaving and self.send(*self._leaving[0]):
             self._leaving.popleft()
         for instance, scheduler in enumerate(self.schedulers):
+            # Asked at this time already, and nothing has changed since.
             if self._refused[instance] == now or not self.instances.has_room(instance):
                 continue
             arrived = self._arrived[instance]
@@ -230,6 +231,7 @@ class Cluster(Schedulers):
         finished = scheduler.update(result)
         self.move_on(instance, result)
         assert batch.queues is not None, "the scheduler has updated it"
+        # What has arrived over a link waits as well.
         num_waiting = batch.queues.num_waiting + len(self._arrived[instance])
         batch.queues = batch.queues._replace(
             num_running=len(scheduler.running), num_waiting=num_waiting

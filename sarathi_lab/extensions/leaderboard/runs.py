@@ -228,6 +228,7 @@ def best_budgets(runs: pd.DataFrame, quantity: str) -> pd.Series:
     means = selection.groupby([*policies, "budget"], as_index=False)[quantity].mean()
     of_default = runs[runs.role == DEFAULT].groupby(policies).budget.first()
     means = means.join(of_default.rename("default"), on=policies)
+    # Ascending, so that the least loss, the default and the smallest budget come first.
     means["is_other"] = means.budget != means["default"]
     means["loss"] = -means[quantity].round(9)
     means = means.sort_values([*policies, "loss", "is_other", "budget"], kind="stable")

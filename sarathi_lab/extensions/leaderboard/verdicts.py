@@ -165,6 +165,7 @@ def of_contest(ranked: pd.DataFrame) -> DisplayTable:
     lines = []
     for row in at_default.to_dict("records"):
         policy = row["policy"]
+        # A row of `loc` lacks the index, which is the policy.
         best_row = {"policy": policy, **at_best.loc[policy]}
         line = {"policy": policy}
         if row["is_new"]:

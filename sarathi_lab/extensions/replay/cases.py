@@ -194,6 +194,7 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
     if think_time is None:
         think_time = 0.0 if first.loop is None else first.loop.think_time
     other = _replay(what_if, cfg, run, client_of_user, float(think_time))
+    # What the user states changes nothing, or nothing is stated.
     if first.does_the_same_as(other):
         return Case(first, None)
     if run.requests.empty and first.engine != other.engine:
@@ -235,6 +236,7 @@ def _config_as_run(
             f"{run.longest} is taken"
         )
         as_run = with_settings(as_run, {"max_model_len": run.longest})
+    # After lengths and weights: the cache depends on them, and the sequences on the cache.
     as_run, defaults = with_server_defaults(as_run, run, is_named=is_named)
     if "batch" not in settings.by_user and as_run.batch > as_run.chunk:
         # A batch has a token for each sequence here.

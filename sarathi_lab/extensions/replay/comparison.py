@@ -200,6 +200,7 @@ def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
         "real_waiting": line.waiting,
         "real_blocks": real_blocks,
     }
+    # The last iteration that had ended at each sample.
     last = np.searchsorted(iterations.end, line.t, side="right")
     for name, column in OF_ITERATIONS.items():
         # Before the first iteration nothing is in use.
@@ -225,7 +226,9 @@ def part_table(loads: Sequence[Load], changed: Sequence[Load] = ()) -> pd.DataFr
         for part in np.array_split(np.arange(len(arrivals)), num_parts):
             row: dict[str, object] = {"load": load.run.name, "since": arrivals[part[0]]}
             for wait, whose in product(WAITS, seconds):
-                row[f"{wait} {whose}"] = pd.Series(seconds[whose][wait][part]).mean()
+                of_part = pd.Series(seconds[whose][wait][part])
+                row[f"{wait} {whose}"] = of_part.mean()
+            # A client that recorded no request has means of all, in place of waits.
             for wait, mean in load.run.means.items():
                 row[f"{wait} real"] = mean
             rows.append(row)

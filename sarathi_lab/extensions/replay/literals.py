@@ -20,6 +20,7 @@ def named_values(text: str) -> dict[str, object]:
             continue
         name, value = separated.groups()
         values[name] = value
+        # Such as <class 'x'> stays text.
         with suppress(ValueError, SyntaxError):
             values[name] = ast.literal_eval(value)
     return values

@@ -216,9 +216,13 @@ def _is_same(name: str, first: object, second: object) -> bool:
         return True
     if name not in NAMES:
         return False
-    a, b = str(first), str(second)
-    is_of_one_option = name == "hardware" and option_of(name, a) == option_of(name, b) != ""
-    return is_of_one_option or begins_with(a, b) or begins_with(b, a)
+    first_name = str(first)
+    second_name = str(second)
+    if name == "hardware":
+        card = option_of(name, first_name)
+        if card and card == option_of(name, second_name):
+            return True
+    return begins_with(first_name, second_name) or begins_with(second_name, first_name)
 
 
 @dataclass(frozen=True, kw_only=True)

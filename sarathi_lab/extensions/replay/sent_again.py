@@ -94,5 +94,7 @@ def _common_text(run: RealRun) -> NDArray[np.int32]:
     """
     table = run.conversation
     first_turns = table[table.delay.isna()]
-    num_tokens = first_turns.cached_len.max() if len(first_turns) else 0
-    return np.arange(1, int(num_tokens) + 1, dtype=np.int32)
+    num_tokens = 0
+    if len(first_turns):
+        num_tokens = int(first_turns.cached_len.max())
+    return np.arange(1, num_tokens + 1, dtype=np.int32)

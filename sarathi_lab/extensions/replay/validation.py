@@ -82,6 +82,7 @@ class Validate(Task):
     def check(self, cfg: DictConfig) -> list[Case]:
         if not self._run:
             raise UserError("task=validate needs a run of a real server; add task.run=FILE")
+        # What is named here need not be in a file.
         settings = dict(self._sizes)
         for group in ("hardware", "host"):
             if cfg[group].name != AUTO:
@@ -209,6 +210,7 @@ class Comparison:
         measured = {name: value for name, value in real.items() if value == value}  # but NaN
         self._keep_recorded(measured)
         compared = metrics.compare(summary, measured, REAL)
+        # A run alone, as it was run, has no replay to be compared with.
         if has_changes or self.context.swept:
             compared |= metrics.compare(summary, simulated, AS_RUN)
         table = validation_table(real, simulated, changed)
@@ -313,6 +315,7 @@ class Comparison:
             loads = [case.as_run.load() for case in self.cases]
             return Result(tables_of(loads), summary=mean_of([load.simulated for load in loads]))
 
+        # Read back in any case: another job of the sweep may have made it.
         folder = self._keep(work, AS_RUN)
         iterations = pd.read_parquet(folder / ITERATIONS)
         requests = pd.read_parquet(folder / REQUESTS)

@@ -83,10 +83,8 @@ def _picture(sweep: Path, runs: pd.DataFrame, folder: Path) -> bytes:
 def _of_task(folder: Path) -> Section:
     """The tables and pictures that a task left, such as `task=advise` or an experiment."""
     overrides = _overrides(folder)
-    title = folder.name
-    for override in reversed(overrides):
-        if override.startswith(("task=", "experiment=")):
-            title = override
+    named = [override for override in overrides if override.startswith(("task=", "experiment="))]
+    title = named[0] if named else folder.name
     facts = {}
     if overrides:
         facts["command"] = as_command(overrides)

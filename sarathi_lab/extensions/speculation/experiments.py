@@ -161,6 +161,7 @@ def _reserved(
     requests = at_rate(bench.requests(dataset, num_requests, seed), rate)
     drafting = Assumed(tokens=drafts, acceptance=acceptance, seed=bench.seed + seed)
     values = {}
+    # Until its pull request 51725, vLLM took the drafts of a full batch from the budget.
     budgets = {FOR_ALL: budget - most * (drafts - 1), FOR_THESE: budget}
     for name, tokens in budgets.items():
         table = _served(bench, requests, drafting, tokens).requests()

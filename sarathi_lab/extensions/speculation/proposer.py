@@ -52,6 +52,7 @@ class Proposer(Drafter):
             if not is_decode:
                 continue
             num_slots = scheduler.blocks.num_slots(sequence)
+            # One of the slots is for the decode's token itself.
             limit = min(_num_missing(sequence), self._max_drafts, num_slots - 1)
             if budget is not None:
                 limit = min(limit, budget - batch.num_tokens - reserved)
@@ -70,6 +71,7 @@ class Proposer(Drafter):
         tokens = result.token_ids
         if not batch.num_draft_tokens:
             return tokens
+        # The samples of a batch follow one another: a row for each draft, and one behind them.
         row = 0
         last_tokens: list[int] = []
         for index, chunk in enumerate(batch.chunks):

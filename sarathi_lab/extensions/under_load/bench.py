@@ -224,6 +224,7 @@ class LoadExperiment(Experiment):
         of the draws of the cost model's constants, if any are among the parts of each round.
         """
         num_parts = len(points_of_parts) // FEWEST_PAIRS
+        # The parts of a round follow one another: without a draw, then one for each draw.
         by_draw: list[Samples] = [{} for _ in range(num_parts)]
         for number, points in enumerate(points_of_parts):
             keep(by_draw[number % num_parts], points)

@@ -133,6 +133,7 @@ class FindCapacity(Task):
         """List the numbers of requests per run, up to all of the plan's."""
         num_requests = len(plan.load.requests)
         is_drawn = "num_requests" in plan.config["workload"]
+        # A file has no further requests: half of it and all of it are compared.
         if not is_drawn:
             return run_lengths(num_requests, doublings=1)
         return run_lengths(num_requests, self.doublings)
@@ -144,6 +145,7 @@ class FindCapacity(Task):
         engine = plan.engine.with_cache_of(executor)
         slo = slo_in_seconds(plan.targets.slo, engine, executor)
         shortest_run = requests[: lengths[0]]
+        # A guess, for the progress: how many runs a search takes is not known.
         tokens = 2 * sum(request.total_len - 1 for request in shortest_run)
         with progress_of(f"capacity under {slo.name}", EXPECTED_RUNS * tokens, "tokens") as advance:
             server = Server(engine, executor, advance, plan.load.request_time)

@@ -36,13 +36,12 @@ def rate_curves(runs: Sequence[RunAtRate], slo: Slo, capacity: float, title: str
     figure, axes = plot(marks, x="rate", grid=layout)
     for name, bound in slo.bounds.items():
         ax = axes[name]
-        bound_ms = 1e3 * bound
-        ax.axhline(bound_ms, color=BOUND.colour, ls=BOUND.dash, lw=0.9)
-        if capacity > 0:
-            ax.axvline(capacity, color=CAPACITY.colour, ls=CAPACITY.dash)
-        latencies = marks["value"][marks["panel"] == name]
+        milliseconds = 1e3 * bound
+        _draw_limits(ax, milliseconds, capacity)
         _scale_rates(ax)
-        _scale_latencies(ax, latencies, bound_ms, f"{_quantity(slo, name)} [ms]")
+        is_of_panel = marks["panel"] == name
+        label = f"{_quantity(slo, name)} [ms]"
+        _scale_latencies(ax, marks["value"][is_of_panel], milliseconds, label)
     # One key a look: of equal ones the dictionary has the first.
     keys = [look.key() for look in dict.fromkeys(looks)]
     keys.append(BOUND.key())
@@ -70,9 +69,17 @@ def _marks(runs: Sequence[RunAtRate], looks: Sequence[Look], slo: Slo) -> pd.Dat
     rows = []
     for run, look in zip(runs, looks, strict=True):
         for name, seconds in bounded(run.requests, slo).items():
-            row = {"panel": name, "rate": run.rate, "value": 1e3 * seconds, "look": look}
+            milliseconds = 1e3 * seconds
+            row = {"panel": name, "rate": run.rate, "value": milliseconds, "look": look}
             rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _draw_limits(ax: Axes, bound: float, capacity: float) -> None:
+    """Draw lines at the bound of a latency and at the capacity, if there is one."""
+    ax.axhline(bound, color=BOUND.colour, ls=BOUND.dash, lw=0.9)
+    if capacity > 0:
+        ax.axvline(capacity, color=CAPACITY.colour, ls=CAPACITY.dash)
 
 
 def _scale_rates(ax: Axes) -> None:
@@ -95,5 +102,6 @@ def _scale_latencies(ax: Axes, latencies: pd.Series, bound: float, label: str) -
 
 def _quantity(slo: Slo, bound: str) -> str:
     """Return what a bound is for, such as "TTFT P99"."""
+    name = WORDS.get(bound, bound.upper())
     percent = 100 * slo.quantile_of(bound)
-    return f"{WORDS.get(bound, bound.upper())} P{percent:g}"
+    return f"{name} P{percent:g}"

@@ -128,6 +128,7 @@ def sarathi_serve_capacity(
                 server = bench.server(policy, batch_size=bench.batch_of(name))
                 searches[name, policy] = RateSearch(server, requests, RateGrid(precision))
             capacity = searches[name, policy].capacity(slo, start, saturation, lengths)
+            # The next policy's search begins where this one ended.
             start = capacity.rate or start
             rates[name] = capacity.rate if capacity.is_settled else math.nan
             yield on_grid("capacity", "1/s", name, rates[name])
