@@ -296,10 +296,7 @@ def _built_in_model(name: str) -> str:
     Takes names of the hub (meta-llama/Llama-3.3-70B-Instruct) and ends of folders.
     """
     option = option_of("model", name.rstrip("/").rpartition("/")[2])
-    # Without a size it is a family's word: TinyLlama is not the lab's tiny.
-    if not re.search(r"\d", option):
-        return ""
-    return f" (did you mean {option}?)"
+    return f" (did you mean {option}?)" if option else ""
 
 
 def _require_launcher(option: str) -> None:

@@ -161,13 +161,12 @@ def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
     files = option_files(group)
     chosen = option_of(group, name or "")
     if not chosen:
-        options = [option for option in files if option != AUTO]
         by_file = ""
         if group == "model":
             by_file = _remedy_of_model(run)
         raise UserError(
             f"{run.source}: {group} {name or 'is not named and'} has no file in conf/{group}; add "
-            f"{by_file}{group}=NAME, one of {', '.join(options)}"
+            f"{by_file}{group}=NAME of those that --help {group} lists"
         )
     return read_option(group, files[chosen])
 

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from sarathi_lab.config.command_line import read_arguments
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
-from sarathi_lab.config.published_names import begins_with
+from sarathi_lab.config.published_names import begins_with, option_of
 from sarathi_lab.extensions.replay.names import names_of_model
 from sarathi_lab.extensions.replay.real_run import ServerSettings
 from sarathi_lab.extensions.replay.server_arguments import Statement, table
@@ -675,6 +675,21 @@ def test_iterations_without_the_use_of_the_cache_are_read(tmp_path):
 )
 def test_names_of_files_choose_the_option_that_they_begin_with(name, option, is_same):
     assert begins_with(name, option) == is_same
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("TinyLlama-1.1B-Chat-v1.0", ""),
+        ("tiny-random-LlamaForCausalLM", ""),
+        ("auto-merged", ""),
+        ("13b-merged", ""),
+        ("13b", "13b"),
+        ("Qwen3-8B-base", "qwen3-8b"),
+    ],
+)
+def test_the_labs_own_shapes_are_no_published_models(name, option):
+    assert option_of("model", name) == option
 
 
 def test_a_models_path_has_its_name(client):
