@@ -313,8 +313,13 @@ def without_unknown_weights(
             return with_settings(cfg, {"executor.weights": "auto"}), []
         backend.check(spec, 0)
     except UserError as error:
-        reason = f"not simulated: executor.weights={cfg.executor.weights} ({error})"
-        return with_settings(cfg, {"executor.weights": "auto"}), [reason]
+        plain = with_settings(cfg, {"executor.weights": "auto"})
+        backend, spec = devices(plain, run, is_named=is_named)
+        try:
+            backend.check(spec, 0)
+        except UserError:
+            raise error from None  # no weights' fault, such as of too few devices
+        return plain, [f"not simulated: executor.weights={cfg.executor.weights} ({error})"]
     return cfg, []
 
 

@@ -47,16 +47,24 @@ TYPED = "task.server"  # the source of what a user types
 # Commands that start a server, by the words that they contain.
 SERVER_COMMANDS = {
     "sglang": ("sglang.launch_server", "sglang_router.launch_server", "sglang serve"),
-    "vllm": ("vllm serve", "vllm.entrypoints"),
+    "vllm": ("vllm serve", "vllm.entrypoints", "entrypoints.openai.api_server"),
 }
+# What images of servers have, too.
+CLIENTS_AND_ROUTERS = ("launch_router", "bench_serving", "vllm bench", "sglang.bench")
 PROGRAMS = ("vllm", "sglang")  # a word of each of these, and of each image
 IMAGES = {
     "sglang": re.compile(r"(?:[\w.:-]+/)*lmsysorg/sglang(?::[\w.-]+)?(?:@\S+)?"),
-    "vllm": re.compile(r"(?:[\w.:-]+/)*vllm-openai[\w.-]*(?::[\w.-]+)?(?:@\S+)?"),
+    "vllm": re.compile(
+        r"(?:(?:[\w.:-]+/)*vllm-openai[\w.-]*|(?:[\w.:-]+/)+vllm(?:-[a-z][\w.-]*)?)"
+        r"(?::[\w.-]+)?(?:@\S+)?"
+    ),
 }
+REPLICAS = "replicas="  # a word in front of a container's command
+IMAGE_FLAG = "--image="  # of kubectl
+BEHIND_FLAGS = "--"  # what follows is the container's command
 # Flags of container engines whose value may be a server's name, and no image.
 NAMING = ("--name", "--hostname", "-h", "--network-alias", "--label", "-l")
-CONTAINER_ENGINES = ("docker", "podman", "nerdctl")
+CONTAINER_ENGINES = ("docker", "podman", "nerdctl", "kubectl", "oc")
 STARTING = ("run", "create", "exec")  # their commands by which one starts
 PROMPTS = ("+", "$")  # of a shell's trace, of a terminal
 # Words in front of a command's program.
@@ -116,6 +124,11 @@ NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 LONG_DASH = re.compile(r"^[‐-―−](?=[A-Za-z])")  # what a text editor makes of two hyphens
 ENVIRONMENT = re.compile(r"^(?:--env=|-e=?)?((?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=(.*)$", re.DOTALL)
 # Where a container's variables are that stand in no command: of engines, compose and Kubernetes.
+# Keys of YAML whose value is a script, or several: of dstack, and of SkyPilot.
+SCRIPT_KEYS = ("commands", "run")
+DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)\n[ \t]*\2[ \t]*(?:\n|$)", re.DOTALL)
+DOCKERFILE = re.compile(r"^[ \t]*FROM[ \t]+\S+", re.MULTILINE)
+INSTRUCTION = re.compile(r"^[ \t]*(FROM|ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
 VARIABLES_FILES = ("--env-file", "env_file", "envFrom")
 SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 HELM_KEY = "vllmConfig"
@@ -154,11 +167,17 @@ def find_command(text: str, source: str) -> Statement | None:
         if calls:
             _check_is_one(calls, source)
             return _read_call(system, calls[0], source)
-    for commands in (_in_containers(text), _in_list(text)):
+    in_containers = _in_containers(text)
+    in_documents = list[ShellCommand]()
+    for document in DOCUMENT.finditer(text):  # as for kubectl apply
+        in_documents += _in_containers(document[3])
+    for commands in (in_containers, in_documents, _in_list(text), _in_dockerfile(text)):
         servers = [command for command in commands if _is_of_server(command.argv)]
         if servers:
             _check_is_one(servers, source)
             return _read_command(servers[0], source)
+    if in_containers:
+        return None  # their images alone start no server
     servers = _servers_in(text, {}, source)
     if not servers:
         return None
@@ -235,6 +254,7 @@ def _read_command(command: ShellCommand, source: str) -> Statement:
     for name in VARIABLES_FILES:
         if any(word.startswith(name) for word in in_front):
             not_read.append(f"{name} (its variables are not here)")
+    not_read += [f"{word} (one of them is)" for word in argv[:start] if word.startswith(REPLICAS)]
     statement = replace(statement, not_simulated=[*statement.not_simulated, *not_read])
     if system != "vllm":
         return statement
@@ -348,28 +368,69 @@ def _in_containers(text: str) -> list[ShellCommand]:
         documents = list(yaml.safe_load_all(text))
     except yaml.YAMLError:
         return []
-    return [command for document in documents for command in _of_containers(document)]
+    return [command for document in documents for command in _of_containers(document, 1)]
 
 
-def _of_containers(content: object) -> Iterator[ShellCommand]:
+def _in_dockerfile(text: str) -> list[ShellCommand]:
+    """Return the command of the image that a Dockerfile makes."""
+    if DOCKERFILE.search(text) is None:
+        return []
+    image = ""
+    variables = dict[str, str]()
+    argv = {"ENTRYPOINT": list[str](), "CMD": list[str]()}
+    for instruction, content in INSTRUCTION.findall(CONTINUED.sub(" ", text)):
+        if instruction == "FROM":
+            image = content.split()[0]
+        elif instruction == "ENV":
+            variables |= _variables_of_docker(content)
+        else:
+            words = _in_list(content)
+            argv[instruction] = words[0].argv if words else split(content)
+    return [ShellCommand([image, *argv["ENTRYPOINT"], *argv["CMD"]], variables)]
+
+
+def _variables_of_docker(content: str) -> dict[str, str]:
+    """Read NAME=value of several variables, or NAME and a value."""
+    words = split(content)
+    if "=" not in words[0]:
+        return {words[0]: " ".join(words[1:])}
+    return _variables_of(words)
+
+
+def _of_containers(content: object, replicas: int) -> Iterator[ShellCommand]:
     if isinstance(content, list):
         for entry in content:
-            yield from _of_containers(entry)
+            yield from _of_containers(entry, replicas)
     if not isinstance(content, Mapping):
         return
+    stated = content.get("replicas")
+    if isinstance(stated, int):
+        replicas = stated
     if isinstance(content.get(HELM_KEY), Mapping):
         yield ShellCommand(["vllm", "serve", *_argv_of_helm(content)])
         return
     if any(key in content for key in ("command", "args", "entrypoint")):
         argv = [name for name in VARIABLES_FILES if content.get(name)]
+        if replicas > 1:
+            argv.append(f"{REPLICAS}{replicas}")
         argv.append(str(content.get("image", "")))
         for key in ("entrypoint", "command", "args"):
             argv += _argv_of(content.get(key))
         variables = _variables_of(content.get("env")) | _variables_of(content.get("environment"))
         yield ShellCommand(argv, variables)
         return
+    variables = _variables_of(content.get("env")) | _variables_of(content.get("envs"))
+    image = str(content.get("image", ""))
+    for key in SCRIPT_KEYS:
+        script = content.get(key)
+        if isinstance(script, list):
+            script = "\n".join(map(str, script))
+        if isinstance(script, str):
+            for command in commands_in(script, variables, PROGRAMS):
+                if _starts_server(command.argv):
+                    yield ShellCommand([image, *command.argv], command.variables)
     for value in content.values():
-        yield from _of_containers(value)
+        yield from _of_containers(value, replicas)
 
 
 def _argv_of_helm(content: Mapping[str, object]) -> list[str]:
@@ -424,6 +485,8 @@ def _system_of(argv: Sequence[str]) -> str | None:
     for system, signs in SERVER_COMMANDS.items():
         if any(sign in text for sign in signs):
             return system
+    if any(sign in text for sign in CLIENTS_AND_ROUTERS):
+        return None
     return next((system for system in IMAGES if _image_in(system, argv) is not None), None)
 
 
@@ -431,7 +494,8 @@ def _image_in(system: str, argv: Sequence[str]) -> int | None:
     """Return the position of a server's image among the words; None: there is none."""
     for position, word in enumerate(argv):
         is_name = position > 0 and argv[position - 1] in NAMING
-        if IMAGES[system].fullmatch(word) is not None and not is_name:
+        image = word.removeprefix(IMAGE_FLAG)
+        if IMAGES[system].fullmatch(image) is not None and not is_name:
             return position
     return None
 
@@ -457,6 +521,8 @@ def _end_of_command(system: str, argv: Sequence[str]) -> int:
     image = _image_in(system, argv)
     if image is not None:
         end = max(end, image + 1)
+        if argv[image].startswith(IMAGE_FLAG) and BEHIND_FLAGS in argv[image:]:
+            end = max(end, argv.index(BEHIND_FLAGS, image) + 1)
     while end < len(argv) and argv[end] in ("serve", system):
         end += 1
     return end
@@ -544,8 +610,9 @@ def _take_words(remaining: list[str]) -> list[str]:
 
 
 def _environment(argv: Sequence[str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the servers' own variables that are set before the command."""
-    assignments = [*argv, *(f"{name}={value}" for name, value in variables.items())]
+    """Return the servers' own variables that are set before the command; arrays are a script's."""
+    values = {name: value for name, value in variables.items() if not value.startswith(" ")}
+    assignments = [*argv, *(f"{name}={value}" for name, value in values.items())]
     matches = map(ENVIRONMENT.match, assignments)
     return {match[1]: match[2] for match in matches if match is not None}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -79,9 +80,10 @@ SGLANG_DTYPE = re.compile(r"Load weight end\..*?dtype=([\w.]+)")
 # What SGLang's scheduler states of itself.
 MADE_BY_SGLANG = ("effective_max_running_requests_per_dp", "token_capacity", "max_total_num_tokens")
 SGLANG_KEYS = ("model_path", "chunked_prefill_size")  # of its description
+FLAGS_KEY = re.compile(r"(?:vllm|sglang|serve|server|engine)_?(?:args|flags|arguments)")
 
 # Keys of files that describe containers, and of none that --config takes.
-CONTAINER_KEYS = ("services", "apiVersion", "kind")
+CONTAINER_KEYS = ("services", "apiVersion", "kind", "image", "commands", "run")
 # Fields of vLLM's configuration with other names than its arguments.
 ARGUMENT_NAMES = {"policy": "scheduling_policy", "cache_dtype": "kv_cache_dtype"}
 
@@ -184,6 +186,9 @@ def _of_description(path: Path, text: str) -> Statement | None:
         content = as_object(json.loads(text))
     except ValueError:
         return None
+    for key, value in content.items():
+        if isinstance(value, list) and FLAGS_KEY.fullmatch(key):
+            return _of_flags(path, content, key)
     if any(key in content for key in SGLANG_KEYS):
         return sglang_description(content, str(path))
     config = content.get("vllm_config")
@@ -199,6 +204,23 @@ def _of_description(path: Path, text: str) -> Statement | None:
     if not arguments or "backend" in content:
         return None
     return read_arguments("vllm", arguments, str(path), is_typed=True)
+
+
+def _of_flags(path: Path, content: Mapping[str, object], key: str) -> Statement | None:
+    """Read a person's description of a server, with the words of its command under `key`."""
+    system = "sglang" if "sglang" in f"{key} {content.get('image', '')}" else "vllm"
+    model = str(content.get("model") or content.get("model_path") or "")
+    program = {"vllm": ["vllm", "serve"], "sglang": ["sglang", "serve", "--model-path"]}
+    words = [str(content.get("image", "")), *program[system], model, *_words(content[key])]
+    command = find_command(shlex.join(words), str(path))
+    others = selected(system, {name: value for name, value in content.items() if name != key})
+    described = read_arguments(system, others, str(path), is_typed=True)
+    return described if command is None else merged(described, command)
+
+
+def _words(value: object) -> list[str]:
+    assert isinstance(value, list), "asked for by the caller"
+    return [str(word) for word in value]
 
 
 def _of_sections(config: Mapping[str, object]) -> dict[str, object]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 # A break that a shell takes for none (also of Windows), or in front of a flag.
 CONTINUED = re.compile(r"[\\^`]\r?\n|\r?\n(?=\s*-)")
 VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
+# What stands for a variable that is set; nothing does for one that is not.
+ALTERNATIVE = re.compile(r"\$\{(\w+):?\+((?:[^{}]|\{[^{}]*\})*)\}")
 PIECE = re.compile(
     r"""
       (?P<array> "?\$\{(?P<array_name>\w+)\[[@*]\]\}"?)  # all words of an array
@@ -59,6 +61,7 @@ def commands_in(
         programs: Lines with none of these and no variables, as of a log, are passed over.
     """
     values = dict(variables)
+    script = ALTERNATIVE.sub(lambda match: _alternative(match, script, variables), script)
     for line in CONTINUED.sub(" ", ARRAY.sub(_quoted_array, script)).splitlines():
         is_of_program = any(program in line for program in programs)
         if not is_of_program and WITH_VARIABLES.search(line) is None:
@@ -140,7 +143,14 @@ def _assignments(argv: list[str]) -> list[tuple[str, bool, str]] | None:
     return assignments
 
 
+def _alternative(match: re.Match[str], script: str, variables: Mapping[str, str]) -> str:
+    """Return what `${NAME:+words}` stands for: its words where a value of NAME is here."""
+    name, words = match[1], match[2]
+    is_set_above = re.search(rf"\b{name}=[\"']?[^\s\"'$]", script[: match.start()]) is not None
+    return words if variables.get(name) or is_set_above else ""
+
+
 def _quoted_array(match: re.Match[str]) -> str:
     """Return an array as one quoted text, whose words are separated by spaces."""
-    elements = split(COMMENT.sub("", match[1]))
+    elements = split(COMMENT.sub("", CONTINUED.sub(" ", match[1])))
     return f"={shlex.quote(' ' + ' '.join(map(shlex.quote, elements)))}"

@@ -631,3 +631,90 @@ def test_a_pipeline_serves_the_sequences_of_all_its_stages(result):
     checked("task=validate", f"task.run={result}", "hardware=h100", "host=none")
     engine = as_sglang(result, pp_size=2, max_running_requests=8).engine
     assert (engine.num_micro_batches, engine.batch_size) == (2, 4)
+
+
+DSTACK = """
+type: service
+image: lmsysorg/sglang:v0.5.9
+env:
+  - MODEL_ID=Qwen/Qwen3-8B
+commands:
+  - python3 -m sglang.launch_server
+     --model-path $MODEL_ID
+     --port 8000
+"""
+APPLIED = """
+cat <<'EOF' | kubectl apply -f -
+kind: Deployment
+spec:
+  replicas: 4
+  template:
+    spec:
+      containers:
+        - image: lmsysorg/sglang:v0.5.9
+          command: [python3, -m, sglang.launch_server, --model-path, "Qwen/Qwen3-8B"]
+EOF
+"""
+DOCKERFILE = """
+FROM rocm/vllm-dev:latest
+ENV MODEL_NAME=Qwen/Qwen3-8B SEQUENCES=64
+ENTRYPOINT ["python3", "-m", "vllm.entrypoints.openai.api_server"]
+CMD ["--model", "${MODEL_NAME}", "--max-num-seqs", "${SEQUENCES}"]
+"""
+ARRAY = """
+VLLM_ARGV=( "$VENV/bin/vllm" serve Qwen/Qwen3-8B \\
+  ${BACKEND:+--attention-backend "$BACKEND"} \\
+  --max-num-seqs "${SEQUENCES:-64}" )
+"${VLLM_ARGV[@]}"
+"""
+IMAGE = "kubectl run chat --image=vllm/vllm-openai:v0.11.0 --restart=Never --"
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        (f"{IMAGE} --model Qwen/Qwen3-8B --max-num-seqs 64", {"batch": 64, "version": "0.11.0"}),
+        (f"{IMAGE} vllm serve Qwen/Qwen3-8B --max-num-seqs 64", {"batch": 64}),
+        ("python -m ipex_llm.vllm.xpu.entrypoints.openai.api_server --model Qwen/Qwen3-8B", {}),
+        ("docker run rocm/vllm-dev:nightly --model Qwen/Qwen3-8B", {}),
+        (DSTACK, {"version": "0.5.9"}),
+        (APPLIED, {"version": "0.5.9"}),
+        (DOCKERFILE, {"batch": 64}),
+        (ARRAY, {"batch": 64}),
+    ],
+    ids=["kubectl", "kubectl serve", "ipex", "rocm", "dstack", "applied", "Dockerfile", "array"],
+)
+def test_further_places_of_a_servers_command(text, stated):
+    statement = find_facts(Path("file"), text)
+    assert statement is not None
+    assert statement.settings.items() >= {"model": "Qwen/Qwen3-8B", **stated}.items()
+    replicas = ["replicas=4 (one of them is)"] if text == APPLIED else []
+    assert statement.not_simulated == replicas
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{IMAGE} vllm bench serve --model Qwen/Qwen3-8B",
+        "spec: {image: lmsysorg/sglang:latest, command: [python, -m, sglang_router.launch_router]}",
+    ],
+)
+def test_images_of_servers_with_other_programs_start_none(text):
+    assert find_facts(Path("file"), text) is None
+
+
+def test_flags_in_an_object_are_a_command():
+    content = {
+        "model_path": "/models/Qwen3-8B",
+        "image": "vllm/vllm-openai:v0.28.0",
+        "vllm_args": ["--max-num-seqs", "64", "--kv-cache-dtype", "fp8"],
+    }
+    statement = find_facts(Path("row.json"), json.dumps(content))
+    assert statement is not None
+    stated = {"version": "0.28.0", "batch": 64, "cache.dtype": "fp8"}
+    assert statement.settings.items() >= {"model": "/models/Qwen3-8B", **stated}.items()
+
+
+def test_weights_that_do_not_fit_are_refused_as_they_are(result):
+    with pytest.raises(UserError, match=r"needs 67\d\.\d GB for weights"):
+        as_vllm(result, model="deepseek-ai/DeepSeek-V3", quantization="fp8")
