@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,46 +91,70 @@ def progress_of(
     only while nothing else is in progress. Yields the function to call with the steps just done,
     and with how many there will be, where that is known better by now.
     """
-    done, start = 0.0, time.monotonic()
+    work = _Work(what, total, unit)
+    if not sys.stdout.isatty():
+        with _in_lines(work):
+            yield work.advance
+    elif total is None:
+        yield work.advance
+    else:
+        with _in_a_bar(work):
+            yield work.advance
 
-    def advance(steps: float, expected: float | None = None) -> None:
-        nonlocal done, total
-        done += steps
-        total = expected or total
 
-    def print_line() -> None:
-        if total is None and len(_shown) > 1:
+@dataclass
+class _Work:
+    """What is in progress, and how much of it is done."""
+
+    what: str
+    total: float | None
+    unit: str
+    done: float = 0.0
+    start: float = field(default_factory=time.monotonic)
+
+    def advance(self, steps: float, expected: float | None = None) -> None:
+        self.done += steps
+        self.total = expected or self.total
+
+    def print_line(self) -> None:
+        # What is known to end tells more than what is not.
+        if self.total is None and len(_shown) > 1:
             return
-        elapsed = time.monotonic() - start
-        text = f"  {what}"
-        if total:
-            text += f": {min(done, total):,.0f} of {total:,.0f} {unit}".rstrip()
+        elapsed = time.monotonic() - self.start
+        text = f"  {self.what}"
+        if self.total:
+            done = min(self.done, self.total)
+            text += f": {done:,.0f} of {self.total:,.0f} {self.unit}".rstrip()
         text += f", {duration(elapsed)}"
-        if total and 0 < done < total:
-            text += f", about {duration(elapsed * (total / done - 1))} left"
+        if self.total and 0 < self.done < self.total:
+            left = elapsed * (self.total / self.done - 1)
+            text += f", about {duration(left)} left"
         print(text, flush=True)
 
-    if not sys.stdout.isatty():
-        _shown.append(what)
-        try:
-            with repeated(print_line, LINE_SECONDS):
-                yield advance
-        finally:
-            _shown.remove(what)
-    elif total is None:
-        yield advance
-    else:
-        from rich.progress import Progress
 
-        # Drawing takes milliseconds, where a step may take less: it is not done at every step.
-        with Progress(console=console(), auto_refresh=False, transient=True) as bar:
-            task = bar.add_task(f"  {what}", total=total)
+@contextmanager
+def _in_lines(work: _Work) -> Iterator[None]:
+    _shown.append(work.what)
+    try:
+        with repeated(work.print_line, LINE_SECONDS):
+            yield
+    finally:
+        _shown.remove(work.what)
 
-            def draw() -> None:
-                bar.update(task, completed=done, total=total, refresh=True)
 
-            with repeated(draw, BAR_SECONDS):
-                yield advance
+@contextmanager
+def _in_a_bar(work: _Work) -> Iterator[None]:
+    from rich.progress import Progress
+
+    # Drawing takes milliseconds, where a step may take less: it is not done at every step.
+    with Progress(console=console(), auto_refresh=False, transient=True) as bar:
+        task = bar.add_task(f"  {work.what}", total=work.total)
+
+        def draw() -> None:
+            bar.update(task, completed=work.done, total=work.total, refresh=True)
+
+        with repeated(draw, BAR_SECONDS):
+            yield
 
 
 @contextmanager

@@ -24,6 +24,7 @@ def run_with_timeout(
     from joblib.externals.loky import ProcessPoolExecutor
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+    # Not of the standard library: that one can't end a process that runs.
     pool = ProcessPoolExecutor(max_workers=1)
     try:
         returned: Returned = pool.submit(function, *args).result(timeout=limit)
@@ -57,6 +58,7 @@ def start_methods_of_python() -> Iterator[None]:
     use it, too, and fails, as only joblib's import makes that method known.
     """
     inherited = multiprocessing.get_start_method(allow_none=True)
+    # Python knows the method, so that libraries can use it.
     if inherited is None or inherited in multiprocessing.get_all_start_methods():
         yield
         return

@@ -140,6 +140,7 @@ def run_name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) 
     for setting in settings:
         name = name_of(setting)
         if name == "policy._target_":
+            # A class in place of an option: it is named without its module.
             rule = setting.rpartition(".")[2]
         elif name == "policy":
             continue  # it is the rule

@@ -82,6 +82,7 @@ def _follow_objective(cfg: DictConfig, stated: Mapping[str, str]) -> None:
             typed[name.removeprefix("slo.")] = value
     if not typed or "_target_" in typed:
         return
+    # An objective has one bound between tokens: in seconds, or in iterations.
     for bound, replaced in (("tbt", "tbt_factor"), ("tbt_factor", "tbt")):
         is_stated = typed.get(bound, "null") != "null"
         if is_stated and replaced not in typed:

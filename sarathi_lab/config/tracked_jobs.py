@@ -27,7 +27,8 @@ def tracked(jobs: Sequence[Job], folder: Path, *, names_hint: bool) -> Iterator[
         yield
     finally:
         tracker.finish(folder)
-        if names_hint and (hint := tracker.hint()):
+        hint = tracker.hint() if names_hint else None
+        if hint:
             print_place("W&B", hint)
 
 

@@ -221,11 +221,7 @@ def p_pas_gain(
         if policy is not None:
             policies[f"{name} {budget}"] = policy
     for load, stated in phases.items():
-        times = phased(stated, bench.seed + seed)
-        requests = bench.requests(dataset, len(times), seed)
-        arriving = []
-        for request, time in zip(requests, times, strict=True):
-            arriving.append(replace(request, arrival_time=time))
+        arriving = in_phases(bench, dataset, stated, seed)
         quantity = f"mean latency, {load}"
         values: dict[str, dict[str, float]] = {}
         for name, policy in policies.items():
@@ -234,6 +230,18 @@ def p_pas_gain(
         p_pas, of_p_pas = values.popitem()  # the last, over the others
         yield from compared(dataset, values, {})
         yield from compared(dataset, {p_pas: of_p_pas}, values)
+
+
+def in_phases(
+    bench: ServingBench, dataset: str, phases: Sequence[Sequence[float]], seed: int
+) -> list[Request]:
+    """Requests of a data set that come as `phased` has them."""
+    times = phased(phases, bench.seed + seed)
+    requests = bench.requests(dataset, len(times), seed)
+    arriving = []
+    for request, time in zip(requests, times, strict=True):
+        arriving.append(replace(request, arrival_time=time))
+    return arriving
 
 
 def phased(phases: Sequence[Sequence[float]], seed: int) -> list[float]:

@@ -12,7 +12,7 @@ import numpy as np
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Platform
-from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
+from sarathi_lab.extensions.after_sarathi.adaptive_budgets import in_phases
 from sarathi_lab.extensions.after_sarathi.long_prompts import policies_of
 from sarathi_lab.extensions.under_load import LoadSizes, ServingBench, compared, under_load, waited
 from sarathi_lab.extensions.under_load.search import at_rate
@@ -70,10 +70,7 @@ def arriving(
     and of the data set's own lengths or else of random ones of its `grids`.
     """
     if dataset in phases:
-        times = phased(phases[dataset], bench.seed + seed)
-        requests = []
-        for request, time in zip(bench.requests(dataset, len(times), seed), times, strict=True):
-            requests.append(replace(request, arrival_time=time))
+        requests = in_phases(bench, dataset, phases[dataset], seed)
     else:
         number = bench.sizes["num_requests"]
         requests = list(at_rate(bench.requests(dataset, number, seed), bench.rate(dataset)))

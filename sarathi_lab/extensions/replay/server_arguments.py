@@ -31,7 +31,8 @@ from sarathi_lab.policy.systems import WHOLE_PROMPT_TOKENS
 
 # What the lab's command line has no name for: the cache in tokens, as vLLM logs it, and in bytes of
 # a device; whether replicas share experts; the server's version; the names that clients use.
-LOGGED_CACHE, CACHE_BYTES = "cache.logged", "cache.bytes"
+LOGGED_CACHE = "cache.logged"
+CACHE_BYTES = "cache.bytes"
 SERVED_NAMES = "model.served"
 OF_FILES = (
     *("cache.tokens", LOGGED_CACHE, CACHE_BYTES, "cluster.shares_experts", "version"),
@@ -40,7 +41,9 @@ OF_FILES = (
 NO_EFFECT = "-"
 UNCUT = -1  # a chunk of SGLang's that cuts no prompt
 NULL_BLOCKS = 1  # of vLLM's blocks, never allocated from its second engine (V1) on
-CHUNKED_V0, WHOLE_PROMPTS_V0 = "vllm_v0_chunked", "prefill_first"  # policies of the first one
+# Policies of the first engine (V0).
+CHUNKED_V0 = "vllm_v0_chunked"
+WHOLE_PROMPTS_V0 = "prefill_first"
 FIRST_OF_V1 = (0, 8)  # version whose default is the second engine
 VERSION = re.compile(r"v?(\d+)\.(\d+)")
 # Built from sources without their tags, as 0.1.dev11000+g1a2b3c4 is: of any version.
@@ -53,7 +56,8 @@ SHOWN_VALUE = 24  # characters of a value in a message
 SHOWN_NAMES = 8  # unknown names of a server's dump in a message
 POLICIES = {"sglang": "sglang"}  # schedulers that a system has in all versions
 FLAGS = ("flag", "inverse")  # kinds of arguments without a value
-TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+TRUE = ("true", "1", "yes", "on")
+FALSE = ("false", "0", "no", "off")
 SCALED = re.compile(r"(\d+)(\.\d+)?([kKmMgGtT])")
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}  # vLLM's
 BINARY_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -170,7 +174,9 @@ def read_arguments(
         UserError: For a misspelt name and, unless it is a dump, a value of another kind.
     """
     settings: dict[str, object] = {}
-    not_simulated, without_effect, unknown = list[str](), list[str](), list[str]()
+    not_simulated = list[str]()
+    without_effect = list[str]()
+    unknown = list[str]()
     for name, value in _flattened(system, arguments).items():
         row = find(system, name)
         if _says_nothing(row, value):
@@ -231,7 +237,9 @@ def _flattened(system: str, arguments: Mapping[str, object]) -> dict[str, object
 def merged(first: Statement, *others: Statement) -> Statement:
     """Merge what one source states in several places, the last place first."""
     settings: dict[str, object] = {}
-    not_simulated, without_effect = dict[str, None](), dict[str, None]()
+    # Of dictionaries the keys alone count, in their order and each once.
+    not_simulated = dict[str, None]()
+    without_effect = dict[str, None]()
     statements = (first, *others)
     for statement in statements:
         settings |= statement.settings
@@ -328,6 +336,7 @@ def _is_idle(value: object, neutral: str) -> bool:
 
 
 def _with_reason(name: str, value: object, reason: str) -> str:
+    """Describe an argument that is not simulated, without a value that is long."""
     shown = str(value)
     if len(shown) > SHOWN_VALUE or isinstance(value, dict | list):
         stated = name
@@ -339,6 +348,7 @@ def _with_reason(name: str, value: object, reason: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
+    """List the first names, and count the others."""
     shown = ", ".join(names[:SHOWN_NAMES])
     more = len(names) - SHOWN_NAMES
     if more > 0:

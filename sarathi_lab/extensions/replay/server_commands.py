@@ -295,7 +295,8 @@ def _without_unset(
             notes += [f"{name}.{note}" for note in of_keys]
             continue
         # A list with one such word is not taken at all: the others may be half of what was meant.
-        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        words = value if isinstance(value, list) else [value]
+        text = " ".join(map(str, words))
         if VARIABLE.search(text) is None:
             filled_in[name] = value
             continue

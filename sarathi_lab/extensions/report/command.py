@@ -35,7 +35,8 @@ def main(args: Sequence[str]) -> int:
     text = "print sentences and tables instead, to paste (a sweep's sweep.csv has all columns)"
     parser.add_argument("--markdown", action="store_true", help=text)
     options = parser.parse_args(args)
-    work = partial(_print if options.markdown else _write, options.folder, options.out)
+    make = _print if options.markdown else _write
+    work = partial(make, options.folder, options.out)
     return exit_code(work, "no page was written")
 
 
@@ -72,9 +73,15 @@ def _write(folder: Path, out: Path | None) -> int:
         title = EXPERIMENTS_TITLE
     elif len(sections) == 1:
         title = sections[0].title
-    is_records = folder.resolve() == EXPERIMENTS  # which a wheel's may not write to
-    page = out or (OUTPUTS if is_records else folder) / PAGE
-    make_folder(page.parent, "--out" if out else "the folder")
+    page = out
+    setting = "--out"
+    if page is None:
+        # A wheel's records may be in a folder that its user can't write to.
+        is_records = folder.resolve() == EXPERIMENTS
+        parent = OUTPUTS if is_records else folder
+        page = parent / PAGE
+        setting = "the folder"
+    make_folder(page.parent, setting)
     write_page(title, sections, page)
     print_place("report", page)
     return 0
