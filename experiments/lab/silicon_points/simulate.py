@@ -54,7 +54,7 @@ MODELS = {
 MIXTURES = ("DeepSeek", "MiniMax", "gpt-oss", "A17B", "A22B", "Kimi", "GLM")
 WEIGHTS = {"": "auto", "fp8": "fp8"}  # by gemm_quant_mode; a row that names none is in 16 bits
 HOSTS = {"vllm": "vllm_0_12", "sglang": "sglang_0_5", "trtllm": "trtllm_1_0"}
-AHEAD = "vllm_0_19"  # InferenceMAX asks vLLM to schedule ahead
+AHEAD = "vllm_async"  # InferenceMAX asks vLLM to schedule ahead
 # Kernels of Llama-3.1-70B that include what follows: TensorRT-LLM's layers have them on every GPU
 # where scales are static (modeling_llama.py, attention.py, gated_mlp.py).
 TRTLLM_FUSED = ("attention", "activation", "all_reduce")

@@ -23,6 +23,7 @@ from sarathi_lab.executor.simulated.hardware import Host
 
 SAME = ["tp", "isl", "osl", "concurrency"]
 NOW = "as simulated"
+HIDDEN = {"visible": 0.0, "visible_sequence": 0.0}
 VARIANTS = {  # changes of the host as it is simulated, and the level of the cost model
     ("trtllm", "host beside the device, vLLM's attention, nothing fused"): (
         {"attention_kernel": None, "fused": None},
@@ -34,7 +35,11 @@ VARIANTS = {  # changes of the host as it is simulated, and the level of the cos
         "analytic",
     ),
     ("trtllm", NOW): ({}, "analytic"),
-    ("vllm", "nothing fused"): ({"fused": None}, "analytic"),
+    ("vllm", "nothing fused, nothing of the host visible"): (
+        {"fused": None, **HIDDEN},
+        "analytic",
+    ),
+    ("vllm", "attention and all-reduce, nothing of the host visible"): (HIDDEN, "analytic"),
     ("vllm", NOW): ({}, "analytic"),
     ("vllm", "by its measured products"): ({}, "profiled"),
 }

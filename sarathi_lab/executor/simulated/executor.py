@@ -53,7 +53,8 @@ class SimulatedExecutor:
         self._launched = max(self.now, self._launched) + host_time
         start = self._launched
         if self._in_flight:  # the device runs one batch after another
-            start = max(start, self._in_flight[-1].end)
+            free = self._in_flight[-1].end + self.host.between(batch)
+            start = max(start, free)
         end = start + self.iteration_time(batch)
         self._in_flight.append(StepResult(batch, start, end, [], host_time=host_time))
 

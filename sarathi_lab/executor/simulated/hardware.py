@@ -318,6 +318,9 @@ class Host:
             has it: a server of short requests serves no more than 1 / `request` a second.
         overlaps: It works while the device runs the iteration before (vLLM's asynchronous
             scheduling).
+        visible: Seconds between two iterations that a host which overlaps leaves the device
+            waiting all the same.
+        visible_sequence: Seconds more for each sequence of the batch.
         attention_kernel: One of `Hardware.kernels`; None: the hardware file's.
         graphs: They launch a layer's kernels; None: launches take no time.
         fused: Kernels (`FUSING`) that include the conversion to 8 bits which follows; an all-reduce
@@ -329,6 +332,8 @@ class Host:
     sequence: float = number(0.0, minimum=0, fix="use seconds from 0")
     request: float = number(0.0, minimum=0, fix="use seconds from 0, such as 8e-3")
     overlaps: bool = flag(False)
+    visible: float = number(0.0, minimum=0, fix="use seconds from 0")
+    visible_sequence: float = number(0.0, minimum=0, fix="use seconds from 0")
     attention_kernel: str | None = text(None, fix="use a kernel's name, or null")
     graphs: CudaGraphs | None = None
     fused: Sequence[str] | None = listed(
@@ -356,7 +361,13 @@ class Host:
     def exposed(self, batch: Batch, device: float) -> float:
         """Compute the seconds added to an iteration of `device` seconds in steady state."""
         host = self.seconds(batch)
-        return max(0.0, host - device) if self.overlaps else host
+        if not self.overlaps:
+            return host
+        return max(self.between(batch), host - device)
+
+    def between(self, batch: Batch) -> float:
+        """Compute the seconds between `batch` and the one before that nothing hides."""
+        return self.visible + self.visible_sequence * len(batch)
 
 
 NO_HOST = Host("none")

@@ -41,6 +41,7 @@ from sarathi_lab.policy.systems import setup_of, vllm_memory
 from sarathi_lab.tasks.plan import changed
 from sarathi_lab.tasks.run_cache import memory_share
 
+AHEAD = "vllm_async"  # the host of a vLLM that is asked to schedule ahead
 AUTO = "auto"  # of hardware, host, model and dtype: as recorded in the run
 
 
@@ -192,7 +193,11 @@ def _host(run: RealRun) -> DictConfig:
     if run.version:
         nearest = min(names, key=partial(_distance, run.version))
     node = read_option("host", files[nearest])
-    node.overlaps = run.settings.stated.get("host.overlaps", node.overlaps)
+    overlaps = run.settings.stated.get("host.overlaps", node.overlaps)
+    if overlaps and not node.overlaps and server_of(run) == "vllm":
+        # A version that schedules ahead where it is asked to, not by default.
+        return read_option("host", files[AHEAD])
+    node.overlaps = overlaps
     return node
 
 

@@ -68,6 +68,10 @@ def test_a_host_ahead_of_its_device_hides_what_is_shorter():
     assert (serial.exposed(batch, 2.0), ahead.exposed(batch, 2.0)) == (0.5, 0.0)
     assert ahead.exposed(batch, 0.25) == 0.25
 
+    seen = replace(ahead, visible=0.0625, visible_sequence=0.0625)
+    assert duration(2.0, seen) == 10 * 2.0 + 9 * 0.125 + 0.5
+    assert (seen.exposed(batch, 2.0), seen.exposed(batch, 0.25)) == (0.125, 0.25)
+
 
 def test_replicas_wait_for_the_slowest_and_share_the_experts():
     cost = make_cost_model("analytic", EXPERTS, LINKED, 2)

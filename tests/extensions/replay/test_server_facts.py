@@ -806,6 +806,17 @@ def test_a_build_without_its_tag_is_of_no_version(version, client):
     assert "a build without its tag" in " ".join(replay.describe())
 
 
+@pytest.mark.parametrize(
+    ("version", "is_asked", "host"),
+    [("0.11.0", True, "vllm_async"), ("0.11.0", False, "vllm_0_12"), ("0.19.0", True, "vllm_0_19")],
+)
+def test_a_server_asked_to_schedule_ahead_has_a_host_of_its_own(version, is_asked, host, client):
+    stated = {"version": version, "async_scheduling": is_asked, "model": MODEL}
+    client.write_text(json.dumps({**json.loads(client.read_text()), **stated}))
+    replay = replayed(client, "hardware=h100").as_run
+    assert replay.backend.host.name == host
+
+
 def test_a_version_is_of_the_server_that_runs():
     log = Statement("vllm.log", {"version": "0.19.0", "batch": 64})
     server = read_command(f"python -m sglang.launch_server --model {MODEL}")
