@@ -50,7 +50,7 @@ QUOTING = {str(name): (folder, text) for name, folder, text in pages() if INTERV
 
 def gains_of_p_pas(folder: Path) -> Iterator[np.ndarray]:
     """Yield the latency of P-PAS over that of each fixed budget, as measured by others."""
-    logs = pd.read_csv(EXPERIMENTS / "lab" / "rankings" / "logs.csv")
+    logs = pd.read_csv(EXPERIMENTS / "lab" / "rankings" / "logs.csv.gz")
     logs = logs[logs.model == "llama3.2-3b"]
     seeds = logs.pivot_table("latency", ["phases", "seed"], ["policy", "budget"])
     for budget in (2048, 16384):
@@ -66,7 +66,7 @@ def gains_of_riding_limit(folder: Path) -> Iterator[np.ndarray]:
         for policy in ("sarathi_serve", "vllm_v1"):
             ratio = seeds[quantity, "riding_limit"] / seeds[quantity, policy]
             yield ratio.groupby("workload").agg(["median", "min", "max"]).to_numpy()
-    runs = pd.read_csv(folder / "results" / "a100.csv").query("role == 'best' and calls == 1")
+    runs = pd.read_csv(folder / "results" / "a100.csv.gz").query("role == 'best' and calls == 1")
     means = runs.groupby(["workload", "policy", "budget"]).goodput_strict.mean()
     best = means.groupby(["workload", "policy"]).idxmax()
     runs = runs.set_index(["workload", "policy", "budget"]).loc[best]

@@ -2,9 +2,9 @@
 
     python experiments/lab/rankings/score.py predict NAME [SETTING=VALUE ...] [--client SECONDS]
     python experiments/lab/rankings/score.py score NAME ...      # of recorded predictions
-    python experiments/lab/rankings/score.py import FOLDER       # logs.csv anew, of the raw logs
+    python experiments/lab/rankings/score.py import FOLDER       # logs.csv.gz anew, of the raw logs
 
-`predict` serves every run of logs.csv, without its times, and records results/NAME.csv, with the
+`predict` serves every run of logs.csv.gz, without its times, and records results/NAME.csv, with the
 commits and the settings beside it, then scores it; scores.csv has the scores of all predictions.
 """
 
@@ -41,7 +41,8 @@ from sarathi_lab.policy.zoo import PPas
 from sarathi_lab.results.provenance import last_commit
 
 HERE = Path(__file__).parent
-LOGS, RESULTS = HERE / "logs.csv", HERE / "results"
+LOGS = HERE / "logs.csv.gz"
+RESULTS = HERE / "results"
 SCORES = RESULTS / "scores.csv"
 TRACE = ["gpu", "model", "prompt_len", "output_len", "phases", "seed"]
 WAITS = ["latency", "ttft", "tpot"]  # means of a run, seconds
@@ -288,7 +289,7 @@ def main() -> None:
     parser.add_argument("--client", type=float, default=0.0, help="seconds a prompt token")
     given = parser.parse_args()
     if given.what == "import":
-        read_logs(Path(given.names[0])).to_csv(LOGS, index=False)
+        write_csv(LOGS.with_suffix(""), read_logs(Path(given.names[0])).to_csv(index=False))
         return
     logs = pd.read_csv(LOGS)
     if given.what == "predict":
