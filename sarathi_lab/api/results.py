@@ -45,8 +45,7 @@ class Results:
         tables: Mapping[str, Sequence[Reader]] | None = None,
     ) -> None:
         self.runs = runs
-        columns = pd.Index(map(str, runs))
-        self.settings = list(columns[columns.isin(list(settings))])
+        self.settings = [name for name in map(str, runs) if name in settings]
         self._tables = tables or {}
 
     def __repr__(self) -> str:
@@ -64,8 +63,8 @@ class Results:
 
         shown = sweep_table(self.runs, f"{len(self.runs)} runs")
         rows = pd.DataFrame(list(map(dict, shown.rows)))
-        lines = [f"<b>{shown.title}</b>"]
-        lines.append(rows.to_html(index=False, border=0, max_rows=MOST_ROWS))
+        table = rows.to_html(index=False, border=0, max_rows=MOST_ROWS)
+        lines = [f"<b>{shown.title}</b>", table]
         lines += notes_of(self.runs)
         lines += conclusion(self.runs)
         return "\n".join(lines)
@@ -92,7 +91,8 @@ class Results:
         """Names of the runs by what varies, such as "sarathi, tiny, cpu, chunk 256"."""
         names = []
         num_named: Counter[str] = Counter()
-        for _, run in sweep_analysis.with_short_devices(self.runs).iterrows():
+        runs = sweep_analysis.with_short_devices(self.runs)
+        for _, run in runs.iterrows():
             name = _name_of(run, self.varying)
             num_named[name] += 1
             if num_named[name] > 1:
@@ -127,7 +127,7 @@ class Results:
         self._refuse_several(base, keys, to)
         runs = sweep_analysis.without_baselines(self.runs)
         # A metric that no run has, such as waits of a closed batch, is left out.
-        shown = list(pd.Index(metrics).intersection(self.runs.columns, sort=False))
+        shown = [name for name in metrics if name in self.runs]
         ratios = sweep_analysis.ratios(runs, base, shown, keys)
         # Of several settings all values, as in "throughput_vs_sarathi_256".
         name = "_".join(map(str, wanted.values()))
@@ -189,11 +189,11 @@ class Results:
         readers = self._tables.get("iterations")
         if not readers:
             raise UserError("these runs have no tables of iterations; load them by their folders")
-        drawn = names or [self.names[number] for number in self._best()]
+        numbers = list(map(self.names.index, names)) or self._best()
         tables = {}
-        for name in drawn:
-            read_iterations = readers[self.names.index(name)]
-            tables[name] = read_iterations()
+        for number in numbers:
+            read_iterations = readers[number]
+            tables[self.names[number]] = read_iterations()
         return curves(tables, x)
 
     def _best(self) -> list[int]:
@@ -210,10 +210,10 @@ class Results:
         once = others[~is_repetition]
         # The best of each policy first: the chunks of one alone would fill the picture.
         best_of_policies = once.drop_duplicates("policy")
-        order = dict.fromkeys([*best_of_policies.index, *once.index])
-        chosen = list(order)[: MOST_CURVES - 1]
+        others_of_policies = once.drop(best_of_policies.index)
+        in_order = [*best_of_policies.index, *others_of_policies.index]
         references = runs[is_reference]
-        return [*chosen, *references.index[:1]]
+        return [*in_order[: MOST_CURVES - 1], *references.index[:1]]
 
     def _matching(self, wanted: Mapping[str, object]) -> pd.DataFrame:
         """Return the runs with these settings, or else the baselines."""
@@ -228,12 +228,14 @@ class Results:
             matching = runs[is_equal.all(axis="columns")]
             if len(matching):
                 return matching
-        policies = ", ".join(sorted(set(self.runs["policy"])))
-        raise UserError(f"to={wanted} matches no run; their policies are {policies}")
+        policies = sorted(set(self.runs["policy"]))
+        in_words = ", ".join(policies)
+        raise UserError(f"to={wanted} matches no run; their policies are {in_words}")
 
     def _tidy(self, kind: str) -> pd.DataFrame:
         """Return the rows of all runs' tables of a kind, each beside its run's settings."""
-        tables = [read() for read in self._tables.get(kind, ())]
+        readers = self._tables.get(kind, ())
+        tables = [read() for read in readers]
         if not tables:
             return pd.DataFrame()
         rows = pd.concat(tables, ignore_index=True)
@@ -242,7 +244,8 @@ class Results:
         texts = settings.select_dtypes(exclude="number").columns
         # As categories, texts that millions of rows repeat take a byte each.
         settings = settings.astype(dict.fromkeys(texts, "category"))
-        run_of_row = np.repeat(np.arange(len(tables)), list(map(len, tables)))
+        num_rows = list(map(len, tables))
+        run_of_row = np.repeat(range(len(tables)), num_rows)
         settings_of_rows = settings.take(run_of_row).reset_index(drop=True)
         return pd.concat([settings_of_rows, rows], axis="columns")
 

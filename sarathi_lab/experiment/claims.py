@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -58,6 +57,7 @@ READ = [
     *("x", "y", "low", "high", "confidence", "samples", "draws", "moved", "is_simulated"),
     *("num_pairs", "reason", "unit"),
 ]
+ENDS = ["y", "low", "high"]
 SHARE = "share"  # the unit of what lies between 0 and 1, whatever its errors
 ABSENT = "not in what was measured"
 UNKNOWN_ERROR = "no error of it is known: the cost model states none, or all samples agree"
@@ -220,7 +220,7 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
     judged = []
     for claim in claims:
         rows_by_device = tables.get(claim.experiment, {})
-        devices = list(dict.fromkeys([*sorted(machines), *rows_by_device]))
+        devices = dict.fromkeys([*sorted(machines), *rows_by_device])
         for device in devices or [NO_DEVICE]:
             value, reason = _value(claim, rows_by_device.get(device))
             is_of_other_model = device not in machines and device != NO_DEVICE
@@ -233,7 +233,10 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
             row["note"] = "; ".join(notes)
             judged.append(row)
     table = pd.DataFrame(judged, columns=COLUMNS)
-    table.attrs["names"] = {device: "; ".join(names) for device, names in machines.items()}
+    names_in_words = {}
+    for device, names in machines.items():
+        names_in_words[device] = "; ".join(names)
+    table.attrs["names"] = names_in_words
     return table
 
 
@@ -257,10 +260,11 @@ def _machines(tables: Tables) -> dict[str, list[str]]:
             if rows.is_simulated.all():
                 continue
             names = machines.setdefault(device, [])
-            if "device_name" in rows:
-                for name in rows.device_name.dropna().map(str).unique():
-                    if name not in names:
-                        names.append(name)
+            if "device_name" not in rows:
+                continue
+            for name in rows.device_name.dropna().unique():
+                if str(name) not in names:
+                    names.append(str(name))
     return machines
 
 
@@ -329,15 +333,18 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
     if reason is not None:
         return Value(), reason
     if candidates.draws.map(_is_unknown).any():
-        value, _, _ = take.value(candidates)
-        return Value(float(value)), None
+        without_interval = take.value(candidates)
+        return Value(without_interval.measured), None
     if take.is_of_draws and _are_predicted(candidates):
         taken = _in_every_draw(take, candidates)
     else:
         taken = _of_samples(claim, queried, candidates)
-    is_y = claim.over is None and not take.is_line and not take.is_place
-    if is_y and (candidates.unit == SHARE).all():
-        taken = taken._replace(low=max(taken.low, 0.0), high=min(taken.high, 1.0))
+    is_ratio = claim.over is not None or take.is_line
+    are_shares = candidates.unit == SHARE
+    if are_shares.all() and not is_ratio and not take.is_place:
+        low = max(taken.low, 0.0)
+        high = min(taken.high, 1.0)
+        taken = taken._replace(low=low, high=high)
     return taken, None
 
 
@@ -363,15 +370,14 @@ def _of_samples(claim: Claim, queried: Sequence[pd.DataFrame], candidates: pd.Da
     failure_of_each = 1 - widened.confidence.astype(float)
     failure_of_any = at_once * failure_of_each.mean(skipna=False)
     confidence = max(1 - failure_of_any, 0.0)
-    value, low, high = take.value(widened)
-    return Value(float(value), float(low), float(high), confidence)
+    return take.value(widened)._replace(confidence=confidence)
 
 
 def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
     """Return the value of predicted rows, and its interval by what it is in each draw, and where
     each of the shapes that it may hang on is slower, or faster, by the error of its own.
     """
-    value, _, _ = take.value(rows)
+    value = take.value(rows).measured
     drawn = []
     for values_in_draw in zip(*rows.draws, strict=True):
         drawn.append(_taken(take, rows, values_in_draw))
@@ -381,27 +387,30 @@ def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
     moved = []
     mirrored = []
     for shape in shapes:
-        # A row without the shape is as it was.
-        values = [by_shape.get(shape, y) for by_shape, y in zip(rows.moved, rows.y, strict=True)]
+        values = []
+        opposite_values = []
+        for by_shape, y in zip(rows.moved, rows.y, strict=True):
+            moved_y = by_shape.get(shape, y)  # a row without the shape is as it was
+            values.append(moved_y)
+            opposite_values.append(mirror(y, moved_y))
         moved.append(_taken(take, rows, values))
         # Where another row becomes the largest, an error to one side moves more than to the other.
-        opposite = [mirror(y, value) for y, value in zip(rows.y, values, strict=True)]
-        mirrored.append(_taken(take, rows, opposite))
+        mirrored.append(_taken(take, rows, opposite_values))
     if take.is_place:
         # An x of the sweep has no distribution: its interval spans all that are drawn.
         everywhere = [value, *drawn, *moved, *mirrored]
-        return Value(float(value), min(everywhere), max(everywhere))
-    ends = ends_of_draws(float(value), drawn, moved, mirrored)
+        return Value(value, min(everywhere), max(everywhere))
+    ends = ends_of_draws(value, drawn, moved, mirrored)
     if math.isnan(ends.low):  # all errors cancel
-        return Value(float(value), float(value), float(value))
-    return Value(float(value), ends.low, ends.high)
+        return Value(value, value, value)
+    return Value(value, ends.low, ends.high)
 
 
 def _taken(take: Take, rows: pd.DataFrame, values: Sequence[float]) -> float:
     """Return what is made of rows where they have other values."""
     y = pd.Series(values, rows.index)
-    value, _, _ = take.value(rows.assign(y=y, low=y, high=y))
-    return float(value)
+    with_values = rows.assign(y=y, low=y, high=y)
+    return take.value(with_values).measured
 
 
 def _missing(tables: Sequence[pd.DataFrame]) -> str | None:
@@ -423,10 +432,12 @@ def _chosen(claim: Claim, queried: Sequence[pd.DataFrame], at_once: float) -> pd
     """Return the rows that the claim's queries chose, or the ratios of two queries' rows, with
     intervals so wide that all of `at_once` rows together hold with the confidence `LEVEL`.
     """
-    bounded = [_bounded(rows, len(queried) * at_once) for rows in queried]
+    num_ends_at_once = len(queried) * at_once
+    bounded = [_bounded(rows, num_ends_at_once) for rows in queried]
     if len(bounded) == 1:
         return _with_draws(bounded[0])
-    both = bounded[0].merge(bounded[1], on=list(claim.match), suffixes=("", "_over"))
+    of_rows, of_others = bounded
+    both = of_rows.merge(of_others, on=list(claim.match), suffixes=("", "_over"))
     ratios = both.assign(
         y=both.y / both.y_over,
         low=both.low / both.high_over,
@@ -448,37 +459,46 @@ def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
     they do not show how far off they are, so it gets an unknown draw.
     """
     level = 1 - (1 - LEVEL) / at_once
-    recorded = rows[[*Ends._fields]].to_numpy(dtype=float)
-    draws = rows.draws.map(_draws_in)
-    moved = rows.moved.map(_moved_in)
-    columns = (recorded.tolist(), rows.y, rows.samples, draws, moved, rows.is_simulated)
+    recorded = rows.astype(dict.fromkeys(Ends._fields, float))
+    recorded["draws"] = rows.draws.map(_draws_in)
+    recorded["moved"] = rows.moved.map(_moved_in)
     bounds = []
-    all_draws = []
-    for numbers, value, text, of_draws, by_shape, is_simulated in zip(*columns, strict=True):
-        ends = Ends(*numbers)
-        drawn = {*of_draws, *by_shape.values()} - {value}  # none of a value that no error changes
-        samples = _numbers(text)
+    draws = []
+    for row in recorded.to_dict("records"):
+        ends = Ends(row["low"], row["high"], row["confidence"])
+        draws_of_row = row["draws"]
+        samples = _numbers(row["samples"])
         if samples and math.isnan(ends.low):
-            all_draws.append([math.nan])
-            bounds.append(ends)
-            continue
-        if samples:
+            draws_of_row = [math.nan]
+        elif samples:
             # Seeds are independent; samples of a device follow one another and may drift.
-            of_samples = ends_of_median(samples, level=level, is_series=not is_simulated)
-            of_errors = ends_of_draws(value, of_draws, by_shape.values())
-            ends = _not_below(without(value, ends, of_errors), of_samples)
-        elif drawn:
-            ends = Ends(value, value, math.nan)
-        all_draws.append(of_draws)
+            is_series = not row["is_simulated"]
+            of_samples = ends_of_median(samples, level=level, is_series=is_series)
+            of_errors = ends_of_draws(row["y"], row["draws"], row["moved"].values())
+            ends = _not_below(without(row["y"], ends, of_errors), of_samples)
+        elif _has_errors(row):
+            ends = Ends(row["y"], row["y"], math.nan)
         bounds.append(ends)
-    lows, highs, confidences = np.array(bounds, dtype=float).reshape(-1, 3).T
-    return rows.assign(
-        low=np.where(np.isnan(lows), rows.y, lows),
-        high=np.where(np.isnan(highs), rows.y, highs),
-        confidence=confidences,
-        draws=pd.Series(all_draws, rows.index, dtype=object),
-        moved=moved,
+        draws.append(draws_of_row)
+    columns = _columns_of(bounds, rows)
+    return recorded.assign(
+        low=columns.low.fillna(rows.y),  # an interval that is not known has no width yet
+        high=columns.high.fillna(rows.y),
+        confidence=columns.confidence,
+        draws=pd.Series(draws, rows.index, dtype=object),
     )
+
+
+def _columns_of(bounds: Sequence[Ends], rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the interval of each row as columns."""
+    return pd.DataFrame(bounds, rows.index, columns=list(Ends._fields), dtype=float)
+
+
+def _has_errors(row: Row) -> bool:
+    """Return whether an error of the cost model changes a row's value."""
+    predicted = {*row["draws"], *row["moved"].values()}
+    others = predicted - {row["y"]}
+    return bool(others)
 
 
 def _not_below(recorded: Ends, of_samples: Ends) -> Ends:
@@ -490,24 +510,28 @@ def _not_below(recorded: Ends, of_samples: Ends) -> Ends:
 
 def _with_draws(rows: pd.DataFrame) -> pd.DataFrame:
     """Widen the intervals by those of the draws."""
-    ends = []
-    columns = (rows.y, rows.low, rows.high, rows.confidence, rows.draws, rows.moved)
-    for value, low, high, confidence, drawn, moved in zip(*columns, strict=True):
-        of_draws = ends_of_draws(value, drawn, moved.values())
-        ends.append(wider(value, Ends(low, high, confidence), of_draws))
-    low, high, confidence = np.array(ends, dtype=float).reshape(-1, 3).T
-    return rows.assign(low=low, high=high, confidence=confidence)
+    bounds = []
+    for row in rows.to_dict("records"):
+        ends = Ends(row["low"], row["high"], row["confidence"])
+        of_draws = ends_of_draws(row["y"], row["draws"], row["moved"].values())
+        bounds.append(wider(row["y"], ends, of_draws))
+    columns = _columns_of(bounds, rows)
+    return rows.assign(low=columns.low, high=columns.high, confidence=columns.confidence)
 
 
 def _ratios(row: pd.Series) -> list[float]:
     """Return the draws of a ratio: errors that both values share cancel in each. A value without
     draws is the same in all of them. Values with unlike numbers of draws have an unknown error.
     """
-    draws = row.draws or [row.y] * len(row.draws_over)
-    draws_over = row.draws_over or [row.y_over] * len(draws)
+    num_draws = max(len(row.draws), len(row.draws_over))
+    draws = row.draws or num_draws * [row.y]
+    draws_over = row.draws_over or num_draws * [row.y_over]
     if len(draws) != len(draws_over):
         return [math.nan]
-    return [drawn / over for drawn, over in zip(draws, draws_over, strict=True)]
+    ratios = []
+    for drawn, over in zip(draws, draws_over, strict=True):
+        ratios.append(drawn / over)
+    return ratios
 
 
 def _moved_ratios(row: pd.Series) -> dict[str, float]:
@@ -515,7 +539,8 @@ def _moved_ratios(row: pd.Series) -> dict[str, float]:
     ratios = {}
     for shape in {**row.moved, **row.moved_over}:
         moved = row.moved.get(shape, row.y)
-        ratios[shape] = moved / row.moved_over.get(shape, row.y_over)
+        moved_over = row.moved_over.get(shape, row.y_over)
+        ratios[shape] = moved / moved_over
     return ratios
 
 
@@ -549,8 +574,12 @@ def _is_unknown(draws: Sequence[float]) -> bool:
 
 def _query(claim: Claim, query: str, rows: pd.DataFrame) -> pd.DataFrame:
     try:
-        named = {str(name): rows[name] for name in rows if str(name) in query}
-        is_chosen: Any = pd.eval(query, resolvers=[named])  # rows.eval would prepare all columns
+        columns_in_query = {}
+        for name in map(str, rows):
+            if name in query:
+                columns_in_query[name] = rows[name]
+        # `rows.eval` would prepare all columns.
+        is_chosen: Any = pd.eval(query, resolvers=[columns_in_query])
         columns = dict.fromkeys([*READ, *claim.match])
         return rows.loc[is_chosen, list(columns)]
     except Exception as error:  # pandas passes on any error of the expression
@@ -567,9 +596,6 @@ def _line_ends(rows: pd.DataFrame) -> pd.DataFrame:
     return ordered.iloc[[0, -1]]
 
 
-Interval = tuple[float, float, float]  # value, low and high
-
-
 def _all(rows: pd.DataFrame) -> pd.DataFrame:
     return rows
 
@@ -582,34 +608,41 @@ def _maybe_smallest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.low <= rows.high.min()]
 
 
-def _largest(rows: pd.DataFrame) -> Interval:
-    return rows.y.max(), rows.low.max(), rows.high.max()
+def _largest(rows: pd.DataFrame) -> Value:
+    largest = rows[ENDS].max()
+    return Value(*largest)
 
 
-def _smallest(rows: pd.DataFrame) -> Interval:
-    return rows.y.min(), rows.low.min(), rows.high.min()
+def _smallest(rows: pd.DataFrame) -> Value:
+    smallest = rows[ENDS].min()
+    return Value(*smallest)
 
 
-def _x_of_max(rows: pd.DataFrame) -> Interval:
+def _x_of_max(rows: pd.DataFrame) -> Value:
     ascending = rows.sort_values("y")
-    return ascending.x.iloc[-1], rows.x.min(), rows.x.max()
+    last = ascending.iloc[-1]
+    return Value(last.x, rows.x.min(), rows.x.max())
 
 
-def _last_over_first(rows: pd.DataFrame) -> Interval:
+def _last_over_first(rows: pd.DataFrame) -> Value:
     first = rows.iloc[0]
     last = rows.iloc[-1]
-    return last.y / first.y, last.low / first.high, last.high / first.low
+    low = last.low / first.high
+    high = last.high / first.low
+    return Value(last.y / first.y, low, high)
 
 
-def _range(rows: pd.DataFrame) -> Interval:
-    return rows.y.median(), rows.low.min(), rows.high.max()
+def _range(rows: pd.DataFrame) -> Value:
+    low = rows.low.min()
+    high = rows.high.max()
+    return Value(rows.y.median(), low, high)
 
 
 class Take(NamedTuple):
     """How a value is made of rows: those that it may be made of, and the value of these."""
 
     eligible: Callable[[pd.DataFrame], pd.DataFrame]
-    value: Callable[[pd.DataFrame], Interval]
+    value: Callable[[pd.DataFrame], Value]
     is_line: bool = False  # of the rows of the least and the largest x alone
     is_place: bool = False  # the value is an x
     is_of_draws: bool = True  # taken in each draw of a cost model's constants
@@ -652,9 +685,11 @@ def verdict(experiment: str, table: pd.DataFrame) -> str:
         values = []
         measured = rows[rows.verdict != NOT_MEASURED]
         for row in measured.to_dict("records"):
-            values.append(f"{row['device']} **{in_words(row)}** ({row['verdict']})")
+            value = in_words(row)
+            values.append(f"{row['device']} **{value}** ({row['verdict']})")
         described = "; ".join(values) or NOT_MEASURED
-        lines.append(f"- {claim} ({rows.expected.iloc[0]}): {described}.")
+        expected = rows.expected.iloc[0]
+        lines.append(f"- {claim} ({expected}): {described}.")
     if (judged.verdict == NOT_MEASURED).all():
         lines.append("- No device has recorded results of it.")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ the sweeper fills.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
@@ -209,8 +209,8 @@ def find_column(runs: pd.DataFrame, name: str) -> str:
     matching = columns_named(name, columns)
     if len(matching) == 1:
         return matching[0]
-    settings = varied(runs)
-    raise no_column(name, columns, [*settings, *_samples(runs)])
+    settings = [*varied(runs), *_samples(runs)]
+    raise no_column(name, columns, settings)
 
 
 def columns_named(name: str, columns: Sequence[str]) -> list[str]:
@@ -244,7 +244,8 @@ def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
         return runs
     column = f"{name}_vs_{to}"
     work = same_work(runs)
-    values = ratios(runs, base, [name], work)[name]
+    of_same_work = ratios(runs, base, [name], work)
+    values = of_same_work[name]
     if varies_in_chunk(base):
         work_and_chunk = [*work, "chunk"]
         of_same_chunk = ratios(runs, base, [name], work_and_chunk)
@@ -294,8 +295,8 @@ def group_keys(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     if not keys:
         return pd.Series("", index=runs.index)
     columns = [runs[key].map(text) for key in keys]
-    texts_of_runs = list(zip(*columns, strict=True))
-    return pd.Series(texts_of_runs, index=runs.index)
+    texts_of_runs = zip(*columns, strict=True)
+    return pd.Series(list(texts_of_runs), index=runs.index)
 
 
 def references(runs: pd.DataFrame) -> list[str]:
@@ -306,7 +307,8 @@ def references(runs: pd.DataFrame) -> list[str]:
     present = [name for name in REFERENCES if name in policies]
     if present or "is_baseline" not in runs:
         return present
-    baselines = runs.policy[runs.is_baseline.astype(bool)]
+    is_baseline = runs.is_baseline.astype(bool)
+    baselines = runs.policy[is_baseline]
     return list(baselines)[:1]
 
 
@@ -331,7 +333,7 @@ def medians(
         `high` and `confidence` of its interval, `num_samples`, and whether it `is_decided` that a
         ratio differs from 1.
     """
-    rows: list[dict[Hashable, Any]] = []
+    rows = []
     settings = list(by)
     if level is None:
         level = noise(runs)
@@ -339,21 +341,27 @@ def medians(
         with_value = runs.dropna(subset=[name])
         groups = group_keys(with_value, by)
         for _, group in with_value.groupby(groups, sort=False):
-            samples = group[name].astype(float)
-            first_run = group[settings].iloc[0]
-            row = dict(first_run)
-            row["quantity"] = name
-            row["value"] = samples.median()
-            row["num_samples"] = len(samples)
-            interval = ends_of_median(list(samples), is_series=False)
-            row |= interval._asdict()
             noise_of_group = level
             if _are_simulated(group):  # beside measured runs
                 noise_of_group = DETERMINISTIC
+            settings_of_group = group[settings].iloc[0]
+            row = {**settings_of_group, **_median_of(group[name])}
             row["is_decided"] = is_decided(row, noise_of_group)
             rows.append(row)
     columns = ["quantity", "value", "low", "high", "confidence", "num_samples", "is_decided"]
     return pd.DataFrame(rows, columns=settings + columns)
+
+
+def _median_of(values: pd.Series) -> dict[str, object]:
+    """Return the median of a quantity, of its name, with its interval."""
+    samples = values.astype(float)
+    interval = ends_of_median(list(samples), is_series=False)
+    return {
+        "quantity": values.name,
+        "value": samples.median(),
+        "num_samples": len(samples),
+        **interval._asdict(),
+    }
 
 
 def is_decided(row: Row, noise: float) -> bool:
@@ -393,15 +401,17 @@ def noise(runs: pd.DataFrame) -> float:
         return math.nan
     # Runs of one schedule do equal work: what differs is the machine.
     measured = runs.dropna(subset=["schedule", "throughput"])
-    groups = group_keys(measured, ["schedule", *_settings_of_work(runs)])
+    equal_work = ["schedule", *_settings_of_work(runs)]
+    groups = group_keys(measured, equal_work)
     spreads = []
     for _, throughput in measured.throughput.groupby(groups):
         if len(throughput) < 2:
             continue
         lowest = throughput.min()
-        spread = math.inf
         if lowest > 0:
             spread = throughput.max() / lowest
+        else:
+            spread = math.inf
         spreads.append(spread)
     largest = max(spreads, default=math.nan)
     return float(largest)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -111,11 +112,11 @@ def draw_lines(
 
     in_first_column = figure.axes[:: grid.columns]
     width = style.inches_wide(figure.axes[0])
-    places = rows["at"].dropna()
-    along = np.sort(places.unique())
+    along = np.sort(rows["at"].dropna().unique())
     for panel, lines in lines_of_panel.items():
         ax = axes_of[panel]
-        ax.set_title(_title(panel, lines, drawing, width), fontsize=9)
+        title = _title(panel, lines, drawing, width)
+        ax.set_title(title, fontsize=9)
         if not lines:
             ax.text(0.5, 0.5, "below the noise", ha="center", transform=ax.transAxes)
         _label(ax, panel, along, drawing, width)
@@ -133,8 +134,11 @@ def draw_lines(
 
 def _with_names(rows: pd.DataFrame, axes: PlotAxes) -> pd.DataFrame:
     """Add the `name` of each row's place, a joint one for places that are equal."""
-    settings = dict.fromkeys([axes.hue, axes.col, *axes.others, "policy"])
-    compared = [setting for setting in settings if setting not in (None, axes.x)]
+    compared: list[str] = []
+    for setting in (axes.hue, axes.col, *axes.others, "policy"):
+        if setting is None or setting == axes.x or setting in compared:
+            continue
+        compared.append(setting)
     bound: Sequence[str] = ()
     if axes.x == "policy":
         bound = axes.bound
@@ -149,8 +153,9 @@ def _names_from_below(rows: pd.DataFrame, axes: PlotAxes, quantity: str) -> list
         return names[::-1]  # the first on top
     shown = rows[rows["quantity"] == quantity]
     medians = shown.groupby("name")["value"].median()
-    is_less_better = bool(shown["is_less_better"].iloc[0])
-    best_last = medians.reindex(names).sort_values(ascending=not is_less_better, kind="stable")
+    in_order = medians.reindex(names)
+    is_more_better = not shown["is_less_better"].iloc[0]
+    best_last = in_order.sort_values(ascending=is_more_better, kind="stable")
     return list(best_last.index)
 
 
@@ -182,9 +187,9 @@ def _marks(lines_of_panel: Mapping[Panel, Sequence[_Line]]) -> pd.DataFrame:
     tables = []
     for panel, lines in lines_of_panel.items():
         for line in lines:
-            panels = column_of([panel] * len(line.points), line.points)
-            points = line.points.assign(panel=panels)
-            tables.append(styled(points, line.look))
+            points = styled(line.points, line.look)
+            column = column_of([panel] * len(points), points)
+            tables.append(points.assign(panel=column))
     if not tables:
         return pd.DataFrame(columns=["panel", "look", "at", "value"])
     return pd.concat(tables)
@@ -192,7 +197,11 @@ def _marks(lines_of_panel: Mapping[Panel, Sequence[_Line]]) -> pd.DataFrame:
 
 def _only(points_of_series: PointsBySeries, equal: Mapping[Series, object]) -> PointsBySeries:
     """Return the points of the series that are drawn for all that equal them, in that order."""
-    return {series: points_of_series[series] for series in equal if series in points_of_series}
+    drawn = {}
+    for series in equal:
+        if series in points_of_series:
+            drawn[series] = points_of_series[series]
+    return drawn
 
 
 def _joint_looks(
@@ -203,7 +212,8 @@ def _joint_looks(
     # All are stated in the legend, where no panel tells them apart.
     for series, same in equal.items():
         names = [looks[equal_series].name for equal_series in same]
-        joint[series] = replace(looks[series], name=" = ".join(names))
+        joint_name_of_all = " = ".join(names)
+        joint[series] = replace(looks[series], name=joint_name_of_all)
     return joint
 
 
@@ -231,8 +241,8 @@ def _grid(panels: Sequence[Panel], drawing: _Drawing, *, num_in_row: int) -> Pan
     `num_in_row` is the number of series that a name in rows has.
     """
     names = drawing.names
-    num_facets = len({facet for _, facet in panels})
-    num_quantities = len(panels) // num_facets
+    num_quantities = len(drawing.scales)
+    num_facets = len(panels) // num_quantities
     columns = COLUMNS.get(num_quantities, 3)
     if num_facets > 1:
         columns = num_facets
@@ -265,27 +275,32 @@ def _lines_of_panel(
 ) -> list[_Line]:
     """Return what is drawn in a panel: in rows all series, of lines equal ones once."""
     if drawing.names:
-        return [_Line(points, drawing.looks[series]) for series, points in points_of_series.items()]
+        lines_in_rows = []
+        for series, points in points_of_series.items():
+            line = _Line(points, drawing.looks[series])
+            lines_in_rows.append(line)
+        return lines_in_rows
     quantity, _ = panel
     _, _, reference = quantity.partition("_vs_")  # the policy that ratios are to
     reference_series = []
-    equal_series: dict[Hashable, list[Series]] = {}
+    compared = []
+    equal_series = defaultdict(list)  # by their points
     for series, points in points_of_series.items():
-        is_all_one = bool((points["value"] == 1).all())
-        if is_all_one and series.policy == reference:
+        is_one = points["value"] == 1
+        if series.policy == reference and is_one.all():
             reference_series.append(series)
         else:
-            same_points = equal_series.setdefault(points_of(points), [])
-            same_points.append(series)
+            compared.append(series)
+            equal_series[points_of(points)].append(series)
     lines = []
     if reference_series:
         # One line at 1, also where other settings vary.
         points_of_first = points_of_series[reference_series[0]]
         first_point = points_of_first.iloc[:1]
         across = first_point.assign(at=math.nan, is_unsteady=False)
-        look = replace(_look_of_equal(reference_series, drawing), marker="")
-        lines.append(_Line(across, look))
-    compared = [series for series in points_of_series if series not in reference_series]
+        look = _look_of_equal(reference_series, drawing)
+        without_marker = replace(look, marker="")
+        lines.append(_Line(across, without_marker))
     for equal in equal_series.values():
         name = joint_name(equal, compared, drawing.looks)
         points = points_of_series[equal[0]]
@@ -311,10 +326,12 @@ def _title(panel: Panel, lines: Sequence[_Line], drawing: _Drawing, width: float
     first_quantity = next(iter(drawing.scales))
     is_in_first_row = quantity == first_quantity
     if drawing.axes.col is not None and is_in_first_row:
-        titles.append(f"{style.short_name(drawing.axes.col)} = {facet}")
+        setting = style.short_name(drawing.axes.col)
+        titles.append(f"{setting} = {facet}")
     for line in lines:
-        if line.name:
-            titles.append(textwrap.fill(line.name, letters, break_on_hyphens=False))
+        name = textwrap.fill(line.name, letters, break_on_hyphens=False)
+        if name:
+            titles.append(name)
     return "\n".join(titles)
 
 
@@ -338,7 +355,8 @@ def _label(
     ax.set_xlabel(textwrap.fill(quantity_label, letters))
     centres = centres_of(names)
     ax.set_yticks(centres, names)
-    top = centres[-1] + height_of(names[-1]) / 2
+    height_of_top = height_of(names[-1])
+    top = centres[-1] + height_of_top / 2
     ax.set_ylim(-0.6, top + 0.1)
 
 
@@ -356,12 +374,14 @@ def _legend(
         look = looks[series]
         if has_variants and not drawing.names:
             look = replace(look, marker="")  # explained by itself, below
-        if series.is_baseline and series.hue and drawing.axes.hue != "policy":
-            look = replace(look, colour="black")  # it has all colours
+        has_all_colours = series.hue and drawing.axes.hue != "policy"
+        if series.is_baseline and has_all_colours:
+            look = replace(look, colour="black")
             names_of_baseline = filter(None, [series.policy, series.bound])
             label = ", ".join(names_of_baseline) + BASELINE
         elif has_variants:
-            name = looks[series].name.removesuffix(f", {series.variant}")
+            name_of_variant = f", {series.variant}"
+            name = look.name.removesuffix(name_of_variant)
             label = _in_legend(series, name)
         else:
             names = []

@@ -18,7 +18,6 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from sarathi_lab.results.plots import heat, style
 from sarathi_lab.results.plots.axes import LOG_SCALE
@@ -65,14 +64,20 @@ def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
         shown, note_on_sparse = without_sparse(stated, spec)
         note_on_simulations = _note_on_simulations(stated, shown, spec)
         notes = [note_on_sparse, note_on_simulations]
-    figure = _gain_map(shown, spec) if spec.kind == "heat" else _panels(shown, spec, notes)
+    if spec.kind == "heat":
+        figure = _gain_map(shown, spec)
+    else:
+        figure = _panels(shown, spec, notes)
     return style.finished(figure, spec.title)
 
 
 def _panels(rows: pd.DataFrame, spec: PlotSpec, notes: Sequence[str]) -> Figure:
     """Draw lines, points, bars or pairs, with the notes above the legend."""
     panels = list(rows.panel.unique())  # in the order of the table
-    grouped = _by_device(rows, spec) if spec.is_by_device else _by_source(rows)
+    if spec.is_by_device:
+        grouped = _by_device(rows, spec)
+    else:
+        grouped = _by_source(rows)
     cells = zip(grouped.group, grouped.panel, strict=True)
     in_cells = grouped.assign(cell=column_of(cells, grouped))
     looks = _looks_of_series(rows, spec)
@@ -94,7 +99,10 @@ def _panels(rows: pd.DataFrame, spec: PlotSpec, notes: Sequence[str]) -> Figure:
         title = _panel_title(rows_of_cell, spec, letters_of_panel, num_groups)
         ax.set_title(title, fontsize=9)
 
-    above_keys = [textwrap.fill(note, letters_of_picture) for note in notes]
+    above_keys = []
+    for note in notes:
+        wrapped = textwrap.fill(note, letters_of_picture)
+        above_keys.append(wrapped)
     keys: list[Artist] = []
     # The names of bars are below them, unless devices share a panel.
     if spec.kind != "bar" or _has_several_devices(in_cells):
@@ -103,17 +111,22 @@ def _panels(rows: pd.DataFrame, spec: PlotSpec, notes: Sequence[str]) -> Figure:
             dashed = replace(look, dash=_dash_of(spec))
             keys.append(dashed.key())
     keys += _source_keys(rows, spec, dashes)
-    legend_title = "\n".join(filter(None, above_keys))
-    style.legend_below(figure, keys, legend_title)
+    style.legend_below(figure, keys, _lines(above_keys))
     return figure
+
+
+def _lines(texts: Sequence[str]) -> str:
+    """Put the texts that are not empty below each other."""
+    return "\n".join(filter(None, texts))
 
 
 def _note_on_simulations(rows: pd.DataFrame, shown: pd.DataFrame, spec: PlotSpec) -> str:
     """State how many simulations of the same points are left out beside the best one."""
     if spec.is_by_device:
         return ""
-    simulated_devices = set(rows.device[is_simulated(rows)])
-    num_left_out = len(simulated_devices.difference(shown.device))
+    simulated = rows[is_simulated(rows)]
+    left_out = set(simulated.device).difference(shown.device)
+    num_left_out = len(left_out)
     if num_left_out == 0:
         return ""
     if num_left_out == 1:
@@ -134,7 +147,8 @@ def _gain_map(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
     scale = heat.gain_scale(spec.title)
     heat_rows = []
     for device, of_device in cells.groupby("device", sort=False):
-        heat_rows.append(heat.HeatRow(of_device, scale, label=str(device)))
+        heat_row = heat.HeatRow(of_device, scale, label=str(device))
+        heat_rows.append(heat_row)
     return heat.heat_map(heat_rows, x=spec.x, y="key", col=panel, not_run=NOT_RUN)
 
 
@@ -256,8 +270,7 @@ def _panel_title(rows: pd.DataFrame, spec: PlotSpec, letters: int, num_groups: i
     titles = [spec.panel_name(panel)]
     if num_groups > 1 or spec.is_by_device:
         titles.insert(0, group)
-    wrapped = [textwrap.fill(title, letters) for title in titles]
-    return "\n".join(filter(None, wrapped))
+    return _lines([textwrap.fill(title, letters) for title in titles])
 
 
 # -- looks and coordinates -------------------------------------------------------------------------
@@ -265,13 +278,14 @@ def _panel_title(rows: pd.DataFrame, spec: PlotSpec, letters: int, num_groups: i
 
 def _looks_of_series(rows: pd.DataFrame, spec: PlotSpec) -> dict[str, Look]:
     """Return the look of each series by its key, in the order of their numbers."""
-    series = sorted(dict.fromkeys(rows.key), key=_number)
-    names = {key: spec.series_name(key) for key in series}
-    colours = style.colours(list(names.values()))
+    keys = sorted(rows.key.unique(), key=_number)
+    names = list(map(spec.series_name, keys))
+    colour_of_name = style.colours(names)
     looks: dict[str, Look] = {}
-    for number, (key, name) in enumerate(names.items()):
+    for number, key in enumerate(keys):
+        name = names[number]
         marker = style.marker(number)
-        looks[key] = Look(name, colours[name], dash="", marker=marker)
+        looks[key] = Look(name, colour_of_name[name], dash="", marker=marker)
     return looks
 
 
@@ -290,7 +304,8 @@ def _dashes(rows: pd.DataFrame, spec: PlotSpec) -> dict[str, Dash]:
     """Return the line style of each simulated device: profiled, analytic, counted."""
     if spec.is_by_device:
         return {}
-    devices = rows.device[is_simulated(rows)].unique()
+    simulated = rows[is_simulated(rows)]
+    devices = simulated.device.unique()
     return dict(zip(devices, cycle(SIMULATED), strict=False))
 
 
@@ -323,8 +338,8 @@ def _with_coordinates(
             # The interval of a simulated point is the cost model's error, not a spread.
             line = line.assign(**NO_INTERVAL)
             look = replace(look, dash=dashes[first.device])
-            is_through_paper = first.cell in cells_with_paper and len(points) > 1
-            if is_through_paper:
+            is_line = len(points) > 1
+            if is_line and first.cell in cells_with_paper:
                 look = replace(look, marker="")  # the paper's markers name the line
         series.append(styled(line, look))
     return pd.concat(series)
@@ -344,7 +359,8 @@ def _look_of_points(first: pd.Series, look_of_series: Look, spec: PlotSpec) -> L
 def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
     """Place a bar for each series and device of a panel, and the paper's values on them."""
     is_paper = rows.level == PAPER
-    bars = rows[~is_paper].drop_duplicates(["device", "key"])
+    bars = rows[~is_paper]
+    bars = bars.drop_duplicates(["device", "key"])
     look = bars.key.map(dict(looks))
     bars = bars.assign(look=look)
     names = list(bars.key.unique())
@@ -361,7 +377,8 @@ def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
     bars = bars.assign(width=width)
 
     device_of_hardware = dict(zip(bars.hardware, bars.device, strict=True))
-    of_paper = rows[is_paper & rows.key.isin(names)]
+    has_bar = rows.key.isin(names)
+    of_paper = rows[is_paper & has_bar]
     device = of_paper.hardware.map(device_of_hardware)
     device = device.fillna(devices[0])
     # Rows without a width are points.
@@ -369,8 +386,9 @@ def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
 
     marks = pd.concat([bars, styled(of_paper, HOLLOW)])
     device_number = marks.device.map(devices.index)
+    bar_number = marks.key.map(names.index)
     middle = (len(names) - 1) / 2
-    from_middle = marks.key.map(names.index) - middle
+    from_middle = bar_number - middle
     return marks.assign(at=device_number + step * from_middle)
 
 
@@ -408,7 +426,8 @@ def _label_lines(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
     if is_log_x:
         x_label = f"{x_label}, {LOG_SCALE}"
     letters = int(style.inches_wide(ax) / style.LETTER)
-    ax.set_xlabel(textwrap.fill(x_label, letters))
+    wrapped_x_label = textwrap.fill(x_label, letters)
+    ax.set_xlabel(wrapped_x_label)
 
     y_label = spec.ys.get(first.panel, spec.y)
     if not y_label:
@@ -439,7 +458,8 @@ def _scale_y(ax: Axes, values: pd.Series, *, is_log: bool) -> str:
         ax.set_ylim(bottom=0)
         return ""
     least_span = LEAST_SPAN * high
-    if high - low < least_span:  # else ticks would show the last digits alone
+    if high - low < least_span:
+        # Ticks would show the last digits alone.
         ax.set_ylim(high - least_span, high + least_span)
     start, _ = ax.get_ylim()
     if start <= 0:
@@ -457,7 +477,8 @@ def _label_bars(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
         chips = [name.replace("_", "\n") for name in hardware]
         ax.set_xticks(range(num_devices), chips, fontsize=8)
     else:
-        _name_bars(ax, list(bars.key.unique()), spec)
+        keys = list(bars.key.unique())
+        _name_bars(ax, keys, spec)
     unit = bars.unit.iloc[0]
     unit_in_words = BAR_UNITS.get(unit, unit)
     ax.set_ylabel(spec.y or unit_in_words)
@@ -501,8 +522,8 @@ def _source_keys(rows: pd.DataFrame, spec: PlotSpec, dashes: Mapping[str, Dash])
     if PAPER in levels:
         keys.append(HOLLOW.key())
     for device, dash in dashes.items():
-        line = Line2D([], [], color="black", ls=dash, label=device)
-        keys.append(line)
+        line = Look(device, "black", dash, marker="")
+        keys.append(line.key())
     if MEASURED in levels and not spec.is_by_device:
         label = "measured, with its interval"
         if COMPOSED in levels:

@@ -31,7 +31,8 @@ STACKED = {
 }
 DASHES = ("-", "--", "-.", ":")
 LABEL_WIDTH = 52  # characters
-PERCENTILES = {0.5: "--", 0.99: ":"}
+HEIGHT = 5.4  # inches, of one run's picture
+PERCENTILES = {50: "--", 99: ":"}  # and the dash of their lines
 DISTRIBUTIONS = ("ttft", "tbt")
 SHARE = Look("", "C0", drawstyle="steps-post")
 
@@ -40,18 +41,18 @@ def draw_run(iterations: pd.DataFrame, requests: pd.DataFrame, title: str) -> Fi
     """Draw a run's tokens and requests over time, and the distributions of its TTFT and TBT."""
     times = waits(requests)
     milliseconds = {}
-    for name in DISTRIBUTIONS:
-        seconds = pd.Series(times[name])
-        milliseconds[name] = 1e3 * seconds.dropna()
     marks = []
     for panel, columns in STACKED.items():
         marks += _areas(iterations, columns, panel)
     for name in DISTRIBUTIONS:
+        seconds = pd.Series(times[name])
+        milliseconds[name] = 1e3 * seconds.dropna()
         shares = distribution(milliseconds[name])
         in_panel = shares.assign(panel=name)
         marks.append(styled(in_panel, SHARE))
     panels = [*STACKED, *DISTRIBUTIONS]
-    grid = PanelLayout(panels, columns=2, size=(style.WIDTH, 5.4))
+    size = (style.WIDTH, HEIGHT)
+    grid = PanelLayout(panels, columns=2, size=size)
     figure, axes = plot(pd.concat(marks), x="at", grid=grid)
     end = float(iterations["end"].max())
     for panel, columns in STACKED.items():
@@ -82,9 +83,11 @@ def _areas(iterations: pd.DataFrame, columns: Mapping[str, str], panel: str) -> 
     """Return columns of the iterations on top of each other, each from its start to its end."""
     start = iterations["start"].to_numpy(float)
     end = iterations["end"].to_numpy(float)
-    times = np.column_stack([start, end]).ravel()  # start, end, start, end, ...
+    start_and_end = np.column_stack([start, end])
+    times = start_and_end.ravel()  # start, end, start, end, ...
     # Nothing is drawn between iterations that do not follow at once: NaN there.
-    is_followed_by_gap = start[1:] > end[:-1]
+    start_of_next = start[1:]
+    is_followed_by_gap = start_of_next > end[:-1]
     gaps = 2 * np.flatnonzero(is_followed_by_gap) + 2  # places in `times`
     at = np.insert(times, gaps, np.nan)
     looks = _looks_of_areas(columns)
@@ -106,9 +109,9 @@ def _label_distribution(ax: Axes, milliseconds: pd.Series, name: str) -> None:
     ax.set(xlabel=label, ylabel="share", ylim=(0, 1.02))
     if milliseconds.empty:
         return
-    for share, dash in PERCENTILES.items():
-        value = float(milliseconds.quantile(share))
-        percentile = f"P{100 * share:.0f}: {amount(value)} ms"
+    for percent, dash in PERCENTILES.items():
+        value = float(milliseconds.quantile(percent / 100))
+        percentile = f"P{percent}: {amount(value)} ms"
         ax.axvline(value, color="black", ls=dash, lw=1.0, label=percentile)
     low = float(milliseconds.min())
     high = float(milliseconds.max())

@@ -11,10 +11,16 @@ import pandas as pd
 
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.choice import PlotAxes
-from sarathi_lab.results.plots.plot import Dash, Look
+from sarathi_lab.results.plots.plot import Dash, Look, column_of
 from sarathi_lab.results.sweep_analysis import text, values_of
 
-DASHES: Sequence[Dash] = ((0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
+# Of baselines in turn: matplotlib's offset, then the lengths of lines and gaps in widths of a line.
+DASHES: Sequence[Dash] = (
+    (0, (5, 2)),
+    (0, (1.5, 1.5)),
+    (0, (6, 2, 1.5, 2)),
+    (0, (9, 3)),
+)
 SQUARES = ("s", "D", "P", "X")  # of baselines in rows
 NAME = 30  # letters of a line of names in rows
 SAME = 9  # digits that equal values share: the last ones are the order of a sum
@@ -88,17 +94,17 @@ def equal_names_once(rows: pd.DataFrame, names: pd.Series, settings: Sequence[st
     but the first of equal names are left out.
     """
     named_rows = rows.assign(name=names)
-    equal_names: dict[Hashable, list[str]] = {}
+    names_of_cells = defaultdict(list)
     for name, group in named_rows.groupby("name", sort=False):
         columns = [group[setting].map(text) for setting in settings]
         digits = _digits(group["value"])
         cells = zip(*columns, group["quantity"], digits, strict=True)
-        names_of_same_cells = equal_names.setdefault(frozenset(cells), [])
-        names_of_same_cells.append(str(name))
+        names_of_cells[frozenset(cells)].append(str(name))
     joint_name_of_first = {}
-    for same in equal_names.values():
-        joint = " = ".join(same)
-        joint_name_of_first[same[0]] = textwrap.fill(joint, NAME, break_on_hyphens=False)
+    for same in names_of_cells.values():
+        joint_name = " = ".join(same)
+        wrapped = textwrap.fill(joint_name, NAME, break_on_hyphens=False)
+        joint_name_of_first[same[0]] = wrapped
     is_first = named_rows["name"].isin(joint_name_of_first)
     first_rows = named_rows[is_first]
     joint_names = first_rows["name"].map(joint_name_of_first)
@@ -126,9 +132,10 @@ def height_of(name: str) -> float:
 
 def with_series(rows: pd.DataFrame, axes: PlotAxes) -> pd.DataFrame:
     """Add the `series` of each row."""
-    series = [_series_of(row, axes) for _, row in rows.iterrows()]
-    column = pd.Series(series, rows.index, dtype=object)
-    return rows.assign(series=column)
+    series = []
+    for _, row in rows.iterrows():
+        series.append(_series_of(row, axes))
+    return rows.assign(series=column_of(series, rows))
 
 
 def _series_of(row: pd.Series, axes: PlotAxes) -> Series:
@@ -188,21 +195,21 @@ def looks_of(rows: pd.DataFrame, axes: PlotAxes, *, is_in_rows: bool) -> dict[Se
     tells other settings apart if there are any, else the hues. Baselines are dashed, in turn.
     """
     first_rows = rows.drop_duplicates("series")
-    every_series: list[Series] = list(first_rows["series"])
     hues: list[str] = []
     if axes.hue:
         hues = values_of(rows, axes.hue)
     colour_of_hue = style.colours(hues)
-    baselines: list[tuple[str, str]] = []
-    variants: list[str] = []
-    for series in every_series:
+    baselines = []
+    variants = []
+    for series in first_rows["series"]:
         if series.is_baseline and _baseline(series) not in baselines:
             baselines.append(_baseline(series))
         if series.variant not in variants:
             variants.append(series.variant)
     has_variants = len(variants) > 1
     looks = {}
-    for series, (_, row) in zip(every_series, first_rows.iterrows(), strict=True):
+    for _, row in first_rows.iterrows():
+        series = row["series"]
         name = _name_of(series, row, axes)
         if series.hue:
             colour = colour_of_hue[series.hue]
@@ -271,17 +278,17 @@ def equal_everywhere(
     every_series: dict[Series, None] = {}
     for panel in panels:
         every_series |= dict.fromkeys(panel)
-    equal_series: dict[Hashable, list[Series]] = {}
     # The first one is drawn: a baseline only if all are.
-    for series in sorted(every_series, key=lambda series: series.is_baseline):
+    baselines_last = sorted(every_series, key=lambda series: series.is_baseline)
+    equal_series = defaultdict(list)  # by their points in each panel
+    for series in baselines_last:
         points: list[Hashable] = []
         for panel in panels:
             if series in panel:
                 points.append(points_of(panel[series]))
             else:
                 points.append(None)
-        same_points = equal_series.setdefault(tuple(points), [])
-        same_points.append(series)
+        equal_series[tuple(points)].append(series)
     return {same[0]: same for same in equal_series.values()}
 
 
@@ -299,7 +306,8 @@ def joint_name(
     names: dict[str, None] = {}  # in order, each once
     for series in equal:
         name = looks[series].name
-        if series.is_baseline and baselines_of_policy[series.policy].issubset(equal):
+        baselines = baselines_of_policy[series.policy]
+        if series.is_baseline and baselines.issubset(equal):
             name = series.policy
         names[name] = None
     if len(names) == 1:

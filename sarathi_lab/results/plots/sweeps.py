@@ -97,7 +97,9 @@ def _require_values(runs: pd.DataFrame, axes: PlotAxes, name: str) -> None:
     values = runs[name].dropna()
     if values.empty:
         raise UserError(f"y={name} has no value in these runs; name another quantity")
-    if axes.kind == "heat" and name == MARGINAL and not (values > 0).any():
+    # A map of a difference of times shows only what is above the noise.
+    needs_positive = axes.kind == "heat" and name == MARGINAL
+    if needs_positive and (values <= 0).all():
         raise UserError(f"y={name} is below the noise in all runs; name another quantity")
 
 
@@ -117,9 +119,9 @@ def long_rows(runs: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]) -> 
     """
     if "is_baseline" not in runs:
         runs = runs.assign(is_baseline=False)
-    settings = [axes.x, axes.hue, axes.col, *axes.others, *axes.bound, "policy", "is_baseline"]
-    stated = filter(None, settings)
-    grouped_by = list(dict.fromkeys(stated))
+    stated = [axes.x, axes.hue, axes.col, *axes.others, *axes.bound]
+    settings = [setting for setting in stated if setting is not None]
+    grouped_by = list(dict.fromkeys([*settings, "policy", "is_baseline"]))
     rows = analysis.medians(runs, grouped_by, *quantities)
     # A difference of times that may be equal.
     is_marginal = rows["quantity"] == MARGINAL
@@ -127,10 +129,10 @@ def long_rows(runs: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]) -> 
     rows.loc[is_below_noise, VALUES] = math.nan
     is_single_run = rows["num_samples"] == 1
     rows.loc[is_single_run, ["low", "high"]] = math.nan
-    groups = analysis.group_keys(runs, grouped_by)
-    share_unsteady = analysis.unsteady(runs).groupby(groups).mean()
-    share_of_row = analysis.group_keys(rows, grouped_by).map(share_unsteady)
-    is_unsteady = share_of_row >= MOST_ROUNDS
+    groups_of_runs = analysis.group_keys(runs, grouped_by)
+    groups_of_rows = analysis.group_keys(rows, grouped_by)
+    share_unsteady = analysis.unsteady(runs).groupby(groups_of_runs).mean()
+    is_unsteady = groups_of_rows.map(share_unsteady) >= MOST_ROUNDS
     displayed = _displayed(rows, runs, quantities)
     return displayed.assign(is_unsteady=is_unsteady)
 
@@ -143,14 +145,16 @@ def _displayed(rows: pd.DataFrame, runs: pd.DataFrame, quantities: Sequence[str]
     for name in quantities:
         quantity, _, _ = name.partition("_vs_")
         largest = float(runs[name].max())
-        factors[name], headings[name] = display_unit(name, largest)
+        factor, heading = display_unit(name, largest)
         if is_share(name):
-            factors[name] = PERCENT
-            headings[name] += " [%]"
+            factor = PERCENT
+            heading += " [%]"
         is_less_better[name] = less_is_better(quantity)
         if quantity in UNITS:  # of others, such as a user's, nobody knows what is better
             arrow = "↓" if is_less_better[name] else "↑"
-            headings[name] += f" ({arrow}\N{NO-BREAK SPACE}better)"
+            heading += f" ({arrow}\N{NO-BREAK SPACE}better)"
+        factors[name] = factor
+        headings[name] = heading
     names = rows["quantity"]
     displayed = rows.assign(
         heading=names.map(headings),
@@ -188,7 +192,7 @@ def _samples_in_words(runs: pd.DataFrame, rows: pd.DataFrame) -> str | None:
     swept = analysis.without_baselines(runs)
     repeated = []
     for name in analysis.SAMPLES:
-        if name in swept and swept[name].nunique() > 1:
+        if name in swept and len(values_of(swept, name)) > 1:
             repeated.append(f"{name}s")
     samples = " and ".join(repeated) or "runs"
     number = int(several.min())
@@ -204,9 +208,10 @@ def _has_cut_intervals(rows: pd.DataFrame) -> bool:
     for quantity, of_quantity in rows.groupby("quantity"):
         scale = scale_of(of_quantity, str(quantity))
         has_interval = of_quantity["num_samples"] > 1
-        lows = of_quantity["low"][has_interval]
-        highs = of_quantity["high"][has_interval]
-        if lows.min() < scale.start or highs.max() > scale.end:
+        with_interval = of_quantity[has_interval]
+        lowest = with_interval["low"].min()
+        highest = with_interval["high"].max()
+        if lowest < scale.start or highest > scale.end:
             return True
     return False
 
@@ -234,7 +239,8 @@ def _title(runs: pd.DataFrame) -> str:
     title = _joined(names)
     devices = _few_values(swept, "device")
     if devices:
-        title = " on ".join(filter(None, [title, devices]))
+        title_and_devices = filter(None, [title, devices])
+        title = " on ".join(title_and_devices)
     elif "executor" in swept and (swept.executor == "simulated").all():
         title = _joined([title, "simulated"])
     sizes = []
