@@ -106,7 +106,7 @@ def test_every_paper_table_loads_and_is_described():
     folder = EXPERIMENTS / "sarathi" / "paper"
     for path in folder.glob("*.csv"):
         assert not load_paper(path.stem).isna().any().any()
-        assert f"`{path.name}`" in (folder / "README.md").read_text()
+        assert f"`{path.name}`" in (folder / "points.md").read_text()
     with pytest.raises(UserError, match=r"figure=fig99 is unknown .*use one of fig03"):
         load_paper("fig99")
 
