@@ -225,11 +225,13 @@ class Trace(Arriving):
         if vocab_size is None:
             if not ids:
                 return None
+            # Any numbers do that tell blocks apart, but they must fit a token id.
             shared = np.repeat([number % 2**31 for number in ids], block_size)[:prompt_len]
             rest = placeholders(request_id, prompt_len - len(shared))
             return np.concatenate([shared, rest]).astype(np.int32)
         prompt = random_prompt(request_id, prompt_len, vocab_size, self.seed)
         assert prompt is not None, "there is a vocabulary"
+        # Blocks of equal ids have equal tokens; the last one may be cut.
         for start, block_id in zip(range(0, prompt_len, block_size), ids, strict=False):
             rng = np.random.default_rng([self.seed, 5, block_id])
             block = rng.integers(0, vocab_size, block_size, dtype=np.int32)

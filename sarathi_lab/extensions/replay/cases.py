@@ -228,14 +228,8 @@ def _config_as_run(
     if as_run.host.name != named.host.name:
         notes.append(f"not simulated for a pipeline: host={named.host.name}")
     as_run, refused = without_unknown_weights(as_run, run, is_named=is_named)
-    stated_length = run.settings.stated.get("max_model_len")
-    if stated_length is not None and stated_length < run.longest:
-        # The server has answered it: clients and servers count a prompt's template differently.
-        refused.append(
-            f"requests have up to {run.longest} tokens, more than max_model_len={stated_length}: "
-            f"{run.longest} is taken"
-        )
-        as_run = with_settings(as_run, {"max_model_len": run.longest})
+    as_run, notes_on_length = _with_answered_lengths(as_run, run)
+    refused += notes_on_length
     # After lengths and weights: the cache depends on them, and the sequences on the cache.
     as_run, defaults = with_server_defaults(as_run, run, is_named=is_named)
     if "batch" not in settings.by_user and as_run.batch > as_run.chunk:
@@ -247,6 +241,20 @@ def _config_as_run(
     if assumed:
         notes.insert(0, f"assumed, as nothing states them: {', '.join(assumed)}")
     return as_run, [*notes, *refused]
+
+
+def _with_answered_lengths(cfg: DictConfig, run: RealRun) -> tuple[DictConfig, list[str]]:
+    """Return `cfg` with room for the longest request, which the server has answered: clients and
+    servers count a prompt's template differently. Also return a note of that.
+    """
+    stated_length = run.settings.stated.get("max_model_len")
+    if stated_length is None or stated_length >= run.longest:
+        return cfg, []
+    note = (
+        f"requests have up to {run.longest} tokens, more than max_model_len={stated_length}: "
+        f"{run.longest} is taken"
+    )
+    return with_settings(cfg, {"max_model_len": run.longest}), [note]
 
 
 def _config_what_if(

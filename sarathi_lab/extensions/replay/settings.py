@@ -142,14 +142,13 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
     if "version" in policy:
         as_run["policy.version"] = rules_of(run.version)
     for name, value in by_user.items():
-        if name not in facts and not (of_other_policy and name == "chunk"):
+        is_of_other_policy = of_other_policy and name == "chunk"
+        if name not in facts and not is_of_other_policy:
             as_run[name] = value
             notes.append(f"as you state: {name}={_shown(value)}")
-    for name, value in facts.items():
-        if name.startswith("policy.") and name.partition(".")[2] not in policy:
-            notes.append(f"not simulated: {name}={_shown(value)}, which {run.policy} has not")
-        elif name in SETTINGS or name.startswith("policy."):
-            as_run[name] = value
+    of_files, notes_of_files = _settings_of_files(run, policy)
+    as_run |= of_files
+    notes += notes_of_files
     if as_run.get("chunk") == UNCUT:
         page_size = int(str(as_run["cache.block_size"]))
         as_run["chunk"] = _chunk_of_longest_prompt(run, page_size)
@@ -157,14 +156,28 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
             f"chunked_prefill_size={UNCUT} cuts no prompt: chunk={as_run['chunk']}, the longest "
             "prompt's tokens in whole pages, is taken"
         )
-    if run.settings.num_blocks is not None:
-        as_run["cache.num_blocks"] = run.settings.num_blocks
     assumed = []
     if not run.settings.is_complete:
         for name in NAMED_WHERE_ASSUMED:
             if name not in facts and name not in by_user:
                 assumed.append(f"{name}={_shown(as_run[name])}")
     return ReplaySettings(policy, as_run, by_user, of_other_policy, assumed, notes)
+
+
+def _settings_of_files(run: RealRun, policy: DictConfig) -> tuple[dict[str, object], list[str]]:
+    """Return the settings that files state of a run, and notes on those that its policy has not."""
+    settings = dict[str, object]()
+    notes = []
+    for name, value in run.settings.stated.items():
+        of_policy = name.startswith("policy.")
+        if of_policy and name.removeprefix("policy.") not in policy:
+            notes.append(f"not simulated: {name}={_shown(value)}, which {run.policy} has not")
+        elif of_policy or name in SETTINGS:
+            settings[name] = value
+    # Also where files state it in tokens.
+    if run.settings.num_blocks is not None:
+        settings["cache.num_blocks"] = run.settings.num_blocks
+    return settings, notes
 
 
 def _chunk_of_longest_prompt(run: RealRun, page_size: int) -> int:
