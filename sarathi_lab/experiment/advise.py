@@ -121,6 +121,7 @@ class ChunkSearch:
     tile: int = 1
     unit: int = 1
     rows: dict[int, Row] = field(default_factory=dict)
+    is_thorough: bool = field(default=True, init=False)  # see `search`
 
     @property
     def table(self) -> pd.DataFrame:
@@ -136,12 +137,17 @@ class ChunkSearch:
         self._add(chunks)
         return self._best()
 
-    def search(self, first: Sequence[int], *, arrive: bool) -> BestChunk:
+    def search(self, first: Sequence[int], *, arrive: bool, is_thorough: bool = True) -> BestChunk:
         """Choose among the chunks that are found from the `first` on (ascending): to a tenth where
         neighbours differ in a bound that they meet, and to a tile beside the best.
 
-        `arrive`: whether requests arrive over time.
+        Args:
+            first: Chunks to begin with.
+            arrive: Whether requests arrive over time.
+            is_thorough: Whether each bound is found to a tenth; else only where the best chunk is
+                beside it.
         """
+        self.is_thorough = is_thorough
         if arrive and self.slo is not None:
             self._add_from_the_middle(first)
         else:
@@ -170,15 +176,18 @@ class ChunkSearch:
 
     def _add_from_the_middle(self, chunks: Sequence[int]) -> None:
         """Predict chunks up to the first that keeps up with the arrivals and misses a bound between
-        tokens, which larger ones miss, too; and down to the first that misses none of these but
-        keeps requests waiting, as smaller ones do.
+        tokens, which larger ones miss, too, or only has longer stalls than the chunk before; and
+        down to the first that misses none of these but keeps requests waiting, as smaller ones do.
         """
         middle = len(chunks) // 2
+        smaller = None
         for chunk in chunks[middle:]:
             self._add([chunk])
             row = self.rows[chunk]
-            if row["is_steady"] and row["gap_bounds_missed"]:
+            only_stalls = smaller is not None and _only_stalls(row, smaller)
+            if row["is_steady"] and (row["gap_bounds_missed"] or only_stalls):
                 break
+            smaller = row
         row = self.rows[chunks[middle]]
         for chunk in reversed(chunks[:middle]):
             keeps_waiting = row["bounds_missed"] or not row["is_steady"]
@@ -208,35 +217,43 @@ class ChunkSearch:
         table = self.table
         if self.slo is None:
             return self._beside_best(table)
-        crossings = self._crossings(self.slo)
+        crossings = self._crossings(self.slo, table)
         if crossings or not table.slo_met.any():
             return crossings
         # Where requests arrive over time, all chunks that keep up serve as much.
-        are_alike = table.is_as_good[table.slo_met].all()
-        return [] if are_alike else self._beside_best(table)
+        return self._beside_best(table, serve_less=True)
 
-    def _beside_best(self, table: pd.DataFrame) -> list[int]:
-        """List multiples of the tile halfway between the best chunk and its neighbours."""
+    def _beside_best(self, table: pd.DataFrame, *, serve_less: bool = False) -> list[int]:
+        """List multiples of the tile halfway between the best chunk and its neighbours, or only
+        those neighbours that `serve_less`.
+        """
         tried = table.chunk.tolist()
         eligible = _eligible(table)
         fastest = eligible.throughput.to_numpy().argmax()
         best = int(eligible.chunk.iloc[int(fastest)])
+        as_good = (1 - AS_GOOD) * self.rows[best]["throughput"]
         position = tried.index(best)
         neighbours = tried[max(0, position - 1) : position + 2]
         untried = []
         for neighbour in neighbours:
+            if serve_less and self.rows[neighbour]["throughput"] >= as_good:
+                continue
             halfway = (best + neighbour) // 2
             chunk = halfway // self.tile * self.tile
             if chunk not in tried:
                 untried.append(chunk)
         return untried
 
-    def _crossings(self, slo: Slo) -> list[int]:
+    def _crossings(self, slo: Slo, table: pd.DataFrame) -> list[int]:
         """List the chunks between neighbours where the objective may be met, or a bound of times
         between tokens is crossed, unless they are `CLOSE`.
         """
         chunks = []
-        for low, high in pairwise(sorted(self.rows)):
+        pairs = list(pairwise(sorted(self.rows)))
+        if not self.is_thorough and table.slo_met.any():
+            best = int(choose(table).chunk)
+            pairs = [pair for pair in pairs if best in pair]
+        for low, high in pairs:
             row = self.rows[low]
             next_row = self.rows[high]
             missed = _missed(row, slo)
@@ -247,6 +264,15 @@ class ChunkSearch:
             if may_be_met or is_crossed:
                 chunks += _between(low, high, self.unit)
         return chunks
+
+
+def _only_stalls(row: Row, smaller: Row) -> bool:
+    """Return whether a chunk stalls requests beyond a bound between tokens and longer than a
+    `smaller` one, and serves no more.
+    """
+    is_longer = row["request_gap_p99"] > smaller["request_gap_p99"]
+    serves_more = row["throughput"] > (1 + AS_GOOD) * smaller["throughput"]
+    return bool(row["stall_class"]) and is_longer and not serves_more
 
 
 def _missed(row: Row, slo: Slo) -> set[str]:

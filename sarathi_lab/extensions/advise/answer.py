@@ -12,6 +12,7 @@ from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, marked
 from sarathi_lab.extensions.advise.options import LONGER, PolicyRuns
 from sarathi_lab.extensions.advise.remedies import NAMES, Remedy
 from sarathi_lab.extensions.advise.server_flags import ServerFlags
+from sarathi_lab.extensions.advise.ties import deciding_bound, margin_of_tie
 from sarathi_lab.extensions.under_load.search import WAITS
 from sarathi_lab.results.report import cell
 from sarathi_lab.results.result import DisplayTable
@@ -19,8 +20,6 @@ from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.results.table import heading
 
 AS_GOOD_MARK = " *"
-# Share of a P99 that one draw of requests does not decide. A tie is the run's own policy's.
-TIED = 0.05
 MOVED = 1.1  # times the P99 of a short run from which the longer one's is pointed out
 
 
@@ -32,7 +31,7 @@ def best_lines(
     if runs.slo is None:
         lines = [
             f"best: {name}, for the most tokens/s (* within 1 % of the most)",
-            *_tie_lines(best, table),
+            *_tie_lines(best, table, runs.slo),
             "of those marked * it has the shortest times between tokens (P99)",
         ]
     else:
@@ -58,7 +57,7 @@ def _within_objective(
     if best["slo_met"]:
         return [
             f"best within it: {name}",
-            *_tie_lines(best, table),
+            *_tie_lines(best, table, runs.slo),
             "of what meets it, to 1 % with the most tokens/s, it stays farthest below the bounds",
             f"nearest is {_nearest_bound(best, runs)}",
         ]
@@ -97,16 +96,17 @@ def best_of_policies(table: pd.DataFrame, best: pd.Series) -> list[pd.Series]:
     return rows
 
 
-def rows_alike(best: pd.Series, table: pd.DataFrame) -> list[pd.Series]:
+def rows_alike(best: pd.Series, table: pd.DataFrame, slo: Slo | None) -> list[pd.Series]:
     """Return the best of other policies that are tied with `best`: with as many tokens/s, to a
     share of `AS_GOOD`, and as far within the objective (without one: with times between tokens as
-    short), to a share of `TIED`.
+    short), to the `margin_of_tie`.
     """
+    margin = margin_of_tie(best, slo)
     decided_by = "worst_use" if "slo_met" in table else "tbt_p99"
     alike = []
     for row in best_of_policies(table, best)[1:]:
         serves_as_much = math.isclose(row["throughput"], best["throughput"], rel_tol=AS_GOOD)
-        is_as_far = math.isclose(row[decided_by], best[decided_by], rel_tol=TIED)
+        is_as_far = math.isclose(row[decided_by], best[decided_by], rel_tol=margin)
         if row.get("slo_met", True) and serves_as_much and is_as_far:
             alike.append(row)
     return alike
@@ -118,18 +118,19 @@ def _nearest_bound(best: pd.Series, runs: PolicyRuns) -> str:
     if best["worst_use"] > best["bound_use"]:
         # A P99 of all gaps may hide one long stall, so each request's longest counts, too.
         return f"TBT: a request's longest gap (P99) takes {best['worst_use']:.0%} of its bound"
-    uses = {}
-    for name, bound in runs.slo.bounds.items():
-        uses[NAMES[name]] = best[runs.slo.quantity_of(name)] / bound
-    nearest = max(uses, key=lambda name: uses[name])
+    nearest = NAMES[deciding_bound(best, runs.slo)]
     return f"{nearest}, which takes {best['worst_use']:.0%} of its bound"
 
 
-def _tie_lines(best: pd.Series, table: pd.DataFrame) -> list[str]:
-    alike = [f"{row['policy']} with {chunk_of(row)}" for row in rows_alike(best, table)]
+def _tie_lines(best: pd.Series, table: pd.DataFrame, slo: Slo | None) -> list[str]:
+    alike = [f"{row['policy']} with {chunk_of(row)}" for row in rows_alike(best, table, slo)]
     if not alike:
         return []
-    return [f"tied with it (within {TIED:.0%}): {', '.join(alike)}"]
+    margin = margin_of_tie(best, slo)
+    return [
+        f"tied with it (within {margin:.0%}, the simulator's median error in a ratio of two runs): "
+        f"{', '.join(alike)}"
+    ]
 
 
 def policies_table(

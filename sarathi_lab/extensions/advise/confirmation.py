@@ -8,24 +8,30 @@ from typing import Any
 import pandas as pd
 
 from sarathi_lab.experiment.advise import AS_GOOD, CLOSE, Row, choose, ranked
+from sarathi_lab.extensions.advise.leader import Leader
 from sarathi_lab.extensions.advise.options import PolicyRuns
 
 
-def confirmed(runs: PolicyRuns) -> pd.DataFrame:
+def confirmed(runs: PolicyRuns, leader: Leader | None = None) -> pd.DataFrame:
     """Return what longer runs of a policy give, for the chunks among which it is chosen.
 
     These are the chunks within all bounds in their short runs, the best first, until none that is
     left was better in its short run than a longer one within the objective; where no longer one is
     within it, also the chunk that comes nearest of all others. Whether waits grow only the longer
     run tells: filling and draining are a large part of a short one.
+
+    Args:
+        runs: The policy.
+        leader: The best policy so far. By its runs it is estimated how much nearer to its bounds a
+            longer run comes, and a policy that it beats has one run of a chunk that comes nearest.
     """
     rows: list[dict[str, Any]] = []
     least_use = math.inf  # of a longer run within the objective
     overload = 0.0  # tokens/s of a short run; what serves less does not keep up, either
     is_within = runs.table["bounds_missed"] == 0
-    for _, row in _best_first(runs.table[is_within]).iterrows():
+    for _, row in _best_first(runs.table[is_within], leader).iterrows():
         is_behind = math.isfinite(least_use) and row["is_behind"]
-        if is_behind or row["worst_use"] >= least_use:
+        if is_behind or row["expected_use"] >= least_use:
             break
         if row["throughput"] < overload or _is_close_to_missed(row, rows):
             continue
@@ -36,18 +42,22 @@ def confirmed(runs: PolicyRuns) -> pd.DataFrame:
         elif not longer["is_steady"]:
             overload = max(overload, (1 - AS_GOOD) * row["throughput"])
     others = runs.table[~is_within]
-    if math.isinf(least_use) and not others.empty:
+    needs_nearest = math.isinf(least_use) and not (rows and leader and leader.beats(runs.table))
+    if needs_nearest and not others.empty:
         rows.append(runs.longer(choose(others)))
     return pd.DataFrame(rows)
 
 
-def _best_first(within: pd.DataFrame) -> pd.DataFrame:
+def _best_first(within: pd.DataFrame, leader: Leader | None) -> pd.DataFrame:
     """Return rows that differ in their margins to the bounds, those with the most tokens/s first;
-    the others `is_behind`.
+    the others `is_behind`. `expected_use` is the least of the bounds that a longer run may take.
     """
     least = (1 - AS_GOOD) * within["throughput"].max()
     is_behind = within["throughput"] < least
-    return ranked(within.assign(is_behind=is_behind), "is_behind", "worst_use")
+    growths = [1.0 if leader is None else leader.growth(chunk) for chunk in within["chunk"]]
+    expected_use = growths * within["worst_use"]
+    ranks = within.assign(is_behind=is_behind, expected_use=expected_use)
+    return ranked(ranks, "is_behind", "expected_use")
 
 
 def _is_close_to_missed(row: Row, longer_rows: list[dict[str, Any]]) -> bool:

@@ -49,11 +49,15 @@ class Option:
         label: Its name, with the parameters that are not at their defaults.
         typed: The settings that choose it on a command line; empty: as they were typed.
         cfg: The run's configuration with it.
+        rows: What its runs gave, by chunk and whether prompts were left whole.
     """
 
     label: str
     typed: tuple[str, ...]
     cfg: DictConfig
+    rows: dict[tuple[int, bool], dict[str, Any]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @cached_property
     def chunk_setting(self) -> str:
@@ -98,6 +102,32 @@ class Option:
             return plan
         cfg.batch = batch_size - excess
         return make_plan(cfg, self.setup)
+
+    def simulate(self, chunk: int, slo: Slo | None, *, is_whole: bool = False) -> dict[str, Any]:
+        """Return the row of a run, which is simulated once. Raises UserError.
+
+        Args:
+            chunk: Its token budget.
+            slo: The objective in seconds; None without bounds.
+            is_whole: Whether prompts are left whole, by a setting of the policy's server.
+        """
+        key = chunk, is_whole
+        if key not in self.rows:
+            plan = self.plan(chunk, self.parameters(is_whole=is_whole))
+            self.rows[key] = {
+                "policy": self.label,
+                "chunk": chunk,
+                "is_whole": is_whole,
+                "num_requests": len(plan.load.requests),
+                **predict_run(plan, slo),
+            }
+        return self.rows[key]
+
+    def parameters(self, *, is_whole: bool) -> Mapping[str, object]:
+        """Return what is to be set of the policy to leave prompts whole, or not to."""
+        if not is_whole:
+            return NO_PARAMETERS
+        return whole_variant(build(self.cfg.policy, Policy))
 
 
 @dataclass(frozen=True)
@@ -148,9 +178,7 @@ class PolicyRuns:
         return [*settings, f"{self.option.chunk_setting}={chunk}"]
 
     def _parameters_of(self, row: Row) -> Mapping[str, object]:
-        if row["is_whole"]:
-            return whole_variant(self.plan.policy)
-        return NO_PARAMETERS
+        return self.option.parameters(is_whole=bool(row["is_whole"]))
 
     @property
     def longest_prompt(self) -> int:
@@ -167,14 +195,8 @@ class PolicyRuns:
 
     def longer(self, row: Row) -> dict[str, Any]:
         """Return the row of a run of `LONGER` times the requests."""
-        plan = self.option.longer.plan(int(row["chunk"]), self._parameters_of(row))
-        return {
-            "policy": row["policy"],
-            "chunk": row["chunk"],
-            "is_whole": row["is_whole"],
-            "num_requests": len(plan.load.requests),
-            **predict_run(plan, self.slo),
-        }
+        is_whole = bool(row["is_whole"])
+        return self.option.longer.simulate(int(row["chunk"]), self.slo, is_whole=is_whole)
 
 
 def predict_run(plan: Plan, slo: Slo | None) -> dict[str, float]:
@@ -216,9 +238,18 @@ def policy_settings(parameters: Mapping[str, object]) -> list[str]:
     return settings
 
 
-def try_chunks(option: Option, chunks: Sequence[int] | None) -> PolicyRuns:
+def try_chunks(
+    option: Option, chunks: Sequence[int] | None, leader: Row | None = None
+) -> PolicyRuns:
     """Simulate the requests under a policy with each of `chunks`, or with those that a search
     tries if they are None. Raises UserError for a run that there can't be.
+
+    Args:
+        option: The policy.
+        chunks: Token budgets.
+        leader: The short run of the best chunk of the policies before, if it meets the objective.
+            A policy that gives the same with this chunk is searched no further, any other one only
+            as far as its best chunk needs.
     """
     plan = first_plan(option)
     _, executor = plan.build()
@@ -226,7 +257,7 @@ def try_chunks(option: Option, chunks: Sequence[int] | None) -> PolicyRuns:
     slo = stated if stated.bounds else None
 
     def predict_chunk(chunk: int) -> Row:
-        return predict_run(option.plan(chunk), slo)
+        return option.simulate(chunk, slo)
 
     unit = unit_of(plan.policy)
     tile = max(TILE, unit)
@@ -235,19 +266,34 @@ def try_chunks(option: Option, chunks: Sequence[int] | None) -> PolicyRuns:
         # With fewer tokens than sequences, a server that chooses both lowers the sequences.
         fewest = min(fewest, tile)
     chunk_search = ChunkSearch(predict_chunk, slo, tile, unit)
-    if chunks is None:
-        first = candidates(plan.load.requests, fewest, tile)
-        best = chunk_search.search(first, arrive=plan.load.has_times)
-    else:
+    if chunks is not None:
         best = chunk_search.among(chunks)
-    num_requests = len(plan.load.requests)
-    table = best.table.assign(policy=option.label, is_whole=False, num_requests=num_requests)
-    runs = PolicyRuns(option, plan, slo, table)
+    elif leader is not None and _has_twin(option, leader, unit, fewest, slo):
+        best = chunk_search.among([int(leader["chunk"])])
+    else:
+        first = candidates(plan.load.requests, fewest, tile)
+        best = chunk_search.search(first, arrive=plan.load.has_times, is_thorough=leader is None)
+    runs = PolicyRuns(option, plan, slo, best.table)
     # Where smaller chunks miss the objective, no whole prompt was tried.
-    has_largest = chunks is None and table.chunk.max() >= runs.longest_prompt
+    has_largest = chunks is None and best.table.chunk.max() >= runs.longest_prompt
     if has_largest and whole_variant(plan.policy):
         return _with_whole_prompts(runs)
     return runs
+
+
+def _has_twin(option: Option, leader: Row, unit: int, fewest: int, slo: Slo | None) -> bool:
+    """Return whether a policy gives the same as the `leader` with its chunk, in every digit of all
+    quantities: then it scheduled the same.
+    """
+    chunk = int(leader["chunk"])
+    if leader["is_whole"] or chunk % unit or chunk < fewest:
+        return False
+    row = option.simulate(chunk, slo)
+    for name, value in row.items():
+        is_same = value == leader[name] or (pd.isna(value) and pd.isna(leader[name]))
+        if name != "policy" and not is_same:
+            return False
+    return True
 
 
 def _with_whole_prompts(runs: PolicyRuns) -> PolicyRuns:
@@ -255,13 +301,7 @@ def _with_whole_prompts(runs: PolicyRuns) -> PolicyRuns:
     engine = runs.plan.engine
     # Any prompt beside all decodes, as one that does not fit would wait for them.
     longest = runs.plan.max_model_len + engine.batch_size - 1
-    row: dict[str, Any] = {
-        "policy": runs.option.label,
-        "chunk": longest,
-        "is_whole": True,
-        "num_requests": len(runs.plan.load.requests),
-    }
-    row |= predict_run(runs.plan_of(row), runs.slo)
+    row = runs.option.simulate(longest, runs.slo, is_whole=True)
     table = pd.concat([runs.table, pd.DataFrame([row])], ignore_index=True)
     return replace(runs, table=marked(table))
 

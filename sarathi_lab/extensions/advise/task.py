@@ -22,6 +22,7 @@ from sarathi_lab.engine.executor import Backend
 from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, marked
 from sarathi_lab.extensions.advise import answer
 from sarathi_lab.extensions.advise.confirmation import confirmed
+from sarathi_lab.extensions.advise.leader import Leader
 from sarathi_lab.extensions.advise.options import (
     AN_OPTION,
     LONGER,
@@ -118,19 +119,33 @@ class Advise(Task):
         first, *others = options
         compared = {}
         left_out = []
+        leader = None
         with progress_of("advising"):
-            compared[first.label] = try_chunks(first, self.chunks)
+            compared[first.label] = self._runs_of(first, None)
+            leader = new_leader(None, compared[first.label])
             for option in others:
                 try:
-                    compared[option.label] = try_chunks(option, self.chunks)
+                    runs = self._runs_of(option, leader)
                 except UserError as error:
                     left_out.append(f"{option.label} is left out: {error}")
-            for label, runs in compared.items():
-                if runs.has_longer:
-                    compared[label] = replace(runs, confirmed=confirmed(runs))
+                else:
+                    compared[option.label] = runs
+                    leader = new_leader(leader, runs)
+            if leader is not None and leader.runs is not compared[first.label]:
+                # Found beside another one, and maybe not searched to a tenth.
+                compared[leader.runs.option.label] = self._runs_of(leader.runs.option, None)
         judged = pd.concat([runs.judged for runs in compared.values()], ignore_index=True)
         judged = marked(judged)
-        return Advice(compared, left_out, judged, advised(judged, first.label))
+        best = advised(judged, compared[first.label])
+        return Advice(compared, left_out, judged, best)
+
+    def _runs_of(self, option: Option, leader: Leader | None) -> PolicyRuns:
+        """Return the runs of a policy, with longer ones where there are such."""
+        short = None if leader is None else leader.short
+        runs = try_chunks(option, self.chunks, short)
+        if not runs.has_longer:
+            return runs
+        return replace(runs, confirmed=confirmed(runs, leader))
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         with rare_collections():
@@ -221,13 +236,29 @@ def with_requests(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
-def advised(table: pd.DataFrame, label: str) -> pd.Series:
-    """Return the row that is best, in doubt one of the policy `label`, which the user runs."""
+def new_leader(leader: Leader | None, runs: PolicyRuns) -> Leader | None:
+    """Return the better of the policies so far and another one, if longer runs of either are within
+    the objective; of two that are tied the former.
+    """
+    if runs.confirmed.empty:
+        return leader
+    best = choose(runs.judged)
+    if not best["slo_met"]:
+        return leader
+    if leader is None:
+        return Leader(runs, best)
+    both = pd.DataFrame([leader.best, best]).reset_index(drop=True)
+    better = advised(marked(both), leader.runs)
+    return leader if better["policy"] == leader.best["policy"] else Leader(runs, best)
+
+
+def advised(table: pd.DataFrame, first: PolicyRuns) -> pd.Series:
+    """Return the row that is best, in doubt one of the `first` policy, which the user runs."""
     best = choose(table)
     if not best.get("slo_met", True):
         return best
-    for row in answer.rows_alike(best, table):
-        if row["policy"] == label:
+    for row in answer.rows_alike(best, table, first.slo):
+        if row["policy"] == first.option.label:
             return row
     return best
 

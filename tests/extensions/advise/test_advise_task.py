@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.advise import choose
+from sarathi_lab.extensions.advise.options import try_chunks
 from sarathi_lab.extensions.advise.task import Advice, Advise
 from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.result import DisplayTable, Result
@@ -247,7 +248,32 @@ def test_equal_schedules_are_not_distinguished_and_the_first_policy_is_taken(tmp
     bounds = ["slo.ttft=2", "slo.tbt=0.1", "workload.rate=8", "task.chunks=[256]"]
     text = lines_of(run(tmp_path, *LOADED, *bounds, policies))
     assert "best within it: vllm_v1 with chunk 256" in text
-    assert "tied with it (within 5%): sglang enable_mixed_chunk=true" in text
+    assert "tied with it (within 7%, the simulator's median error" in text
+    assert ": sglang enable_mixed_chunk=true" in text
+
+
+def test_policies_after_one_within_the_objective_have_fewer_runs(tmp_path):
+    """One of the same schedule is tried with one chunk, another one without what can't be best."""
+    policies = "task.policies=[{sglang: {enable_mixed_chunk: true}},trtllm]"
+    bounds = ["slo.ttft=2", "slo.tbt=0.02", "workload.rate=8"]
+    advice = advice_of(*LOADED, *bounds, policies)
+    assert advice.is_met
+    assert advice.best["policy"] == "vllm_v1"
+    _, twin, other = advice.compared.values()
+    assert twin.table["chunk"].tolist() == [advice.best["chunk"]]
+    thorough = try_chunks(other.option, None)
+    assert len(other.table) < len(thorough.table)
+    assert choose(other.table)["chunk"] == choose(thorough.table)["chunk"]
+
+
+def test_a_policy_that_overtakes_is_searched_as_the_first(tmp_path):
+    """The first one stalls its decodes, within a loose bound, but far from the next one."""
+    bounds = ["slo.ttft=2", "slo.tbt=0.2", "workload.rate=4", "policy=sglang"]
+    advice = advice_of(*LOADED, *bounds, "task.policies=[vllm_v1]")
+    assert [runs.confirmed["slo_met"].any() for runs in advice.compared.values()] == [True, True]
+    assert advice.best["policy"] == "vllm_v1"
+    thorough = try_chunks(advice.of_best.option, None)
+    assert advice.of_best.table["chunk"].tolist() == thorough.table["chunk"].tolist()
 
 
 def test_where_nothing_meets_the_objective_the_nearest_misses_the_fewest_bounds():

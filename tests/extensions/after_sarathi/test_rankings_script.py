@@ -12,6 +12,7 @@ from helpers import requests_of
 from scripts import load_script
 
 from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.extensions.advise.ties import ERROR_OF_GAPS, ERROR_OF_WAITS
 
 FOLDER = EXPERIMENTS / "lab" / "rankings"
 
@@ -72,6 +73,23 @@ def test_the_interval_of_a_share_is_never_of_width_zero(script):
     assert script.interval_of_share(0.0, 10) == pytest.approx((0.0, 1 - 0.025**0.1))
     low, high = script.interval_of_share(0.5, 10)
     assert low == pytest.approx(1 - high)
+
+
+def test_advice_takes_the_recorded_errors_of_ratios_for_ties(script):
+    logs = pd.read_csv(script.LOGS)
+    predicted = script.read_prediction("rereads")
+    medians = [script.errors_of_ratios(logs, predicted, wait).median() for wait in ("ttft", "tpot")]
+    assert medians == pytest.approx([ERROR_OF_WAITS, ERROR_OF_GAPS], abs=0.005)
+    page = (FOLDER / "README.md").read_text()
+    assert "off by {:.0%} (TTFT), {:.0%} (TPOT)".format(*medians).replace("%", " %") in page
+
+
+def test_errors_of_ratios_leave_out_what_is_off_alike(script):
+    logs = pd.DataFrame({"ttft": [1.0, 2.0, 4.0], "seed": [0, 0, 1]})
+    logs = logs.assign(gpu="a", model="b", prompt_len=1, output_len=1, phases="5:1")
+    # Twice as fast as the first server was, and half as much again as the second.
+    predicted = pd.DataFrame({"ttft": [0.5, 1.5, 1.0]})
+    assert script.errors_of_ratios(logs, predicted, "ttft").tolist() == pytest.approx([0.5])
 
 
 def test_the_page_states_what_was_called(script):
