@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import pandas as pd
@@ -62,7 +63,8 @@ def front_lines(table: pd.DataFrame) -> str:
             value, _, _ = in_words(row).partition(" (")
             values.append(f"{row['device']} {value} ({row['verdict']})")
         first = judged.iloc[0]
-        lines.append(f"- {first.claim} (**{first.expected}**): {', '.join(values)}")
+        measured = ", ".join(values)
+        lines.append(f"- {first.claim} (**{first.expected}**): {measured}")
     return "\n".join(lines)
 
 
@@ -177,7 +179,8 @@ def errors_of_paper(errors: pd.DataFrame) -> str:
             title.append(method)
         if num_hardware[name] > 1:
             title.append(f"`{hardware}`")
-        cells = [", ".join(title), str(group.points.iloc[0])]
+        num_points = group.points.iloc[0]
+        cells = [", ".join(title), str(num_points)]
         by_level: dict[str, Row] = {}
         for row in group.to_dict("records"):
             by_level[row["level"]] = row
@@ -260,14 +263,17 @@ def _on_device(records: Sequence[Row], device: str) -> str:
 def _by_verdict(records: Sequence[Row], prefix: str) -> str:
     """Format the values of the devices that begin with `prefix`, each verdict's together."""
     values: dict[str, list[str]] = {}
-    for row in sorted(records, key=lambda row: str(row["device"])):
+    for row in sorted(records, key=itemgetter("device")):
         device = str(row["device"])
         if not device.startswith(prefix):
             continue
         name = device.removeprefix(prefix).replace(PROFILED, " profiled")
         of_verdict = values.setdefault(row["verdict"], [])
         of_verdict.append(f"{name} {in_words(row)}")
-    cells = [f"**{verdict}**: {', '.join(texts)}" for verdict, texts in values.items()]
+    cells = []
+    for verdict, texts in values.items():
+        joined = ", ".join(texts)
+        cells.append(f"**{verdict}**: {joined}")
     return "; ".join(cells)
 
 

@@ -57,7 +57,10 @@ class Recording:
         """Describe what is not replayed, such as "39 of 40 requests replayed; 1 failed"; "" if
         nothing is left out.
         """
-        counts = [f"{number} {reason}" for reason, number in self.left_out.items() if number]
+        counts = []
+        for reason, number in self.left_out.items():
+            if number:
+                counts.append(f"{number} {reason}")
         if not counts:
             return ""
         num_used = len(self.requests)
@@ -94,8 +97,10 @@ class RowCheck:
 
     def numbers(self, column: pd.Series, least: float, *, is_whole: bool = False) -> pd.Series:
         """Read finite numbers from `least` on; other values become NaN, and their rows unusable."""
-        is_text = column.map(lambda value: not isinstance(value, bool))
-        numbers = pd.to_numeric(column.where(is_text), errors="coerce").astype(float)
+        # pandas would take true for 1.
+        is_no_boolean = column.map(lambda value: not isinstance(value, bool))
+        candidates = column.where(is_no_boolean)
+        numbers = pd.to_numeric(candidates, errors="coerce").astype(float)
         is_valid = (numbers >= least) & (numbers < np.inf)
         if is_whole:
             is_valid &= (numbers % 1 == 0) & (numbers <= MOST_TOKENS)
@@ -145,7 +150,8 @@ def recorded(table: pd.DataFrame, check: RowCheck, damaged: Sequence[str] = ()) 
     usable = usable.assign(**lengths)
     if usable.arrival.notna().all():
         usable = usable.sort_values("arrival", kind="stable")
-        usable = usable.assign(arrival=usable.arrival - usable.arrival.min())
+        first = usable.arrival.min()
+        usable = usable.assign(arrival=usable.arrival - first)
     example = check.example
     if damaged and not example:
         example = damaged[0]

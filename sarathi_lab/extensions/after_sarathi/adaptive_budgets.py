@@ -67,8 +67,8 @@ class Search:
         """Whether one of `policies` serves enough of the requests within the objective."""
         slo = self.bench.slo(kind)
         for policy in policies:
-            share = within(self.table(policy, step), slo, kind).mean()
-            if share >= self.attained:
+            are_within = within(self.table(policy, step), slo, kind)
+            if are_within.mean() >= self.attained:
                 return True
         return False
 
@@ -183,7 +183,8 @@ def adaptive_budgets(
             policies = dict(fixed)
             for name, policy in bench.named(adaptive, largest).items():
                 policies[name] = aimed(policy, bench.slo(kind), kind)
-            capacities = dict(search.capacities(kind, policies, list(fixed.values())))
+            searched = search.capacities(kind, policies, list(fixed.values()))
+            capacities = dict(searched)
             resolution = Steps(precision)
             point_of_kind = partial(point, dataset, slo=kind, resolution=resolution)
             for name, capacity in capacities.items():
@@ -193,7 +194,8 @@ def adaptive_budgets(
                 yield point_of_kind(f"capacity / {HINDSIGHT}", "ratio", name, ratio)
             if not math.isnan(capacities[HINDSIGHT]):
                 step = grid.step(overload * capacities[HINDSIGHT])
-                yield from search.overloaded(kind, policies, f"fixed {sizes['budget']}", step)
+                usual = f"fixed {sizes['budget']}"
+                yield from search.overloaded(kind, policies, usual, step)
 
 
 @under_load(
@@ -216,7 +218,8 @@ def p_pas_gain(
     """
     dataset = next(iter(sizes["datasets"]))
     policies: dict[str, Policy] = {}
-    for name, budget in (("vllm_v1", sizes["budget"]), ("vllm_v1", large), ("p_pas", large)):
+    small = sizes["budget"]
+    for name, budget in (("vllm_v1", small), ("vllm_v1", large), ("p_pas", large)):
         policy = bench.policy(name, budget)
         if policy is not None:
             policies[f"{name} {budget}"] = policy
@@ -226,7 +229,8 @@ def p_pas_gain(
         values: dict[str, dict[str, float]] = {}
         for name, policy in policies.items():
             table = bench.run(arriving, policy).requests()
-            values[name] = {quantity: waits(table)["latency"].mean()}
+            latencies = waits(table)["latency"]
+            values[name] = {quantity: latencies.mean()}
         p_pas, of_p_pas = values.popitem()  # the last, over the others
         yield from compared(dataset, values, {})
         yield from compared(dataset, {p_pas: of_p_pas}, values)

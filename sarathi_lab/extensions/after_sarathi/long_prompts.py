@@ -91,6 +91,7 @@ def long_prompts(
             alone = [time_alone(int(length)) for length in table.prompt_len]
             fairness = jain_index(waits.to_numpy() / alone)
             yield point(dataset, FAIRNESS, "index", name, fairness)
+    # Of other requests, so that nothing is a ratio to it.
     yield from compared(dataset, {NO_LONG: values.pop(NO_LONG)}, {})
     references = {name: values[name] for name in (CHUNKING, "lars") if name in values}
     yield from compared(dataset, values, references)
@@ -206,5 +207,6 @@ def one_by_one(bench: ServingBench, policy: Policy, requests: list[Request]) -> 
         waits.append(ttft(ledger))
         stages.append(ledger.stages())
     table = pd.concat(stages)
+    # What one device with all layers would take: the stages one after the other.
     alone = float((table.end - table.start).sum())
     return float(np.mean(waits)), alone / sum(waits)

@@ -77,6 +77,7 @@ def arriving(
     if dataset not in grids:
         return requests
     grid = grids[dataset]
+    # Each pair of lengths is as likely.
     shapes = list(product(grid["prompts"], grid["outputs"]))
     generator = np.random.default_rng([bench.seed, seed, STREAM_OF_SHAPES])
     indices = generator.integers(0, len(shapes), len(requests)).tolist()

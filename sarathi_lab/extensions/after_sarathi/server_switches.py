@@ -86,6 +86,7 @@ def arranged(
     backend = replace(bench.backend, tensor_parallel=tensor, pipeline_parallel=pipeline)
     spec: ModelSpec = load_option("model", bench.model)
     setup = setup_of(policy, bench.engine.batch_size, longest(bench.sizes))
+    # Weights are spread otherwise, and leave another cache.
     num_blocks = backend.kv_blocks(spec, BLOCK_SIZE, setup)
     sizes = BuildSizes(num_blocks, BLOCK_SIZE, bench.engine.batch_size)
     on_devices = replace(bench, executor=backend.build(spec, None, sizes))

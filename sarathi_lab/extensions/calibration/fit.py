@@ -146,6 +146,7 @@ def fit_hardware(
     """
     names = list(START)
     is_share = np.array([name.endswith("efficiency") for name in names])
+    # Logarithms, as values differ by orders of magnitude and none is negative.
     lower = np.log(np.where(is_share, LEAST_SHARE, LEAST_SECONDS))
     upper = np.log(np.where(is_share, 1.0, MOST_SECONDS))
     measured = np.log(seconds)

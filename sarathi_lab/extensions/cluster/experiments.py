@@ -112,6 +112,7 @@ def agentic(
         sizes: Those of every experiment under load.
     """
     policies = {str(tokens): bench.chunking(tokens) for tokens in budgets}
+    # A budget that cuts no prompt, beside the decodes of a full batch.
     policies["whole"] = bench.chunking(longest(bench.sizes) + sizes["batch"])
     runs: Runs = {}
     for name, policy in policies.items():
@@ -158,6 +159,7 @@ def _served(
     for name, (policy, settings) in runs.items():
         turns = _turns(bench, work, policy, settings)
         values[name] = _values(turns)
+        # By the turn's number, with which the context grows.
         for turn, median in turns.groupby("turn").ttft.median().items():
             x = float(str(turn))
             yield point(panel, "TTFT P50 by turn", "s", name, median, x, kind="share")
@@ -229,6 +231,7 @@ def disaggregation(
                 served = partial(run, cluster, settings["chunk"])
                 rate = _goodput(served, slo, rates[dataset], attainment)
                 value = rate / cluster.num_instances
+                # No lower rate was tried.
                 lowest = Lowest(rates[dataset][0] / cluster.num_instances)
                 yield point(
                     dataset,

@@ -91,6 +91,7 @@ class Several(Topology):
         """Return the table of transfers, if any, and the quantities of the instances and of the
         transfers, whose time includes the wait for the link.
         """
+        # The time is summed over the instances.
         busy = summary["busy_time"] / (self.num_instances * summary["duration"])
         quantities = {"num_devices": float(num_devices), "instance_idle_fraction": 1 - busy}
         for rate in RATES:

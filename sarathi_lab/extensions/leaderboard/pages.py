@@ -53,6 +53,7 @@ def write(ranked: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> list[Path]:
     groups = long_table(ranked, runs)
     write_csv(folder / "groups.csv", groups.to_csv(index=False, float_format="%.5g"))
 
+    # A page has facts by name.
     notes = {str(number): note for number, note in enumerate(NOTES, 1)}
     sections = [Section("How far to trust it", [score()], notes)]
     overview = [verdicts.first_groups(ranked)]

@@ -129,6 +129,7 @@ class Leaderboard(Task):
         """Run `trials`, several at a time, and return the rows of those that are possible."""
         rows = list[dict[str, object]]()
         number = min(self.processes or cpu_count(), len(trials))
+        # Lazily, as each trial is handed to a process that is free.
         calls = (delayed(row_of)(contest, trial) for trial in trials)
         with progress_of(contest.policy, len(trials), "runs") as advance:
             try:
@@ -160,6 +161,7 @@ class Leaderboard(Task):
         if not tables:
             print_words(f"no finished runs in {record.folder}")
             return
+        # Jobs that differ in what no run reads have the same runs.
         runs = board.kept(pd.concat(tables, ignore_index=True)).drop_duplicates()
         recorded = self._recorded()
         beside = board.beside(runs, recorded)

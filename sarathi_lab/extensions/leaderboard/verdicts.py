@@ -112,6 +112,7 @@ def first_groups(ranked: pd.DataFrame) -> DisplayTable:
         best = ranking.iloc[0]
         num_first = is_first(ranking).sum()
         members = f"{num_first} of {len(ranking)}"
+        # In the first group, and yet it may be worse: more seeds would tell.
         num_open = ((ranking.group == 1) & ranking.is_open.astype(bool)).sum()
         if num_open:
             members += f", {num_open} open"

@@ -99,6 +99,7 @@ class Replay:
     def load(self) -> Load:
         """Serve the run's requests and return both."""
         ledger = Ledger()
+        # The last token of an output is not computed.
         total = int((self.run.requests.prompt_len + self.run.requests.output_len - 1).sum())
         with progress_of("replaying", total, "tokens") as advance:
             ledger.on_iteration = advance

@@ -135,8 +135,9 @@ def validation_table(
     if changed is not None:
         columns.append("what_if")
     table = pd.DataFrame(rows, columns=columns)
-    # Behind what it compares.
-    table.insert(columns.index("simulated") + 1, "error", table.simulated / table.real - 1)
+    error = table.simulated / table.real - 1
+    behind_simulated = columns.index("simulated") + 1
+    table.insert(behind_simulated, "error", error)
     if changed is not None:
         table["change"] = table.what_if / table.simulated - 1
     return table
@@ -176,14 +177,16 @@ def parts_display(parts: pd.DataFrame) -> DisplayTable:
     for whose in ("real", "simulated"):
         for wait in ("ttft", "latency"):
             label, unit, _ = DISPLAYED[wait]
-            table[f"{label}\n{whose}\n[{unit}]"] = parts[f"{wait} {whose}"]
+            heading = f"{label}\n{whose}\n[{unit}]"
+            table[heading] = parts[f"{wait} {whose}"]
     formats = dict.fromkeys(map(str, table), ".3g")
     return DisplayTable(table.to_dict("records"), left=["load"], formats=formats)
 
 
 def mean_errors(table: pd.DataFrame) -> dict[str, float]:
     """Select the relative error of each wait's mean."""
-    means = table[(table["quantile"] == "mean") & table.metric.isin(WAITS)]
+    is_mean = table["quantile"] == "mean"
+    means = table[is_mean & table.metric.isin(WAITS)]
     return dict(zip(means.metric, means.error, strict=True))
 
 
@@ -224,7 +227,8 @@ def part_table(loads: Sequence[Load], changed: Sequence[Load] = ()) -> pd.DataFr
         if len(loads) == 1 and not load.run.means:
             num_parts = min(NUM_WINDOWS, len(arrivals))
         for part in np.array_split(np.arange(len(arrivals)), num_parts):
-            row: dict[str, object] = {"load": load.run.name, "since": arrivals[part[0]]}
+            since = arrivals[part[0]]
+            row: dict[str, object] = {"load": load.run.name, "since": since}
             for wait, whose in product(WAITS, seconds):
                 of_part = pd.Series(seconds[whose][wait][part])
                 row[f"{wait} {whose}"] = of_part.mean()
@@ -269,16 +273,20 @@ def picture(
     """Draw distributions of waits above; below `over_time` of a recorded run, else `part_table`."""
     below = _panels_below(loads, parts, changed)
     rows = [*_rows_of_waits(loads, changed), *below.rows()]
-    panels = [*(f"share {name}" for name in SHOWN), *below.shown]
-    figure, axes = plot(pd.concat(rows), x="at", grid=PanelLayout(panels, 3, (12, 6.4)))
+    shares = [f"share {name}" for name in SHOWN]
+    layout = PanelLayout([*shares, *below.shown], 3, (12, 6.4))
+    figure, axes = plot(pd.concat(rows), x="at", grid=layout)
     for name, (_, label) in SHOWN.items():
         axes[f"share {name}"].set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
     for name, (_, label) in below.shown.items():
         axes[name].set(xlabel=below.xlabel, ylabel=label, ylim=(0, None))
     if "blocks" in below.shown and not below.table["blocks real"].any():
         axes["blocks"].set_title("the run did not record them", fontsize="small")
-    drawn = [look for whose, look in LOOKS.items() if whose != CHANGED or changed]
-    legend_below(figure, [look.key() for look in drawn])
+    keys = []
+    for whose, look in LOOKS.items():
+        if whose != CHANGED or changed:
+            keys.append(look.key())
+    legend_below(figure, keys)
     return finished(figure, title)
 
 
@@ -316,7 +324,8 @@ def _panels_below(
     loads: Sequence[Load], parts: pd.DataFrame, changed: Sequence[Load]
 ) -> PanelsBelow:
     if len(loads) > 1:
-        return PanelsBelow(parts.assign(at=range(1, len(parts) + 1)), SHOWN, "load")
+        numbers = range(1, len(parts) + 1)  # of the loads
+        return PanelsBelow(parts.assign(at=numbers), SHOWN, "load")
     (load,) = loads
     if load.run.timeline.empty:
         return PanelsBelow(parts.rename(columns={"since": "at"}), SHOWN, "sent [s]")

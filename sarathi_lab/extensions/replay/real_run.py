@@ -274,6 +274,7 @@ def read_runs(source: str | Path, stated: Stated = Stated()) -> list[RealRun]:
         logged, of_own_log = own_log
         statements += of_own_log
     surroundings = read_surroundings(path)
+    # In the order in which statements count, the last one most.
     if stated.command is not None:
         statements.append(read_command(stated.command))
     settings = {k: v for k, v in (stated.settings or {}).items() if v is not None}

@@ -139,7 +139,8 @@ def _find_model(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     name = cfg.model.get("name")
     if not name or name == AUTO or not stated:
         return
-    if not any(stands_for("model", name, name_in_file) for name_in_file, _ in names):
+    is_of_run = any(stands_for("model", name, name_in_file) for name_in_file, _ in names)
+    if not is_of_run:
         from_files.note_named("model", name, stated)
         # A model of no option's name, as of one that was trained further, has the named shapes.
         from_files.has_run_cache = not any(
@@ -162,11 +163,12 @@ def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
     files = option_files(group)
     chosen = option_of(group, name or "")
     if not chosen:
+        unknown = name or "is not named and"
         by_file = ""
         if group == "model":
             by_file = _remedy_of_model(run)
         raise UserError(
-            f"{run.source}: {group} {name or 'is not named and'} has no file in conf/{group}; add "
+            f"{run.source}: {group} {unknown} has no file in conf/{group}; add "
             f"{by_file}{group}=NAME of those that --help {group} lists"
         )
     return read_option(group, files[chosen])
@@ -290,9 +292,11 @@ def _logged_blocks(
     longest = cfg.max_model_len or spec.max_position
     # By vLLM's rule a window holds the chunk that is computed beside what its first token sees, and
     # a block more where that does not begin with one.
-    window_tokens = min(window.window.size - 1 + (cfg.chunk or 0), longest)
+    chunk = cfg.chunk or 0
+    window_tokens = min(window.window.size - 1 + chunk, longest)
     window_blocks = math.ceil(window_tokens / block_size) + 1
-    blocks_of_longest = math.ceil(longest / block_size) + math.ceil(window.share * window_blocks)
+    blocks_of_all = math.ceil(longest / block_size)  # of layers that see the whole context
+    blocks_of_longest = blocks_of_all + math.ceil(window.share * window_blocks)
     num_longest = logged.tokens / longest  # sequences of the largest length that fit
     return int(num_longest * blocks_of_longest) - NULL_BLOCKS
 
@@ -301,7 +305,9 @@ def with_host_of_stages(cfg: DictConfig, typed: DictConfig) -> DictConfig:
     """Return `cfg` without a host where a pipeline has none, unless the user names one."""
     if cfg.executor.pipeline_parallel == 1 or typed.host.name != AUTO:
         return cfg
-    return with_settings(cfg, {"host": read_option("host", option_files("host")[NO_HOST.name])})
+    files = option_files("host")
+    host = read_option("host", files[NO_HOST.name])
+    return with_settings(cfg, {"host": host})
 
 
 def without_unknown_weights(
@@ -368,15 +374,18 @@ def with_server_defaults(
         number = min(system.num_sequences(device, room), cfg.chunk)
         cfg = with_settings(cfg, {"batch": number})
         assumed.append(f"batch={cfg.batch}")
-    return cfg, [f"{' and '.join(assumed)} by default of {system.name}"]
+    sizes = " and ".join(assumed)
+    return cfg, [f"{sizes} by default of {system.name}"]
 
 
 def with_graphs(cfg: DictConfig, run: RealRun) -> DictConfig:
     """Return `cfg` with the CUDA graphs of the run's server, where its host has any."""
     if cfg.host.get("graphs") is None:
         return cfg
-    graphs = _graphs_of_run(cfg, run)
-    return with_settings(cfg, {f"host.graphs.{name}": value for name, value in graphs.items()})
+    settings = {}
+    for name, value in _graphs_of_run(cfg, run).items():
+        settings[f"host.graphs.{name}"] = value
+    return with_settings(cfg, settings)
 
 
 def with_graphs_of_user(cfg: DictConfig, configured: DictConfig) -> DictConfig:

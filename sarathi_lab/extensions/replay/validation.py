@@ -102,6 +102,7 @@ class Validate(Task):
         if first.run.requests.empty:
             compare = comparison.of_schedules
         result = compare()
+        # The labels are of the replay that the summary is of.
         replay = cases[0].what_if or first
         engine = replay.engine
         labels = {
@@ -127,6 +128,7 @@ def cases_of(cfg: DictConfig, runs: Sequence[RealRun]) -> list[Case]:
             if len(cautions) + 1 == len(runs):
                 raise
             cautions.append(f"load {run.name} is left out: {error}")
+    # Told with the first load, which is described as a whole.
     first = cases[0].as_run
     run_with_cautions = replace(first.run, cautions=[*first.run.cautions, *cautions])
     cases[0] = replace(cases[0], as_run=replace(first, run=run_with_cautions))

@@ -126,6 +126,7 @@ def _speculations(
 def _served(
     bench: ServingBench, requests: Sequence[Request], drafting: Speculation, budget: int
 ) -> Ledger:
+    # A smaller budget would leave decodes of a full batch without their token.
     policy = bench.chunking(max(budget, bench.engine.batch_size))
     return bench.run(requests, policy, speculation=drafting)
 

@@ -321,6 +321,7 @@ class ServingBench:
 
     def requests(self, dataset: str, number: int, seed: int) -> list[Request]:
         """Draw `number` requests that arrive as a Poisson process of rate 1."""
+        # At rate 1, so that `at_rate` stretches the same gaps to every rate.
         workload = replace(
             datasets(self.sizes)[dataset],
             num_requests=number,
@@ -343,6 +344,7 @@ class ServingBench:
         the first time.
         """
         if dataset not in self._saturation:
+            # Of one seed, so that all rounds have the same rates.
             requests = self.requests(dataset, self.sizes["num_requests"], 0)
             server = self.server(self.chunking(self.sizes["budget"]))
             self._saturation[dataset] = server.saturation_rate(requests)
@@ -373,6 +375,7 @@ class ServingBench:
         stated = self.sizes["slos"][kind]
         if not isinstance(stated, str):
             return Slo(name=kind, **stated)
+        # Some objectives have an option for each model, whose iterations differ.
         of_model = f"{self.model}-{stated}"
         has_own = (CONF / "slo" / f"{of_model}.yaml").is_file()
         slo: Slo = load_option("slo", of_model if has_own else stated)

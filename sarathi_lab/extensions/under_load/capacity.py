@@ -171,6 +171,7 @@ class FindCapacity(Task):
                 f"workload.rate={workload.rate} has no effect: task=capacity searches the rate; "
                 "drop it"
             )
+        # Any rate does: the search stretches the gaps.
         workload.rate = 1.0
         if kind not in SCALED:
             is_gamma = kind is None and workload.get("cv") is not None

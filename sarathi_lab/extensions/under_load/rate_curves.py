@@ -46,7 +46,8 @@ def rate_curves(runs: Sequence[RunAtRate], slo: Slo, capacity: float, title: str
     keys = [look.key() for look in dict.fromkeys(looks)]
     keys.append(BOUND.key())
     if capacity > 0:
-        of_capacity = replace(CAPACITY, name=f"capacity, {capacity:.3g}/s")
+        name = f"capacity, {capacity:.3g}/s"
+        of_capacity = replace(CAPACITY, name=name)
         keys.append(of_capacity.key())
     legend_below(figure, keys)
     return finished(figure, title)
@@ -59,7 +60,8 @@ def _looks(runs: Sequence[RunAtRate], slo: Slo) -> list[Look]:
     for run in runs:
         look = MET if is_sustained(run.requests, slo) else MISSED
         if run.num_requests < most_requests:
-            look = replace(look, name=f"{look.name}, fewer requests", is_hollow=True)
+            name = f"{look.name}, fewer requests"
+            look = replace(look, name=name, is_hollow=True)
         looks.append(look)
     return looks
 

@@ -57,6 +57,7 @@ def sarathi_serve_stalls(
     served = {}
     for name, policy in policies.items():
         served[name] = bench.serve(name, policy, dataset, seed)
+    # A curve over time has no median over rounds.
     if seed == 0:
         for name, requests in served.items():
             for time, gap in longest_gaps(requests, STALL_BINS):

@@ -173,6 +173,7 @@ class Capacity:
         """Whether doubling the requests moved the rate by at most a step of the grid."""
         if len(self.steps) < 2:
             return False
+        # By the number of requests, ascending.
         *_, before, newest = self.steps.values()
         low, high = sorted((self._rate_of(before), self._rate_of(newest)))
         step_above = low * (1 + self.grid.precision)
