@@ -247,8 +247,10 @@ def load_executor(backend: MeasuredBackend, spec: ModelSpec, room: Room) -> Devi
 def measure_parts(parts: Sequence[Part], job: MeasuredJob) -> Measured:
     """Measure parts on one executor, which has room for each of them."""
     with loaded(job) as (executor, advance):
-        is_own_model = isinstance(executor, TorchExecutor)
-        bench = DeviceBench(executor, None if is_own_model else job.spec)
+        spec: ModelSpec | None = job.spec
+        if isinstance(executor, TorchExecutor):
+            spec = None  # it has the model at hand
+        bench = DeviceBench(executor, spec)
         samples = measure(
             parts,
             bench,
@@ -289,21 +291,26 @@ def measure(
     `narrow` of the median, so that the rest of the time goes to the others. With `is_cut` ends and
     middles come first, and parts for whose fewest rounds the time is too short have no samples.
     """
-    due = coarse_to_fine(parts) if is_cut else list(parts)
+    if is_cut:
+        due = coarse_to_fine(parts)
+    else:
+        due = list(parts)
     samples: Samples = {}
     unmeasured: list[Part] = []
-    longest = dict.fromkeys(map(id, parts), 0.0)
+    longest = dict.fromkeys(map(id, parts), 0.0)  # seconds of a part so far, by its id
     begun = time.monotonic()
     for number in range(max_rounds):
+        is_first_round = number == 0
         for position, part in enumerate(list(due)):
             elapsed = time.monotonic() - begun
-            is_late = elapsed > seconds / FEWEST_PAIRS
-            # As many parts as FEWEST_PAIRS rounds of them have the time for.
-            if is_cut and number == 0 and position > 0 and is_late:
+            share_for_first_round = seconds / FEWEST_PAIRS
+            if is_cut and is_first_round and position > 0 and elapsed > share_for_first_round:
+                # There is no time for `FEWEST_PAIRS` rounds of more parts.
                 unmeasured = due[position:]
                 del due[position:]
                 break
             if number >= FEWEST_PAIRS and elapsed + longest[id(part)] > seconds:
+                # The time is over, in every round that would follow, too.
                 due.clear()
                 break
             if isinstance(bench, DeviceBench):
@@ -314,15 +321,18 @@ def measure(
             took = elapsed_after - elapsed
             longest[id(part)] = max(longest[id(part)], took)
             expected = None
-            if number == 0 and seconds < math.inf:
-                # By now a share of the parts has been measured once; cut ones not all will be.
-                share = 1.0 if is_cut else (position + 1) / len(due)
-                expected = max(seconds, FEWEST_PAIRS * elapsed_after / share)
+            if is_first_round and seconds < math.inf:
+                share_done = (position + 1) / len(due)
+                if is_cut:
+                    share_done = 1.0  # the parts behind this one may never be measured
+                first_round = elapsed_after / share_done
+                expected = max(seconds, FEWEST_PAIRS * first_round)
             advance(took, expected)
-            is_enough = number + 1 >= FEWEST_PAIRS
-            if is_enough and narrow and _are_narrow(samples, points, narrow):
+            has_enough = number + 1 >= FEWEST_PAIRS
+            if has_enough and narrow and _are_narrow(samples, points, narrow):
                 due.remove(part)
     for part in unmeasured:
+        # Their points are in the table, with the reason why they have no number.
         for point in part.points(PlanningBench()):
             samples[point.position] = []
     return samples

@@ -59,7 +59,8 @@ def composition(batch: Batch) -> BatchShape:
     counts: Counter[tuple[int, int, bool]] = Counter()
     for chunk in batch.chunks:
         counts[chunk.start, chunk.num_tokens, chunk.is_decode] += 1
-    return tuple([EqualChunks(*kind, number) for kind, number in counts.items()])
+    equal_chunks = [EqualChunks(*kind, number) for kind, number in counts.items()]
+    return tuple(equal_chunks)
 
 
 def _probe_of(executor: DeviceExecutor) -> OperationProbe | DeviceProbe:
@@ -275,7 +276,8 @@ class MeasuredCostModel:
             is_even = max(before, after) < AGREE * least
             slower = max(1.0, least)
             if had_cores and is_even and slower < AGREE:
-                undisturbed.append({name: seconds / slower for name, seconds in times.items()})
+                at_usual_speed = {name: seconds / slower for name, seconds in times.items()}
+                undisturbed.append(at_usual_speed)
             before = after
         return undisturbed or raw
 
@@ -287,13 +289,14 @@ class MeasuredCostModel:
         """Seconds of a reference over its usual ones; 1 on a GPU, which is not shared."""
         if not self.is_shared:
             return 1.0
-        earlier = self._references[min(tokens, REFERENCE)]
-        newest = 0.0
-        while not newest or len(earlier) <= REFERENCES:
+        so_far = self._references[min(tokens, REFERENCE)]
+        while True:
             newest = self.probe.reference(tokens)
-            if newest:  # else all of its time was another's
-                earlier.append(newest)
-        return newest / _lower(earlier)
+            if newest == 0:
+                continue  # all of its time was another process's
+            so_far.append(newest)
+            if len(so_far) > REFERENCES:
+                return newest / _lower(so_far)
 
     def alternated(self, batches: Sequence[Batch]) -> np.ndarray:
         """Measure iterations of `batches` in turn, forwards and backwards, so that a slow phase of
@@ -315,8 +318,10 @@ class MeasuredCostModel:
                 break
             step = 1 if number % 2 else -1  # forwards or backwards
             stolen_before = self.stolen()
-            in_order = batches_with_cache[::step]
-            seconds = [single_iteration(self.executor, batch).seconds for batch in in_order]
+            seconds = []
+            for batch_with_cache in batches_with_cache[::step]:
+                iteration = single_iteration(self.executor, batch_with_cache)
+                seconds.append(iteration.seconds)
             turn = seconds[::step]
             turns.append(turn)
             # Of an iteration that took nothing all of the time was another's.
@@ -340,7 +345,8 @@ class MeasuredCostModel:
                 "flops": float(self.spec.flops(batch)),
                 "bytes": float(self.spec.min_bytes(batch, dtype_bytes)),
             }
-            iteration = summary([1e3 * seconds for seconds in measurement.seconds], "ms")
+            milliseconds = [1e3 * seconds for seconds in measurement.seconds]
+            iteration = summary(milliseconds, "ms")
             iteration["value"] = 1e3 * sum(measurement.operations.values())
             iteration["host_share"] = measurement.host_share
             iteration["operation_share"] = measurement.operation_share

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -123,7 +124,8 @@ def load_trend(requests: pd.DataFrame) -> LoadTrend | None:
 def _crowd(arrivals: Floats, ends: Floats) -> Crowd:
     """Return the requests in service by their `arrivals`, ascending, and `ends` [R]."""
     num_arrived = np.arange(1.0, len(arrivals) + 1)
-    in_service = num_arrived - np.searchsorted(np.sort(ends), arrivals, side="right")
+    num_finished = np.searchsorted(np.sort(ends), arrivals, side="right")
+    in_service = num_arrived - num_finished
     num_first = max(2, len(arrivals) // NUM_BATCHES)
     latencies = ends - arrivals
     first_latency = float(np.median(latencies[:num_first]))
@@ -140,21 +142,24 @@ def _crowd(arrivals: Floats, ends: Floats) -> Crowd:
             is_short=_ascends(second_half),
         )
     early_latency = float(np.median(latencies[num_first : 2 * num_first]))
-    recent = num_arrived - np.searchsorted(arrivals, arrivals - early_latency, side="right")
-    counts = batch_means(in_service[has_filled], NUM_BATCHES)
-    expected = batch_means(recent[has_filled], NUM_BATCHES)
-    excess = [count - usual for count, usual in zip(counts, expected, strict=True)]
-    is_large = excess[-1] >= max(LEAST_EXCESS * expected[-1], LEAST_REQUESTS)
+    # Were all as fast as the early ones, those would be in service that came in their latency.
+    num_earlier = np.searchsorted(arrivals, arrivals - early_latency, side="right")
+    num_recent = num_arrived - num_earlier
+    counts = np.array(batch_means(in_service[has_filled], NUM_BATCHES))
+    expected = np.array(batch_means(num_recent[has_filled], NUM_BATCHES))
+    excess = counts - expected
+    least = max(LEAST_EXCESS * expected[-1], LEAST_REQUESTS)
+    is_large = bool(excess[-1] >= least)
     return Crowd(
-        first=counts[0],
-        last=counts[-1],
-        expected_last=expected[-1],
+        first=float(counts[0]),
+        last=float(counts[-1]),
+        expected_last=float(expected[-1]),
         is_growing=is_large and _ascends(excess),
         is_short=False,
     )
 
 
-def _ascends(means: list[float]) -> bool:
+def _ascends(means: Sequence[float] | Floats) -> bool:
     """Return whether batch means have an upward trend, by the test of Mann and Kendall."""
     from scipy.stats import kendalltau  # takes a second, and most runs do not need it
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,24 +65,31 @@ class DisplayTable:
     def tables(self, width: int) -> list[Table]:
         """Return tables of at most `width` columns of text that together have all columns."""
         columns = list(zip(*self.cells(), strict=True))
+        tables = []
+        for numbers in self._columns_of_tables(columns, width):
+            shown = [columns[number] for number in numbers]
+            tables.append(self._table(shown, width))
+        return tables
+
+    def _columns_of_tables(
+        self, columns: Sequence[Sequence[str]], width: int
+    ) -> Iterator[list[int]]:
+        """Yield the numbers of each table's columns: the keys, and as many others as fit."""
         least = [self._least_width(column) for column in columns]
         keys = self._keys_within(columns, least, width // 2)
-        block = keys  # numbers of the columns of the last table
-        blocks = []
+        width_of_keys = sum(least[key] for key in keys)
+        others: list[int] = []
+        used = width_of_keys
         for number, needed in enumerate(least):
             if number in keys:
                 continue
-            used = sum(least[i] for i in block)
-            if used + needed > width and block != keys:
-                blocks.append(block)
-                block = keys
-            block = [*block, number]
-        blocks.append(block)
-        tables = []
-        for block in blocks:
-            shown = [columns[i] for i in sorted(block)]
-            tables.append(self._table(shown, width))
-        return tables
+            if others and used + needed > width:
+                yield sorted([*keys, *others])
+                others = []
+                used = width_of_keys
+            others.append(number)
+            used += needed
+        yield sorted([*keys, *others])
 
     def _keys_within(
         self, columns: Sequence[Sequence[str]], least: Sequence[int], width: int
