@@ -182,6 +182,13 @@ def amount(value: float) -> str:
     return f"{value:.3g}"
 
 
+def counted(number: float, noun: str) -> str:
+    """Format a number of things: 1 run, 2 runs, 1,440 requests."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,.0f} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """Format seconds: 40 s, 4 min, 2 h 10 min."""
     if seconds < 90:

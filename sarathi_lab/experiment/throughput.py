@@ -56,7 +56,7 @@ def _fig09_at(points: pd.DataFrame) -> dict[str, object]:
         "P:D",
         "throughput / baseline",
         log_x=True,
-        legend="tokens a batch",
+        legend="C: tokens a batch",
         prefix="P + D = ",
     ),
 )

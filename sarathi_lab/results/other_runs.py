@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 import pandas as pd
 
+from sarathi_lab.config.console import counted
 from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.table import HEADINGS, heading, less_is_better
 
@@ -65,8 +66,7 @@ def equal_runs(runs: pd.DataFrame) -> list[str]:
         sentences.append(f"Equal in every quantity{where}: {_listed(equal)}.")
     num_more = len(num_works) - MOST_SETS
     if num_more > 0:
-        sets = "1 more set" if num_more == 1 else f"{num_more} more sets"
-        sentences.append(f"So are {sets} of runs.")
+        sentences.append(f"So are {counted(num_more, 'more set')} of runs.")
     return sentences
 
 

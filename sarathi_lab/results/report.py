@@ -10,7 +10,7 @@ from typing import TypedDict, Unpack
 
 import pandas as pd
 
-from sarathi_lab.config.console import amount, print_place, print_words, typed
+from sarathi_lab.config.console import amount, counted, print_place, print_words, typed
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
@@ -170,11 +170,13 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: SweepAxes) -> None:
     if runs.empty:
         print_words(f"no finished runs in {sweep_dir}")
         return
-    counted = f"All {len(runs)} runs"
+    which = f"All {len(runs)} runs"
+    if len(runs) == 1:
+        which = "The only run"
     num_missing = num_jobs - int((~runs.is_baseline).sum())
     if num_missing:
-        counted = f"The {len(runs)} finished runs, {num_missing} missing,"
-    table = sweep_table(runs, f"{counted} of this sweep")
+        which = f"The {counted(len(runs), 'finished run')}, {num_missing} missing,"
+    table = sweep_table(runs, f"{which} of this sweep")
     show([table, *notes_of(runs), *conclusion(runs)])
     if runs.is_baseline.all():
         print_words("no run but the baselines has finished: table and figure show these alone")
@@ -198,7 +200,26 @@ def _picture_of(sweep_dir: Path, runs: pd.DataFrame, axes: SweepAxes) -> Path:
 
 def notes_of(runs: pd.DataFrame) -> list[str]:
     """List what a reader of a sweep's table must know beside its numbers."""
-    return [*tile_note(runs), *unsteady_note(runs), *requests_note(runs), *assumptions(runs)]
+    return [
+        *tile_note(runs),
+        *failed_note(runs),
+        *unsteady_note(runs),
+        *requests_note(runs),
+        *assumptions(runs),
+    ]
+
+
+def failed_note(runs: pd.DataFrame) -> list[str]:
+    """State how many requests of a sweep have no answer, and count in none of its columns."""
+    if "num_failed" not in runs:
+        return []
+    num_failed = runs["num_failed"].fillna(0)
+    total = int(num_failed.sum())
+    if not total:
+        return []
+    num_runs = int(num_failed.gt(0).sum())
+    where = f"{num_runs} of {counted(len(runs), 'run')}"
+    return [f"{counted(total, 'request')} of {where} failed; the columns count the others"]
 
 
 def requests_note(runs: pd.DataFrame) -> list[str]:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.checks import NOT_CHECKED
-from sarathi_lab.config.console import console, duration, print_place, progress_of
+from sarathi_lab.config.console import console, counted, duration, print_place, progress_of
 from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.jobs import Job, TaskTraits, first_of_compositions
 from sarathi_lab.config.run_context import RunContext, SweepRecord, group_of, run_name
@@ -77,7 +77,7 @@ class Task(TaskTraits, ABC):
             lines.append(f"{number}  {name}")
         is_checked = not any(note.startswith(NOT_CHECKED) for note in sweeper.notes)
         state = "checked" if is_checked else "listed"
-        runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
+        runs = counted(len(jobs), "run")
         summary = f"{runs}, {state} and not started"
         num_finished = len(sweeper.jobs) - len(jobs)
         if num_finished:

@@ -58,10 +58,12 @@ def print_summary(table: pd.DataFrame) -> None:
     title = f"{table['id'].nunique()} claims by verdict and by where they were judged"
     shown = [DisplayTable(counts, title=title, left=["verdict"], unbroken=["verdict"], markup=True)]
     failing = []
+    sentences = dict(zip(table["id"], table["claim"], strict=True))
     for name, places in _failing(by_evidence).items():
-        failing.append({"claim": name, "fails on": places})
+        failing.append({"name": name, "what is claimed": sentences[name], "fails on": places})
     if failing:
-        shown.append(DisplayTable(failing, title="Claims that fail", left=["claim", "fails on"]))
+        texts = ["name", "what is claimed", "fails on"]
+        shown.append(DisplayTable(failing, title="Claims that fail", left=texts, unbroken=["name"]))
     show([*shown, "a claim may have several verdicts, as kernels and cards differ"])
     command = typed("claims")
     show(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from sarathi_lab.results.conclusion import conclusion
+from sarathi_lab.results.report import notes_of
 
 
 def offline(**columns: object) -> pd.DataFrame:
@@ -67,3 +68,9 @@ def test_runs_of_equal_quantities_are_named_with_or_without_a_baseline() -> None
     assert sentence in conclusion(at_rates)
     equal = [line for line in conclusion(offline()) if line.startswith("Equal")]
     assert not equal
+
+
+def test_a_sweep_says_how_many_requests_failed() -> None:
+    note = "3 requests of 2 of 4 runs failed; the columns count the others"
+    assert note in notes_of(under_load(num_failed=[2, 1, 0, None]))
+    assert notes_of(under_load(num_failed=0)) == []

@@ -15,7 +15,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import listed, whole
-from sarathi_lab.config.console import amount, print_place, print_words, progress_of
+from sarathi_lab.config.console import amount, counted, print_place, print_words, progress_of
 from sarathi_lab.config.errors import RunError, UserError, require_int, require_one_of, require_text
 from sarathi_lab.config.instantiate import (
     as_written,
@@ -226,7 +226,7 @@ def _in_short(runs: pd.DataFrame) -> str:
     budget = default.budget.iloc[0]
     at = "" if pd.isna(budget) else f" at its budget of {budget:g} tokens"
     number = (runs.role == SELECTION).sum()
-    choice = f"; {number} runs chose another budget" if number else ""
+    choice = f"; {counted(number, 'run')} chose another budget" if number else ""
     return f"  goodput, {objective}: {goodput} requests/s{at}{choice}"
 
 

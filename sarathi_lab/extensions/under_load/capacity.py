@@ -11,7 +11,7 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import number, whole
-from sarathi_lab.config.console import progress_of
+from sarathi_lab.config.console import counted, progress_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.extensions.under_load.search import (
@@ -218,7 +218,8 @@ def _at_capacity(
 
 def _shown(slo: Slo, capacity: Capacity, summary: Mapping[str, float]) -> list[str]:
     """Describe the rate with its interval and objective, and the latencies at that rate."""
-    runs = f"  {summary['capacity_trials']:.0f} runs; all at once {summary['closed_rate']:.3g}/s"
+    num_runs = counted(summary["capacity_trials"], "run")
+    runs = f"  {num_runs}; all at once {summary['closed_rate']:.3g}/s"
     if not capacity.is_settled:
         advice = "raise task.doublings or workload.num_requests, or name a longer file"
         return [f"  {capacity.remark}; serve more requests: {advice}", runs]

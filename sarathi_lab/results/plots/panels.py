@@ -100,9 +100,11 @@ def _panels(rows: pd.DataFrame, spec: PlotSpec, notes: Sequence[str]) -> Figure:
         ax.set_title(title, fontsize=9)
 
     above_keys = []
-    for note in notes:
+    for note in filter(None, notes):
         wrapped = textwrap.fill(note, letters_of_picture)
         above_keys.append(wrapped)
+    if above_keys:
+        above_keys.append(" ")  # or the notes would read as the legend's heading
     keys: list[Artist] = []
     # The names of bars are below them, unless devices share a panel.
     if spec.kind != "bar" or _has_several_devices(in_cells):
