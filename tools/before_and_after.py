@@ -1,21 +1,30 @@
-"""What a commit had recorded, and what is recorded now, in tables side by side.
+"""What a commit had recorded and predicted, and what is now, in tables side by side.
 
-    python tools/before_and_after.py COMMIT
+    python tools/before_and_after.py COMMIT [--silicon FOLDER]
 
-Both sides are judged by today's rules: verdicts of claims on simulated GPUs, intervals without a
-width, levels of one quantity that exclude each other, the mean errors against the paper's points,
-the share of these within the intervals, and mean errors and orders of measured servers. Errors of
-single kernels are recorded nowhere: `tools/cost_model/fit.py --silicon` prints them, by a package's
-tables.
+Both sides are judged by today's rules:
+
+- verdicts of claims by level, intervals without a width, levels that exclude each other;
+- mean errors against the paper's points, and the share of these within the intervals;
+- measured servers: errors of replays, means of a token's time, orders of two servers;
+- pairs of budgets and policies on real servers that are called, and called rightly;
+- measured attention calls: chunks and decodes in one call, and, with FOLDER (`systems/data` of
+  PyPI package aiconfigurator-core), decodes whose heads share no keys. They are the same calls on
+  both sides, by the formulas of each;
+- requests/s that a front end bounds.
+
+What can't be computed here is named last, with the reason. Errors of other kernels are printed by
+`tools/cost_model/fit.py --silicon`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO
 from itertools import combinations
 from pathlib import Path
@@ -23,8 +32,10 @@ from tempfile import TemporaryDirectory
 
 import pandas as pd
 
+import sarathi_lab as lab
 from sarathi_lab.config.csv_files import csv_files
 from sarathi_lab.config.errors import UserError, exit_code
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.experiment.claims import VERDICTS, kind_of, verdicts
 from sarathi_lab.experiment.registry import CATALOG, KEYS, PAPERS
@@ -33,7 +44,48 @@ from sarathi_lab.results.load import SIMULATED, load_paper
 ERRORS = Path("sarathi/paper/results/errors.csv")
 SERVERS = Path("lab/silicon_points/results")
 PROFILED = "-profiled"
+Numbers = Callable[[Path], "pd.Series | pd.DataFrame"]
 TYPES = {"panel": str, "series": str, "x": float}
+PARTS = ("experiments", "sarathi_lab", "conf")  # of a checkout: records, and what predicts
+TOOLS = Path(__file__).parent
+LEVELS = {"cpu": "measured on CPUs", "kernels-": "measured kernels", SIMULATED: "simulated GPUs"}
+RUNS = "lab/real_servers/results"
+RANKINGS = Path("lab/rankings/results/scores.csv")
+RECORDED = ("before", "rereads")  # predictions of rankings: of the first scores, and the last
+MIXED_CALLS = {  # measured calls of vLLM 0.19: the hardware, heads and KV heads
+    "rtx-4090-llama-3.1-8b": ("rtx-4090", 32, 8),
+    "rtx-pro-6000-qwen3-30b-a3b": ("rtx-pro-6000", 32, 4),
+}
+HEAD_SIZE = 128
+LONG = "64 decodes of 2,048 tokens and more"
+UNGROUPED_CARDS = ("a100", "l40s", "rtx-pro-6000")  # where flash-attention 2 runs
+SHORT_CONTEXT = 64  # tokens
+HOSTS = {
+    "vllm_0_19": "vllm_v1",
+    "vllm_http": "vllm_v1",
+    "sglang_0_5": "sglang",
+    "sglang_http": "sglang",
+}
+SHORT_REQUESTS = {
+    "executor": "simulated",
+    "hardware": "h100",
+    "model": "llama3.1-8b",
+    "batch": 256,
+    "baselines": [],
+    "workload.num_requests": 500,
+    "workload.prompt_len": 128,
+    "workload.output_len": 4,
+}
+NOT_COMPUTED = {
+    "chunks behind a context on an A6000, 40 and 26 % off": "its kernels of today are in no public "
+    "table that was found; host.attention_kernel=flash_attention_2 simulates them",
+    "replays of large models over PCIe, 24 to 33 % too fast": "no run of such a server is here; "
+    "all-reduces over two devices are 2.8 (L40S) and 5.9 % (RTX PRO 6000) off",
+    "throughputs of one H100, 1.5 to 2 times below its file": "the reports are not here; "
+    "+hardware.product_rate and +hardware.cache_rate scale a file to a card",
+    "front ends of 44 and 128 requests/s": "the two rates were reported without a machine; that "
+    "hosts have them is set, not tested",
+}
 
 
 def main() -> int:
@@ -41,42 +93,52 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("commit", metavar="COMMIT", help="with records in experiments/")
-    commit = parser.parse_args().commit
-    return exit_code(lambda: compare(commit), "nothing is written")
+    parser.add_argument("--silicon", metavar="FOLDER", type=Path, help="measured decodes")
+    options = parser.parse_args()
+    return exit_code(lambda: compare(options.commit, options.silicon), "nothing is written")
 
 
-def compare(commit: str) -> int:
-    """Print the tables of what `commit` had recorded and of what is recorded now."""
+def compare(commit: str, silicon: Path | None = None) -> int:
+    """Print the tables of what `commit` had recorded and predicted, and of what is now."""
     with TemporaryDirectory() as folder:
         before = recorded_at(commit, Path(folder))
         sides = {commit[:12]: before, "now": EXPERIMENTS}
-        judged = {name: verdicts(root) for name, root in sides.items()}
-        counts = {name: counted(table) for name, table in judged.items()}
-        print("Simulated claims by verdict (a claim once on each device)")
-        print(pd.DataFrame(counts).fillna(0).astype(int).to_string())
-        print("\nOf predicted values and medians over seeds")
-        print(pd.DataFrame({name: widths(root) for name, root in sides.items()}).to_string())
-        for name, table in judged.items():
-            excluded = ", ".join(disjoint_levels(table)) or "none"
+        for title, numbers in RECORDS.items():
+            print_beside(title, sides, numbers)
+        for name, root in sides.items():
+            excluded = ", ".join(disjoint_levels(verdicts(root))) or "none"
             print(f"\nLevels that exclude each other, {name}: {excluded}")
-        print("\nMean error against the paper's points [%]")
-        errors = {name: errors_of_paper(root) for name, root in sides.items()}
-        print(pd.DataFrame(errors).to_string())
-        print("\nShare of the paper's points within the interval of the prediction")
-        shares = {name: coverage(tested_points(root)) for name, root in sides.items()}
-        print(pd.concat(shares, axis=1).round(2).to_string())
-        print("\nMean error of a token's time on measured servers [%]; pairs of servers in order")
-        servers = {name: measured_servers(root) for name, root in sides.items()}
-        print(pd.concat(servers, axis=1).to_string(na_rep="not recorded"))
+        print("\nPairs of budgets and policies on real servers: rightly called, called, all")
+        print(rankings(*sides).to_string())
+        calls = measured_calls(silicon)
+
+        def errors(root: Path) -> pd.Series:
+            return attention_errors(calls, root.parent, Path(folder))
+
+        print_beside("Mean error of measured attention calls [%]", sides, errors)
+    print("\nRequests/s of 500 requests of 128 + 4 tokens at once (Llama-3.1-8B, simulated H100)")
+    print(front_ends().to_string())
+    print("\nNot computed:")
+    for number, reason in NOT_COMPUTED.items():
+        print(f"  {number}: {reason}")
     return 0
 
 
+def print_beside(title: str, sides: Mapping[str, Path], numbers: Numbers) -> None:
+    """Print what `numbers` says of each side's records, a column or block of columns a side."""
+    columns = {}
+    for name, root in sides.items():
+        columns[name] = numbers(root)
+    print(f"\n{title}")
+    print(pd.concat(columns, axis=1).to_string(na_rep="not recorded"))
+
+
 def recorded_at(commit: str, folder: Path) -> Path:
-    """Write what `commit` has in experiments/ into a folder, and return its place. Raises
-    UserError for what git can't read.
+    """Write the checkout of `commit` into a folder, and return its experiments/. Raises UserError
+    for what git can't read.
     """
     # A commit that begins with a dash is no option of git's.
-    command = ["git", "archive", "--format=tar", "--end-of-options", commit, "experiments"]
+    command = ["git", "archive", "--format=tar", "--end-of-options", commit, *PARTS]
     archive = subprocess.run(command, capture_output=True, check=False, cwd=EXPERIMENTS.parent)
     if archive.returncode:
         reason = " ".join(archive.stderr.decode().split()).removeprefix("fatal: ")
@@ -86,10 +148,14 @@ def recorded_at(commit: str, folder: Path) -> Path:
     return folder / "experiments"
 
 
-def counted(judged: pd.DataFrame) -> pd.Series:
-    """Return how often each verdict is given on simulated devices."""
-    simulated = judged[judged.device.str.startswith(SIMULATED)]
-    return simulated.verdict.map(kind_of).value_counts().reindex(VERDICTS)
+def claims_by_verdict(root: Path) -> pd.DataFrame:
+    """Return how often each verdict (rows) is given at each level (columns)."""
+    judged = verdicts(root)
+    counts = {}
+    for prefix, level in LEVELS.items():
+        of_level = judged[judged.device.str.startswith(prefix)]
+        counts[level] = of_level.verdict.map(kind_of).value_counts().reindex(VERDICTS)
+    return pd.DataFrame(counts).fillna(0).astype(int)
 
 
 def widths(root: Path) -> pd.Series:
@@ -137,6 +203,96 @@ def measured_servers(root: Path) -> pd.Series:
     return pd.Series(numbers)
 
 
+def replayed_runs(root: Path) -> pd.Series:
+    """Return the errors [%] of the mean waits of the pinned runs, by run and metric."""
+    errors = {}
+    for path in sorted((root / RUNS).glob("*.csv")):
+        table = pd.read_csv(path)
+        for row in table[table["quantile"] == "mean"].itertuples():
+            errors[path.stem, row.metric] = f"{100 * row.error:+.1f}"
+    return pd.Series(errors)
+
+
+def rankings(before: str, now: str) -> pd.DataFrame:
+    """Return by GPU how many pairs of real runs are rightly called, called, and there are. Both
+    sides are in today's records: the first prediction was made by the package of f587a4db.
+    """
+    scores = pd.read_csv(EXPERIMENTS / RANKINGS).query("model == 'all'")
+    table = {}
+    for side, prediction in zip((before, now), RECORDED, strict=True):
+        own = scores[scores.prediction == prediction].set_index("gpu")
+        counts = own[["called_right", "called", "pairs"]].astype(int).astype(str)
+        table[side] = counts.agg(", ".join, axis=1)
+    return pd.DataFrame(table)
+
+
+def measured_calls(silicon: Path | None) -> pd.DataFrame:
+    """Read measured attention calls: `group` says of what, the other columns are those of
+    `attention_times` and the measured `seconds`.
+    """
+    tables = []
+    for run, (hardware, heads, kv_heads) in MIXED_CALLS.items():
+        path = EXPERIMENTS / "lab" / "real_servers" / run / "tp1" / "attention.csv.gz"
+        calls = pd.read_csv(path).query("prefill_chunk > 0 and n_decode > 0")
+        kind = {"hardware": hardware, "heads": heads, "kv_heads": kv_heads}
+        calls = calls.assign(**kind, head_size=HEAD_SIZE, seconds=calls.time_us / 1e6)
+        long = calls.query("n_decode >= 64 and kv_decode >= 2048")
+        tables.append(calls.assign(group="chunk and decodes in one call"))
+        tables.append(long.assign(group=f"the same, {LONG}"))
+    if silicon is not None:
+        tables.extend(ungrouped_decodes(silicon))
+    return pd.concat(tables, ignore_index=True)
+
+
+def ungrouped_decodes(folder: Path) -> Iterator[pd.DataFrame]:
+    """Yield measured decodes with a KV head for each query head that nothing was fitted to."""
+    sys.path.insert(0, str(TOOLS / "cost_model"))
+    import fit_silicon
+    import silicon
+
+    for card in UNGROUPED_CARDS:
+        decodes, _ = silicon.decodes(folder, card, "vllm")
+        rows = fit_silicon.from_memory(decodes, card, load_option("hardware", card))
+        rows = rows[(rows.heads == rows.kv_heads) & ~rows.fitted]
+        sizes = {"n_decode": rows.batch, "kv_decode": rows.length}
+        calls = rows.assign(hardware=card, prefill_chunk=0, kv_prefill=0, **sizes)
+        is_short = calls.kv_decode <= SHORT_CONTEXT
+        name = f"decodes, a KV head for each query head, {{}} {SHORT_CONTEXT} tokens"
+        yield calls[is_short].assign(group=name.format("up to"))
+        yield calls[~is_short].assign(group=name.format("more than"))
+
+
+def attention_errors(calls: pd.DataFrame, checkout: Path, folder: Path) -> pd.Series:
+    """Return the mean errors [%] of `calls` by the formulas of a checkout, by card and group."""
+    path = folder / "calls.csv"
+    calls.to_csv(path, index=False)
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    command = [sys.executable, str(TOOLS / "attention_times.py"), str(path)]
+    subprocess.run(command, check=True, env=environment, cwd=checkout)
+    predicted = pd.read_csv(path)
+    error = (predicted.predicted / predicted.seconds - 1).abs()
+    return (100 * error).groupby([predicted.group, predicted.hardware]).mean().round(1)
+
+
+def front_ends() -> pd.DataFrame:
+    """Serve short requests by a server's hosts without and with a front end, and return requests/s
+    beside the most that the front end lets through. No host of the first side has one.
+    """
+    rates = {}
+    for name, policy in HOSTS.items():
+        results = lab.serve(host=name, policy=policy, **SHORT_REQUESTS)
+        (rate,) = results.runs.request_throughput
+        host = load_option("host", name)
+        most = 1 / host.request if host.request else None
+        rates[name] = {"simulated": rate, "at most": most}
+    return pd.DataFrame(rates).T.round(0)
+
+
+def shares_within(root: Path) -> pd.DataFrame:
+    """Return `coverage` of what is recorded, rounded."""
+    return coverage(tested_points(root)).round(2)
+
+
 def coverage(tested: pd.DataFrame) -> pd.DataFrame:
     """Return the number of points and the share within their intervals: by figure and device, and
     by level over all figures but the twelfth, whose points are of one run.
@@ -182,6 +338,15 @@ def used_points(figure: str, points: pd.DataFrame, level: str, device: str) -> p
             used = used.union(points.query(row.where).index)
     return used
 
+
+RECORDS: dict[str, Numbers] = {
+    "Claims by verdict (a claim once on each device)": claims_by_verdict,
+    "Of predicted values and medians over seeds": widths,
+    "Mean error against the paper's points [%]": errors_of_paper,
+    "Share of the paper's points within the interval of the prediction": shares_within,
+    "Mean error of a token's time on measured servers [%]; pairs in order": measured_servers,
+    "Errors of replayed runs, by measured operations [%]": replayed_runs,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

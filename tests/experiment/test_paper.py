@@ -237,3 +237,15 @@ def test_errors_and_orders_of_servers_are_compared_before_and_now():
     page = (EXPERIMENTS / script.SERVERS.parent / "README.md").read_text()
     order = numbers["h200", "llama3.1-70b, trtllm over vllm", "analytic"]
     assert f"the time per token at **{order}**" in page
+
+
+def test_the_page_on_one_call_states_the_errors_of_its_long_decodes():
+    tools = REPOSITORY / "tools"
+    calls = load_script(tools / "before_and_after.py").measured_calls(None)
+    long = calls[calls.group != "chunk and decodes in one call"]
+    predicted = load_script(tools / "attention_times.py").predict(long)
+    errors = (predicted.predicted / predicted.seconds - 1).abs().groupby(predicted.hardware).mean()
+    page = (EXPERIMENTS / "lab/hybrid_attention/README.md").read_text()
+    for error in errors:
+        assert f", {100 * error:.1f} % |" in page
+    assert errors.max() < 0.15  # what is aimed at
