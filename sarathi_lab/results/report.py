@@ -278,7 +278,7 @@ def _where_batch_is_full(overloaded: pd.DataFrame) -> str:
     which = "all sequences are in use"
     if num_full < len(overloaded):
         which = f"in {num_full} of them {which}"
-    return f"; {which}: raise batch"
+    return f"; {which}: raise batch (--max-num-seqs)"
 
 
 def _share_of(is_so: pd.Series, what: str = "runs") -> str:

@@ -8,6 +8,7 @@ import pandas as pd
 from sarathi_lab.results.window import ADMISSION, RunPart
 
 LEAST_DRIFT = 0.01  # share of a batch's time; edges of the part differ by less
+NEARLY_FULL = 0.9  # share of a cache, from which it holds few sequences more
 
 
 def steady_part(requests: pd.DataFrame, num_slots: int) -> RunPart | None:
@@ -52,6 +53,24 @@ def batch_in_flight(requests: pd.DataFrame, num_slots: int) -> int:
     in_flight = num_admitted - num_finished
     # A device that is scheduled ahead admits the next request while its predecessor ends.
     return min(int(in_flight.max()), num_slots)
+
+
+def sequences_in_cache(
+    blocks_used: pd.Series, requests: pd.DataFrame, num_slots: int, num_blocks: int
+) -> int | None:
+    """Return how many sequences the cache has room for where all that the engines may hold are in
+    use, and so keep requests waiting; None where they do not, or the cache is nearly full.
+
+    Args:
+        blocks_used: Blocks in use after each iteration, of an engine.
+        requests: The ledger's table, with all requests of the run.
+        num_slots: The most sequences that the engines hold at a time.
+        num_blocks: Blocks of an engine's cache.
+    """
+    most_used = max(1, int(blocks_used.max()))
+    if batch_in_flight(requests, num_slots) < num_slots or most_used > NEARLY_FULL * num_blocks:
+        return None
+    return num_slots * num_blocks // most_used
 
 
 def requests_for_steady_part(requests: pd.DataFrame, num_slots: int) -> int:

@@ -33,6 +33,7 @@ from sarathi_lab.results.steady import (
     batch_in_flight,
     drift,
     requests_for_steady_part,
+    sequences_in_cache,
 )
 from sarathi_lab.results.window import RunPart
 from sarathi_lab.tasks.plan import Plan
@@ -236,9 +237,23 @@ def load_grows(run: ExecutedRun) -> list[str]:
     caution = run.trend.caution()
     if caution is None:
         return []
-    if run.trend.is_overloaded and _slot_use(run) == 1:
-        caution += f"; all {run.plan.engine.num_slots} sequences are in use: raise batch"
+    if run.trend.is_overloaded:
+        caution += _more_sequences(run)
     return [f"  {caution}"]
+
+
+def _more_sequences(run: ExecutedRun) -> str:
+    """Return the remedy of a run whose cache has room for more sequences than it may hold."""
+    engine = run.plan.engine
+    blocks_used = run.tables[ITERATIONS].num_blocks_used
+    num_slots = engine.num_slots
+    most = sequences_in_cache(blocks_used, run.tables[REQUESTS], num_slots, engine.num_blocks)
+    if most is None:
+        return ""
+    return (
+        f"; all {num_slots} sequences are in use, and the KV cache has room for about {most}: "
+        "raise batch (--max-num-seqs)"
+    )
 
 
 CAUTIONS: Sequence[Caution] = (not_steady, host_is_busy)

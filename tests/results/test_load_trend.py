@@ -115,7 +115,9 @@ def test_a_sweep_states_which_runs_are_not_steady() -> None:
     assert overloaded.startswith("1 of 4 runs is overloaded (!): requests come faster")
     assert overloaded.endswith("lower workload.rate or use task=capacity")
     full, _, _ = unsteady_note(swept(slot_use=[0.5, 1, 1, 1, 1, 1]))
-    assert full.endswith("use task=capacity; all sequences are in use: raise batch")
+    assert full.endswith(
+        "use task=capacity; all sequences are in use: raise batch (--max-num-seqs)"
+    )
     assert short.startswith("1 of 4 runs is too short (!) to tell")
     assert baselines == "1 of 2 baselines is not steady (!)"
     users = swept(**{"workload.arrivals": "users"})

@@ -11,7 +11,12 @@ from plans import plan_of, serve_plan
 
 from sarathi_lab.experiment.scenario import Scenario, request_times
 from sarathi_lab.results.load import load_summary
-from sarathi_lab.results.steady import drift, requests_for_steady_part, steady_part
+from sarathi_lab.results.steady import (
+    drift,
+    requests_for_steady_part,
+    sequences_in_cache,
+    steady_part,
+)
 from sarathi_lab.results.window import ADMISSION, RunPart
 from sarathi_lab.run import main
 from sarathi_lab.tasks.plan import Plan
@@ -215,6 +220,15 @@ def test_a_stated_window_is_used_where_all_requests_wait(tmp_path, capsys):
     half = summary_of(tmp_path / "half", *size, "window.warmup=25%", "window.cooldown=25%")
     assert half["num_requests"] == 20
     assert half["duration"] < whole["duration"]
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "most_used", "most"), [(2, 20, 10), (2, 91, None), (3, 20, None)]
+)
+def test_a_cache_with_room_holds_more_sequences_where_all_are_in_use(num_slots, most_used, most):
+    requests = pd.DataFrame({"first_scheduled_time": [0, 1, 5], "finish_time": [5, 6, 9]})
+    used = pd.Series([0, most_used, 10])
+    assert sequences_in_cache(used, requests, num_slots, num_blocks=100) == most
 
 
 def test_requests_that_stay_in_step_are_named(tmp_path, capsys):

@@ -246,8 +246,8 @@ def remedy_lines(remedies: Sequence[Remedy]) -> list[str]:
 
 
 def flag_lines(servers: Sequence[ServerFlags], *, is_met: bool, has_server: bool) -> list[str]:
-    """Show how to start the servers as they were simulated; `has_server`: at a lower rate or in
-    replicas.
+    """Show how to start the servers as they were simulated; `has_server`: those of a
+    remedy.
     """
     if not servers:
         return ["  no flags: no server has this policy; task.policies names servers' policies"]
@@ -255,7 +255,7 @@ def flag_lines(servers: Sequence[ServerFlags], *, is_met: bool, has_server: bool
     if not is_met:
         title = "  the server that comes nearest, which MISSES the objective"
     if has_server:
-        title = "  the server for that rate or those replicas; here it MISSES the objective"
+        title = "  the server that meets it by a remedy above; as asked for it MISSES the objective"
     lines = [title]
     for server in servers:  # flags on a separate line, so that they can be copied
         lines.append(f"  {server.server}, {server.effective_budget} tokens: {server.note}")

@@ -1,4 +1,6 @@
-"""What would meet an objective that nothing meets: a lower rate, more replicas, a looser bound."""
+"""What would meet an objective that nothing meets: more sequences, a lower rate, more replicas, a
+looser bound.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from sarathi_lab.config.instantiate import name_of, option_files, read_option
 from sarathi_lab.config.run_context import RunContext, as_command
 from sarathi_lab.experiment.advise import Row, choose, missed_bounds
 from sarathi_lab.extensions.advise.options import PolicyRuns, outcome_of_run
+from sarathi_lab.extensions.advise.sequences import MoreSequences, more_sequences
 from sarathi_lab.extensions.under_load.capacity import FindCapacity
 from sarathi_lab.extensions.under_load.search import WAITS, mean_rate
 from sarathi_lab.results.serving_metrics import Slo
@@ -35,8 +38,8 @@ class Remedy(NamedTuple):
 
 
 class Remedies(NamedTuple):
-    """What would meet the objective, and the run of the server that does at a lower rate or in
-    replicas.
+    """What would meet the objective, and the run of the server that does: with more sequences, at a
+    lower rate or in replicas.
     """
 
     commands: Sequence[Remedy] = ()
@@ -128,14 +131,39 @@ class Trial:
 
 
 def remedies(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
-    """Return what would meet an objective that no run meets, as far as anything does: a rate and
-    replicas of the policy that comes nearest, and looser bounds.
+    """Return what would meet an objective that no run meets, as far as anything does: more
+    sequences, which need no other device; else a rate and replicas of the policy that comes
+    nearest, and looser bounds.
 
     Args:
         best: The policy that comes nearest.
         row: Its run that comes nearest.
         context: The command that was typed, which the remedies' commands repeat.
     """
+    larger = more_sequences(best, row)
+    if larger is None:
+        return _of_as_many_sequences(best, row, context)
+    settings = [setting for setting in context.settings if name_of(setting) != "batch"]
+    context = replace(context, settings=[*settings, f"batch={larger.batch_size}"])
+    remedy = _larger_batch(larger, context)
+    if larger.row["slo_met"]:
+        return Remedies([remedy], larger.runs.plan_of(larger.row))
+    others = _of_as_many_sequences(larger.runs, larger.row, context)
+    return others._replace(commands=[remedy, *others.commands])
+
+
+def _larger_batch(larger: MoreSequences, context: RunContext) -> Remedy:
+    trial = Trial(larger.runs, larger.row)
+    outcome = "meets it" if larger.row["slo_met"] else "comes nearer, and misses it"
+    text = (
+        f"more sequences: batch={larger.batch_size} (--max-num-seqs), as all {larger.present} are "
+        f"in use and the KV cache has room: {trial.name} {outcome} "
+        f"({_quantities(larger.row, trial.slo)})"
+    )
+    return Remedy(text, trial.command(context, "task=advise"))
+
+
+def _of_as_many_sequences(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
     trial = _with_rate(best)
     lower_rate = _lower_rate(trial, context)
     more_replicas = _more_replicas(trial, context)

@@ -276,6 +276,22 @@ def test_a_policy_that_overtakes_is_searched_as_the_first(tmp_path):
     assert advice.of_best.table["chunk"].tolist() == thorough.table["chunk"].tolist()
 
 
+def test_more_sequences_come_before_more_devices(tmp_path):
+    """Two sequences keep requests waiting on a device that has room for many more."""
+    load = ["workload.rate=8", "workload.prompt_len=100", "workload.output_len=100"]
+    load += ["workload.num_requests=8", "workload.arrivals=poisson"]
+    typed = ["task=advise", "tracking=none", *H100]
+    typed += [*load, "slo.ttft=1", "slo.tbt=0.05", "task.chunks=[256]", "task.policies=[]"]
+    result = run(tmp_path, *typed, "batch=2")
+    text = lines_of(result)
+    (batch,) = re.findall(r"batch=(\d+) \(--max-num-seqs\), as all 2 are in use", text)
+    assert "more replicas" not in text
+    assert f"--max-num-seqs {batch} " in text
+    advice = advice_of(*typed, f"batch={batch}")
+    assert advice.is_met
+    assert f"(TTFT P99 {1e3 * advice.best['ttft_p99']:.3g} ms" in text
+
+
 def test_where_nothing_meets_the_objective_the_nearest_misses_the_fewest_bounds():
     """The largest chunk is tried, too, which alone serves first tokens in time."""
     bounds = ["slo.ttft=0.15", "slo.tbt=0.001", "workload.rate=8", "task.policies=[]"]

@@ -1,0 +1,103 @@
+"""More sequences for a server all of whose sequences are in use while its cache has room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import copied
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.experiment.advise import Row, choose, marked
+from sarathi_lab.extensions.advise.options import Option, PolicyRuns, first_plan
+from sarathi_lab.extensions.advise.server_flags import least_budget, unit_of
+from sarathi_lab.results.steady import sequences_in_cache
+from sarathi_lab.tasks.plan import Plan
+
+MOST_DOUBLINGS = 5  # of the sequences of now
+
+
+@dataclass(frozen=True)
+class MoreSequences:
+    """A policy with more sequences, and its run that comes nearest to the objective.
+
+    Attributes:
+        present: The sequences of now, all of which are in use.
+        batch_size: The sequences that were tried.
+        runs: The policy with these.
+        row: The run.
+    """
+
+    present: int
+    batch_size: int
+    runs: PolicyRuns
+    row: Row
+
+
+def more_sequences(best: PolicyRuns, row: Row) -> MoreSequences | None:
+    """Return the first doubling of the sequences that meets the objective, else the one that comes
+    nearest; None if the sequences are not what keeps requests waiting, or none comes nearer.
+
+    Args:
+        best: The policy that comes nearest.
+        row: Its run that comes nearest.
+    """
+    option = best.option.longer if best.has_longer else best.option
+    is_whole = bool(row["is_whole"])
+    plan = option.plan(int(row["chunk"]), option.parameters(is_whole=is_whole))
+    most = _sequences_in_cache(plan)
+    if most is None:
+        return None
+    present = plan.engine.batch_size
+    tried: dict[int, MoreSequences] = {}
+    rows: list[dict[str, Any]] = [{**row, "number": 0}]
+    for doublings in range(1, MOST_DOUBLINGS + 1):
+        batch_size = present << doublings
+        if batch_size > most:
+            break
+        try:
+            larger = _with_sequences(best, row, present, batch_size)
+        except UserError:  # no memory for an iteration of as many
+            break
+        tried[doublings] = larger
+        rows.append({**larger.row, "number": doublings})
+        if larger.row["slo_met"]:
+            break
+    nearest = choose(marked(pd.DataFrame(rows)))
+    return tried.get(int(nearest["number"]))
+
+
+def _sequences_in_cache(plan: Plan) -> int | None:
+    """Return the sequences that the cache of a run has room for; None if not all are in use."""
+    _, executor = plan.build()
+    engine = plan.engine
+    ledger = serve(plan.load.arrivals(), engine, executor)
+    blocks_used = ledger.columns_of_iterations("num_blocks_used").num_blocks_used
+    num_slots = engine.num_slots
+    most = sequences_in_cache(blocks_used, ledger.requests(), num_slots, engine.num_blocks)
+    return None if most is None else most * engine.batch_size // num_slots
+
+
+def _with_sequences(best: PolicyRuns, row: Row, present: int, batch_size: int) -> MoreSequences:
+    """Simulate a run with other sequences: a longer one where that of `row` is one."""
+    cfg = copied(best.option.cfg)
+    cfg.batch = batch_size
+    option: Option = replace(best.option, cfg=cfg)
+    policy = best.plan.policy
+    unit = unit_of(policy)
+    is_whole = bool(row["is_whole"])
+    chunk = int(row["chunk"])
+    if is_whole:
+        chunk += batch_size - present  # the longest prompt beside all decodes
+    else:
+        chunk = -(-max(chunk, least_budget(policy, batch_size)) // unit) * unit
+    plan = first_plan(option)
+    short = option.simulate(chunk, best.slo, is_whole=is_whole)
+    runs = PolicyRuns(option, plan, best.slo, marked(pd.DataFrame([short])))
+    if not runs.has_longer:
+        return MoreSequences(present, batch_size, runs, short)
+    longer = runs.longer(short)
+    runs = replace(runs, confirmed=pd.DataFrame([longer]))
+    return MoreSequences(present, batch_size, runs, longer)
