@@ -127,8 +127,8 @@ class _Work:
             text += f": {done:,.0f} of {self.total:,.0f} {self.unit}".rstrip()
         text += f", {duration(elapsed)}"
         if self.total and 0 < self.done < self.total:
-            left = elapsed * (self.total / self.done - 1)
-            text += f", about {duration(left)} left"
+            seconds_left = elapsed * (self.total / self.done - 1)
+            text += f", about {duration(seconds_left)} left"
         print(text, flush=True)
 
 

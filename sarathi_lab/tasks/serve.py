@@ -275,11 +275,14 @@ def _describe_peaks(plan: Plan, peaks: Peaks) -> str:
 
 def _in_ridges(plan: Plan) -> dict[str, float]:
     """Return the chunk of a measured run over the ridge, by which devices can be compared."""
-    spec, backend, chunk = plan.spec, plan.backend, plan.policy.budget
-    if chunk is None or not backend.computes_tokens or not spec.has_formulas:
+    chunk = plan.policy.budget
+    backend = plan.backend
+    if chunk is None or not backend.computes_tokens or not plan.spec.has_formulas:
         return {}
-    ridge = ridge_tokens(spec, backend.dtype_bytes, backend.peaks())
-    return {CHUNK_RIDGES: chunk / ridge} if math.isfinite(ridge) else {}
+    ridge = ridge_tokens(plan.spec, backend.dtype_bytes, backend.peaks())
+    if not math.isfinite(ridge):
+        return {}
+    return {CHUNK_RIDGES: chunk / ridge}
 
 
 def schedule_of(iterations: pd.DataFrame) -> str:

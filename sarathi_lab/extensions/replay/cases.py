@@ -188,24 +188,24 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
     client, client_of_user = _clients(cfg, run)
     if client is not run.client:
         notes.append(f"as you state: {_named(client)}")
-    first = _replay(as_run, cfg, run, client)
-    require_possible(run, first.spec, first.backend.peaks())
-    first = replace(first, notes=notes)
+    replay = _replay(as_run, cfg, run, client)
+    require_possible(run, replay.spec, replay.backend.peaks())
+    replay = replace(replay, notes=notes)
     think_time = cfg.workload.get("think_time")
     if think_time is None:
-        think_time = 0.0 if first.loop is None else first.loop.think_time
-    other = _replay(what_if, cfg, run, client_of_user, float(think_time))
+        think_time = 0.0 if replay.loop is None else replay.loop.think_time
+    replay_what_if = _replay(what_if, cfg, run, client_of_user, float(think_time))
     # What the user states changes nothing, or nothing is stated.
-    if first.does_the_same_as(other):
-        return Case(first, None)
-    if run.requests.empty and first.engine != other.engine:
+    if replay.does_the_same_as(replay_what_if):
+        return Case(replay, None)
+    if run.requests.empty and replay.engine != replay_what_if.engine:
         raise UserError(
             f"{run.source} has no arrivals, so that only its schedule is simulated; drop policy, "
             f"chunk and batch, or name a client's file with task.log={run.source}"
         )
     changed = differences(as_run, what_if)
-    changed += _changes_of_load(first, other)
-    return Case(first, other, changed)
+    changed += _changes_of_load(replay, replay_what_if)
+    return Case(replay, replay_what_if, changed)
 
 
 def _config_as_run(
@@ -299,14 +299,14 @@ def _named(client: Client) -> str:
     return f"workload.users={client.users}"
 
 
-def _changes_of_load(first: Replay, other: Replay) -> list[str]:
-    """Describe how `other` sends requests otherwise, such as "workload.users=8 (4)"."""
+def _changes_of_load(as_run: Replay, what_if: Replay) -> list[str]:
+    """Describe how `what_if` sends requests otherwise, such as "workload.users=8 (4)"."""
     changed = []
-    if _named(first.client) != _named(other.client):
-        changed.append(f"{_named(other.client)} ({_named(first.client)})")
-    before = 0.0 if first.loop is None else first.loop.think_time
-    if other.loop is not None and other.loop.think_time != before:
-        changed.append(f"workload.think_time={other.loop.think_time:.3g} s ({before:.3g} s)")
+    if _named(as_run.client) != _named(what_if.client):
+        changed.append(f"{_named(what_if.client)} ({_named(as_run.client)})")
+    before = 0.0 if as_run.loop is None else as_run.loop.think_time
+    if what_if.loop is not None and what_if.loop.think_time != before:
+        changed.append(f"workload.think_time={what_if.loop.think_time:.3g} s ({before:.3g} s)")
     return changed
 
 

@@ -203,10 +203,10 @@ def _host(run: RealRun) -> DictConfig:
     return node
 
 
-def _distance(version: str, other: str) -> list[int]:
-    """Return by how much two versions differ, in the major number first."""
-    pairs = zip(_numbers(version), _numbers(other), strict=False)
-    return [abs(number - other_number) for number, other_number in pairs]
+def _distance(version: str, host: str) -> list[int]:
+    """Return by how much a host's version differs from another, in the major number first."""
+    pairs = zip(_numbers(version), _numbers(host), strict=False)
+    return [abs(number - number_of_host) for number, number_of_host in pairs]
 
 
 def _numbers(version: str) -> list[int]:

@@ -193,15 +193,10 @@ def read_arguments(
             if not _is_idle(value, row.neutral):
                 not_simulated.append(_with_reason(name, value, row.reason))
         else:
-            try:
-                settings |= _converted(row, value, source)
-            except NotSimulated as reason:
-                not_simulated.append(_with_reason(name, value, str(reason)))
-            except UserError:
-                # A person can correct what they wrote, but not what a server wrote.
-                if not is_dump:
-                    raise
-                not_simulated.append(_with_reason(name, value, "not understood"))
+            converted, reason = _settings_or_reason(row, value, source, is_dump=is_dump)
+            settings |= converted
+            if reason is not None:
+                not_simulated.append(_with_reason(name, value, reason))
     if unknown:
         not_simulated.append(f"{_some(unknown)} (unknown here)")
     if is_dump:
@@ -354,6 +349,21 @@ def _some(names: Sequence[str]) -> str:
     if more > 0:
         shown += f" and {more} more"
     return shown
+
+
+def _settings_or_reason(
+    row: Argument, value: object, source: str, *, is_dump: bool
+) -> tuple[dict[str, object], str | None]:
+    """Return the settings that an argument is, or why it is not simulated. Raises UserError."""
+    try:
+        return _converted(row, value, source), None
+    except NotSimulated as reason:
+        return {}, str(reason)
+    except UserError:
+        # A person can correct what they wrote, but not what a server wrote.
+        if not is_dump:
+            raise
+        return {}, "not understood"
 
 
 def _converted(row: Argument, value: object, source: str) -> dict[str, object]:

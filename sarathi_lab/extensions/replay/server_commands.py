@@ -546,6 +546,7 @@ def _arguments_of(system: str, argv: Sequence[str]) -> tuple[dict[str, object], 
             elif word:
                 unread.append(word)
             continue
+        # -tp8 is -tp=8; -cc.mode=3 is a key of the object -cc.
         word = GLUED.sub(r"-\1=\2", word)
         flag, has_value, value = word.partition("=")
         flag, _, key = flag.partition(".")

@@ -107,25 +107,10 @@ class _ByPolicy(Base):
 
     def schedule(self, *args: object, **kwargs: object) -> SchedulerOutput:
         self._enqueue()
-        decider = self._decider
-        pause = self.pause_state
-        decider.admits = pause == PauseState.UNPAUSED
-        batch = None
-        if pause != PauseState.PAUSED_ALL:
-            batch = decider.schedule(time.monotonic())
+        batch = self._decide()
         # First of all, as the policy may have put an evicted sequence into the same batch.
-        for sequence in decider.evicted:
-            request = self._requests[sequence]
-            self.running.remove(request)
-            self._preempt_request(request, time.monotonic())
-        decider.evicted.clear()
-        self._limits = {}
-        admitted = []
-        for chunk in batch.chunks if batch is not None else ():
-            request = self._requests[chunk.sequence]
-            self._limits[request.request_id] = chunk.num_tokens
-            if request.status != RequestStatus.RUNNING:
-                admitted.append(request)
+        self._evict()
+        admitted = self._limit_to(batch)
         # vLLM admits all that it finds in its queue: it finds what the policy has chosen.
         hidden = self.waiting
         self.waiting = create_request_queue(self.policy)
@@ -140,9 +125,38 @@ class _ByPolicy(Base):
                 f"vLLM scheduled {output.num_scheduled_tokens}, not the policy's {self._limits}"
             )
         if batch is not None:
-            decider.advance(batch)
+            self._decider.advance(batch)
             self._batches.append((batch, time.monotonic()))
         return output
+
+    def _decide(self) -> Batch | None:
+        """Let the policy make a batch, as far as the server is not paused."""
+        pause = self.pause_state
+        self._decider.admits = pause == PauseState.UNPAUSED
+        if pause == PauseState.PAUSED_ALL:
+            return None
+        return self._decider.schedule(time.monotonic())
+
+    def _evict(self) -> None:
+        """Preempt in vLLM what the policy has evicted."""
+        for sequence in self._decider.evicted:
+            request = self._requests[sequence]
+            self.running.remove(request)
+            self._preempt_request(request, time.monotonic())
+        self._decider.evicted.clear()
+
+    def _limit_to(self, batch: Batch | None) -> list[ServerRequest]:
+        """Limit each request to its tokens of the batch; return those that do not run yet."""
+        self._limits = {}
+        admitted: list[ServerRequest] = []
+        if batch is None:
+            return admitted
+        for chunk in batch.chunks:
+            request = self._requests[chunk.sequence]
+            self._limits[request.request_id] = chunk.num_tokens
+            if request.status != RequestStatus.RUNNING:
+                admitted.append(request)
+        return admitted
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

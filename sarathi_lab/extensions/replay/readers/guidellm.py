@@ -220,6 +220,7 @@ def read_csv(content: Content, load: Object) -> Load:
         "tpot": MILLISECOND * numbers["tpot"],
         "latency": numbers["latency"],
     }
+    # Such as "concurrent@16"; "sweep" has no number.
     kind, _, value = str(_first(load, STRATEGY) or "").partition("@")
     settings = {"type_": kind}
     if not math.isnan(number_of(value)):
