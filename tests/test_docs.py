@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from documented import DOCUMENTS, PAGES
+from documented import DOCUMENTS, PAGES, untimed
 from site_hooks import GROUPS, Relinker, fill_in, options, outer_pages, settings_of
 
 from sarathi_lab.__main__ import main
@@ -74,6 +74,11 @@ def test_every_link_leads_to_a_file_and_a_heading():
             if not is_whole:
                 broken.append(f"{name_of(path)}: {target}#{anchor}")
     assert broken == []
+
+
+def test_long_commands_say_how_long_they_take():
+    pages = [REPOSITORY / "README.md", *PAGES]
+    assert {name_of(page): untimed(page) for page in pages if untimed(page)} == {}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)

@@ -44,3 +44,25 @@ KNOWN = [command for command in COMMANDS if not any(word in command for word in 
 def last_of_sweeps(command: str) -> list[str]:
     """Split a command into arguments, of a sweep with the last values of all settings."""
     return [re.sub(r"=[^'\"\[\](]+,", "=", argument) for argument in shlex.split(command)]
+
+
+# What takes longer than the half minute of a simulation and the two of a measurement on a CPU.
+LONG = re.compile(
+    r"\bmake (?:artifact|image|gpu_launches|gpu-hour|test)\b[a-z-]*"
+    r"|sarathi_lab\.run (?:experiment=(?!fig|paper)[a-z]\w+|task=(?:figures|calibrate))"
+    r"|sarathi_lab leaderboard|sarathi_lab claims --run"
+)
+TIME = re.compile(r"\d s\b|\b(?:seconds|minutes?|hours?|not timed)\b")
+NEAR = 4  # lines, as between a block of commands and the sentence before it
+
+
+def untimed(page: Path) -> set[str]:
+    """Return the long commands of a page that have a time near none of their mentions."""
+    lines = page.read_text().splitlines()
+    named, timed = set[str](), set[str]()
+    for number, line in enumerate(lines):
+        commands = LONG.findall(line)
+        named.update(commands)
+        if TIME.search("\n".join(lines[max(0, number - NEAR) : number + NEAR])):
+            timed.update(commands)
+    return named - timed
