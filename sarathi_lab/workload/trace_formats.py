@@ -12,6 +12,7 @@
 | Dynamo | created_time, input_tokens, output_tokens | ms |
 | Weka (kv-cache-tester), an object a conversation | t, in, out, hash_ids, think_time | s |
 | lengths | num_prefill_tokens, num_decode_tokens | |
+| plain | timestamp, input_tokens, output_tokens, or others of `PLAIN` | by the name, s or date |
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,16 @@ from sarathi_lab.workload.recording import Recording, RowCheck, recorded
 from sarathi_lab.workload.text_files import JsonRows, json_rows, kind_of_text, read_text
 
 DATE = 0  # unit of a column of dates
+UNSTATED = -1  # of one whose name tells none: dates, seconds, or milliseconds since 1970
+FIRST_IN_MILLISECONDS = 10**11  # numbers from here on are no seconds: the year 5138
 SECOND, MILLISECOND, NANOSECOND = 10**9, 10**6, 1  # in nanoseconds
-UNITS = {DATE: "dates", SECOND: "seconds", MILLISECOND: "milliseconds", NANOSECOND: "nanoseconds"}
+UNITS = {
+    DATE: "dates",
+    UNSTATED: "seconds or dates",
+    SECOND: "seconds",
+    MILLISECOND: "milliseconds",
+    NANOSECOND: "nanoseconds",
+}
 FIX = "name a trace, such as AzureLLMInferenceTrace_conv.csv of github.com/Azure/AzurePublicDataset"
 # Columns that may be a time, a length, or what requests share, by a part of their names.
 LOOKS_LIKE_TIME = re.compile(r"time|stamp|arriv|delay|interval|elapsed|second|_ms$|_ns$|_at$", re.I)
@@ -176,6 +186,25 @@ FORMATS = (
     WEKA,
     TraceFormat("lengths", "num_prefill_tokens", "num_decode_tokens"),
 )
+# Columns of people's own files.
+PLAIN_TIMES = {
+    "timestamp": UNSTATED,
+    **dict.fromkeys(("timestamp_s", "arrival_s"), SECOND),
+    **dict.fromkeys(("timestamp_ms", "arrival_ms"), MILLISECOND),
+    **dict.fromkeys(("arrival_time_ms", "arrival_timestamp_ms"), MILLISECOND),
+}
+PLAIN_LENGTHS = (
+    ("input_tokens", "output_tokens"),
+    ("prompt_tokens", "output_tokens"),
+    ("prompt_tokens", "completion_tokens"),
+    ("prompt_len", "output_len"),
+    ("input_len", "output_len"),
+    ("input_token_num", "output_token_num"),
+)
+PLAIN = tuple(
+    TraceFormat("plain", *lengths, time, unit, session=SESSIONS)
+    for (time, unit), lengths in product(PLAIN_TIMES.items(), PLAIN_LENGTHS)
+)
 
 
 @dataclass(frozen=True)
@@ -219,6 +248,9 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
             f"{FIX}"
         )
     notes = _notes_on_columns(cells, trace_format)
+    if trace_format.unit == UNSTATED:
+        unit = UNITS[_unit_of(cells[trace_format.time])]
+        notes.append(f"{trace_format.time} read as {unit}")
     if _is_chained(cells, trace_format):
         notes.append(
             f"no {trace_format.ids}: a prompt is taken to begin with that of its "
@@ -361,7 +393,7 @@ def _cells_of_conversations(conversations: Sequence[Mapping[str, Any]]) -> pd.Da
 
 def _recognise(file: Path, cells: pd.DataFrame) -> TraceFormat:
     names = {*cells}
-    for trace_format in FORMATS:
+    for trace_format in (*FORMATS, *PLAIN):
         if names >= {*trace_format.needed}:
             return trace_format
     for key, content in READ_ELSEWHERE.items():
@@ -378,14 +410,14 @@ def _what_is_missing(names: set[object]) -> str:
         num_missing = len({*trace_format.needed} - names)
         return len(trace_format.needed) - num_missing, -num_missing
 
-    closest = max(FORMATS, key=closeness)
+    closest = max((*FORMATS, PLAIN[0]), key=closeness)
     num_common, _ = closeness(closest)
     if num_common > 1:
         missing = [name for name in closest.needed if name not in names]
         if closest.time in missing:
             missing[missing.index(closest.time)] += f" ({UNITS[closest.unit]})"
         return f"and lacks {', '.join(missing)} of {closest.name}'s; add or rename columns"
-    formats = "; ".join(f"{form.name} {', '.join(form.needed)}" for form in FORMATS)
+    formats = "; ".join(f"{form.name} {', '.join(form.needed)}" for form in (*FORMATS, PLAIN[0]))
     return f"which no known format has; rename them to one of: {formats}"
 
 
@@ -405,7 +437,7 @@ def _recording(cells: pd.DataFrame, trace_format: TraceFormat, damaged: Sequence
     if session is not None:
         table["session"] = cells[session].fillna("").astype(str)
         table["turn"] = table.groupby("session").cumcount()
-    if trace_format.delay in cells:
+    if session is not None and trace_format.delay in cells:
         delays = pd.to_numeric(cells[trace_format.delay], errors="coerce")
         table["delay"] = delays * trace_format.unit / SECOND
     if trace_format.time:
@@ -466,6 +498,8 @@ def _arrivals(
 
 def _nanoseconds(column: pd.Series, unit: int) -> tuple[pd.Series, pd.Series]:
     """Read times as nanoseconds from any zero, and which of them are valid."""
+    if unit == UNSTATED:
+        unit = _unit_of(column)
     text = column.astype(str)
     if unit == DATE:
         text = text.where(text.str[:1].str.isdigit())  # pandas reads "now" as a time
@@ -479,6 +513,14 @@ def _nanoseconds(column: pd.Series, unit: int) -> tuple[pd.Series, pd.Series]:
     whole_units = np.floor(numbers)  # multiplied exactly, as no float is
     fraction = ((numbers - whole_units) * unit).round().astype("int64")
     return whole_units.astype("int64") * unit + fraction, is_valid
+
+
+def _unit_of(column: pd.Series) -> int:
+    """Tell the unit of times whose column states none."""
+    numbers = pd.to_numeric(column.astype(str), errors="coerce")
+    if numbers.isna().mean() > 0.5:
+        return DATE
+    return MILLISECOND if numbers.median() >= FIRST_IN_MILLISECONDS else SECOND
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:
@@ -537,6 +579,8 @@ def _size_of_blocks(
 def _notes_on_columns(cells: pd.DataFrame, trace_format: TraceFormat) -> list[str]:
     """Name columns that are not read and look like a time, a length or what requests share."""
     understood = trace_format.read
+    if not any(name in cells for name in trace_format.session):
+        understood.discard(trace_format.delay)  # of no conversation
     if trace_format.ids in cells or _is_chained(cells, trace_format):
         understood |= {*trace_format.links, *trace_format.chain}
     suspects = list[str]()

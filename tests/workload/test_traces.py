@@ -169,7 +169,7 @@ def test_one_time_for_all_has_no_rate(load):
             "and lacks output_length of Mooncake's; add or rename",
         ),
         (
-            "arrival_s,input_tokens,output_tokens\n0.5,74,9\n",
+            "created,input_tokens,output_tokens\n0.5,74,9\n",
             "and lacks created_time .milliseconds. of Dynamo's; add or rename",
         ),
         ('{"timestamp": 0,\n "input_length": 1', "is cut off at line 2, as by a copy"),
@@ -541,3 +541,28 @@ def test_public_traces_load_whole(name, rows, lengths):
     times = [request.arrival_time for request in loaded.requests]
     assert times == sorted(times)
     assert times[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("time", "values", "gap", "note"),
+    [
+        ("timestamp", (0.5, 2.0), 1.5, "seconds"),
+        ("timestamp", (1767600000000, 1767600001500), 1.5, "milliseconds"),
+        ("timestamp", ("2026-01-05T08:00:00Z", "2026-01-05T08:00:01.5Z"), 1.5, "dates"),
+        ("arrival_s", (1, 2.5), 1.5, ""),
+        ("timestamp_ms", (100, 1600), 1.5, ""),
+    ],
+)
+def test_plain_files_have_times_by_their_name_or_size(load, time, values, gap, note):
+    first, second = values
+    text = f"{time},prompt_tokens,completion_tokens\n{first},74,9\n{second},80,8\n"
+    loaded = load(text)
+    assert rows_of(loaded) == [(0, 74, 9), (pytest.approx(gap), 80, 8)]
+    assert not note or f"timestamp read as {note}" in str(loaded)
+
+
+def test_a_pause_of_no_conversation_is_named(load):
+    line = '{"t": %d, "in": 128, "out": 10, "hash_ids": [1, 2], "think_time": 0.5}\n'
+    loaded = load(line % 0 + line % 2)
+    assert rows_of(loaded) == [(0, 128, 10), (2, 128, 10)]
+    assert "column not read: think_time" in str(loaded)

@@ -59,7 +59,7 @@ IMAGES = {
         r"(?::[\w.-]+)?(?:@\S+)?"
     ),
 }
-REPLICAS = "replicas="  # a word in front of a container's command
+REPLICAS, PREFILL = "replicas=", "prefill="  # words in front of a container's command
 IMAGE_FLAG = "--image="  # of kubectl
 BEHIND_FLAGS = "--"  # what follows is the container's command
 # Flags of container engines whose value may be a server's name, and no image.
@@ -132,6 +132,9 @@ INSTRUCTION = re.compile(r"^[ \t]*(FROM|ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULT
 VARIABLES_FILES = ("--env-file", "env_file", "envFrom")
 SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 HELM_KEY = "vllmConfig"
+# Of KServe: formats of models that its runtime serves with vLLM, and a variable with arguments.
+FORMATS_OF_VLLM = ("vLLM", "huggingface")
+ADDITIONAL_ARGS, HUB = "VLLM_ADDITIONAL_ARGS", "hf://"
 V0_SWITCH = "VLLM_USE_V1"
 
 
@@ -254,7 +257,11 @@ def _read_command(command: ShellCommand, source: str) -> Statement:
     for name in VARIABLES_FILES:
         if any(word.startswith(name) for word in in_front):
             not_read.append(f"{name} (its variables are not here)")
-    not_read += [f"{word} (one of them is)" for word in argv[:start] if word.startswith(REPLICAS)]
+    for word in argv[:start]:
+        if word.startswith(REPLICAS):
+            not_read.append(f"{word} (one of them is)")
+        if word.startswith(PREFILL):
+            not_read.append(f"{word} (prompts have devices of their own)")
     statement = replace(statement, not_simulated=[*statement.not_simulated, *not_read])
     if system != "vllm":
         return statement
@@ -410,6 +417,13 @@ def _of_containers(content: object, replicas: int) -> Iterator[ShellCommand]:
     if isinstance(content.get(HELM_KEY), Mapping):
         yield ShellCommand(["vllm", "serve", *_argv_of_helm(content)])
         return
+    if content.get("kind") == "LLMInferenceService":
+        yield _of_llm_service(as_object(content.get("spec")))
+        return
+    if as_object(content.get("modelFormat")).get("name") in FORMATS_OF_VLLM:
+        argv = ["vllm", "serve", _model_of_kserve(content), *_argv_of(content.get("args"))]
+        yield ShellCommand(argv, _variables_of(content.get("env")))
+        return
     if any(key in content for key in ("command", "args", "entrypoint")):
         argv = [name for name in VARIABLES_FILES if content.get(name)]
         if replicas > 1:
@@ -432,6 +446,37 @@ def _of_containers(content: object, replicas: int) -> Iterator[ShellCommand]:
                     yield ShellCommand([image, *command.argv], command.variables)
     for value in content.values():
         yield from _of_containers(value, replicas)
+
+
+def _of_llm_service(spec: Mapping[str, object]) -> ShellCommand:
+    """Return the command of a KServe service of vLLM's, whose first container has its image."""
+    containers = as_object(spec.get("template")).get("containers")
+    container: Mapping[str, object] = {}
+    if isinstance(containers, list) and containers:
+        container = as_object(containers[0])
+    variables = _variables_of(container.get("env"))
+    argv = list[str]()
+    replicas = spec.get("replicas")
+    if isinstance(replicas, int) and replicas > 1:
+        argv.append(f"{REPLICAS}{replicas}")
+    if spec.get("prefill"):
+        argv.append(f"{PREFILL}{as_object(spec['prefill']).get('replicas', 1)}")
+    model = _model_of_kserve(as_object(spec.get("model")))
+    argv += [str(container.get("image", "")), "vllm", "serve", model]
+    for kind, number in as_object(spec.get("parallelism")).items():
+        if kind in ("tensor", "pipeline", "data"):
+            argv += [f"--{kind}-parallel-size", str(number)]
+    argv += _argv_of(container.get("args"))
+    argv += split(variables.pop(ADDITIONAL_ARGS, ""))
+    return ShellCommand(argv, variables)
+
+
+def _model_of_kserve(model: Mapping[str, object]) -> str:
+    """Return a model's hub id, or where it is kept."""
+    uri = str(model.get("uri") or model.get("storageUri") or "")
+    if uri.startswith(HUB):
+        return uri.removeprefix(HUB)
+    return str(model.get("name") or uri)
 
 
 def _argv_of_helm(content: Mapping[str, object]) -> list[str]:

@@ -320,6 +320,9 @@ def _resolved_by_vllm(text: str) -> dict[str, object]:
         match = pattern.search(text)
         if match is not None:
             resolved[name] = match[1]
+    concurrency = CONCURRENCY.search(text)
+    if concurrency is not None:
+        resolved.setdefault("max_model_len", _tokens(concurrency[1]))
     scheduling = ASYNCHRONOUS.search(text)
     if scheduling is not None:
         resolved["async_scheduling"] = scheduling[1] == "enabled"

@@ -718,3 +718,13 @@ def test_a_folder_of_other_files_is_named(tmp_path):
     (tmp_path / "server.log").write_text("x")
     refusal = refusal_of("task=validate", "hardware=h100", f"task.run={tmp_path}")
     assert "has no requests.jsonl, but server.log; name one of its files" in refusal
+
+
+def test_a_client_behind_its_schedule_sent_at_its_own_pace(tmp_path):
+    summary = dict(SUMMARIES["inference-perf"])
+    summary["load_summary"] = {"count": 6, "requested_rate": 2.0, "achieved_rate": 0.5}
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(summary))
+    (benchmark,) = read_benchmarks(path)
+    assert benchmark.client.rate == 0.5
+    assert any("of 2.0/s that were asked for" in line for line in benchmark.cautions)

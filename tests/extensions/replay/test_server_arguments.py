@@ -718,3 +718,37 @@ def test_flags_in_an_object_are_a_command():
 def test_weights_that_do_not_fit_are_refused_as_they_are(result):
     with pytest.raises(UserError, match=r"needs 67\d\.\d GB for weights"):
         as_vllm(result, model="deepseek-ai/DeepSeek-V3", quantization="fp8")
+
+
+LLM_SERVICE = """
+kind: LLMInferenceService
+spec:
+  model: {uri: "hf://Qwen/Qwen3-8B", name: chat}
+  replicas: 2
+  prefill: {replicas: 3}
+  parallelism: {tensor: 4}
+  template:
+    containers:
+      - image: vllm/vllm-openai:v0.11.2
+        env: [{name: VLLM_ADDITIONAL_ARGS, value: "--max-num-seqs=64"}]
+  router: {scheduler: {template: {containers: [{args: [--pool-name, pool]}]}}}
+"""
+INFERENCE_SERVICE = """
+kind: InferenceService
+spec:
+  predictor:
+    model:
+      modelFormat: {name: vLLM}
+      storageUri: hf://Qwen/Qwen3-8B
+      args: ["--max-num-seqs=64", "--tensor-parallel-size=4"]
+"""
+
+
+@pytest.mark.parametrize("text", [LLM_SERVICE, INFERENCE_SERVICE], ids=["llm", "plain"])
+def test_services_of_kserve_state_their_server(text):
+    statement = find_facts(Path("file.yaml"), text)
+    assert statement is not None
+    stated = {"model": "Qwen/Qwen3-8B", "batch": 64, "executor.tensor_parallel": 4}
+    assert statement.settings.items() >= stated.items()
+    notes = ["replicas=2 (one of them is)", "prefill=3 (prompts have devices of their own)"]
+    assert statement.not_simulated == (notes if text == LLM_SERVICE else [])

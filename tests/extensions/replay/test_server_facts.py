@@ -823,3 +823,13 @@ def test_a_version_is_of_the_server_that_runs():
     assert "version" not in ServerSettings([log, server]).stated
     assert ServerSettings([log, server]).stated["batch"] == 64
     assert ServerSettings([log]).stated["version"] == "0.19.0"
+
+
+def test_a_log_of_markers_states_its_longest_context():
+    log = (
+        "GPU KV cache size: 2,725,376 tokens\n"
+        "Maximum concurrency for 262,144 tokens per request: 10.40x\n"
+    )
+    facts = find_facts(Path("server.log"), log)
+    assert facts is not None
+    assert facts.settings["max_model_len"] == 262_144

@@ -27,6 +27,7 @@ MEANS = {
     "time_per_output_token": "tpot",
     "request_latency": "latency",
 }
+RATE_TOLERANCE = 0.05  # by which a rate may miss what was asked for
 RATES = {"output_tokens_per_sec": "output", "requests_per_sec": "requests"}
 INPUT_TOKENS = (
     ("request_metrics", "text", "input_tokens"),
@@ -124,10 +125,14 @@ def read_inference_perf_summary(content: Content, summary: Object) -> Load:
     num_requests = number_of(successes.get("count"))
     if math.isnan(num_requests) and "failures" not in summary:
         num_requests = number_of(nested(summary, "load_summary", "count"))
-    rate = nested(summary, "load_summary", "requested_rate")
-    if rate is None:
-        rate = nested(summary, "load_summary", "achieved_rate")
     cautions = []
+    rate = nested(summary, "load_summary", "requested_rate")
+    achieved = number_of(nested(summary, "load_summary", "achieved_rate"))
+    if rate is None or achieved < number_of(rate) * (1 - RATE_TOLERANCE):
+        # A client that falls behind its schedule sends at its own pace.
+        if rate is not None:
+            cautions.append(f"of {rate}/s that were asked for, the client sent {achieved:.4g}/s")
+        rate = None if math.isnan(achieved) else achieved
     if rate is None and rates.get("requests"):
         rate = rates["requests"]
         cautions.append("the file has no rate of sending: that of its answers is taken")

@@ -69,6 +69,7 @@ def read_llmperf_summary(content: Content, summary: Object) -> Load:
         num_requests=number_of(summary.get("results_num_completed_requests")),
         prompt_len=_mean_tokens(summary, "input"),
         output_len=output_len,
+        record="*_individual_responses.json of the same run",
         means=_with_time_per_token(stated_numbers(summary, MEANS), output_len),
         client=_client_of(summary),
         num_failed=count_of(summary.get("results_number_errors")),
