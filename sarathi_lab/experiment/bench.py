@@ -148,7 +148,8 @@ class Bench(ABC):
             "experts": [EXPERTS],
         }
         for cause, names in by_cause.items():
-            extra[cause] = self._sum_of(cut, names, cause) - self._sum_of(uncut, names, cause)
+            of_cut = self._sum_of(cut, names, cause)
+            extra[cause] = of_cut - self._sum_of(uncut, names, cause)
         return extra
 
     def keys_read(self, work: Work) -> Estimate | None:
@@ -183,7 +184,8 @@ class Bench(ABC):
         references = served_by_baseline._asdict()
         ratios = {}
         for name in COMPARED:
-            ratios[name] = Estimate(values[name]) / Estimate(references[name])
+            reference = Estimate(references[name])
+            ratios[name] = Estimate(values[name]) / reference
         return ratios
 
 
@@ -217,8 +219,9 @@ class CostBench(Bench):
         has alone, which average out over the shapes of requests.
         """
         estimate = super()._sum_of(work, operations, name)
-        is_run = any(isinstance(subject, Scenario) for _, subject in work.terms)
-        num_shapes = SHAPES_OF_RUN if is_run else 1
+        num_shapes = 1
+        if any(isinstance(subject, Scenario) for _, subject in work.terms):
+            num_shapes = SHAPES_OF_RUN
         return Estimate.with_own_error(estimate.values, f"{name} {work.terms}", num_shapes)
 
     def request(self, scenario: Scenario) -> Times:
@@ -248,6 +251,7 @@ class CostBench(Bench):
     def _compared(self, scenario: Scenario) -> Mapping[str, Estimate]:
         """Serve a scenario in every draw, and return the quantities that are `COMPARED`."""
         if scenario not in self._served:
+            # Each draw is served anew: other times may admit requests in other iterations.
             runs = [self.served(scenario)]
             for number in range(1, 1 + NUM_DRAWN_RUNS):
                 runs.append(self._serve(scenario, self._drawn.iteration_time_of(number)))

@@ -117,6 +117,8 @@ def table2(spec: ModelSpec, *, num_tokens: int, num_decodes: int) -> Parts:
 
 
 def _kinds_of_batch(bench: Bench, num_tokens: int, num_decodes: int) -> Iterator[Point]:
+    # The batch of both has as many tokens as the prompt alone, so that tiles and weights cost both
+    # the same (section 4.3).
     riders = num_decodes - 1
     prefill = batch(prefill_tokens=num_tokens)
     decodes = batch(num_decodes=num_decodes, context=num_tokens)
@@ -159,7 +161,9 @@ def _hybrid_attention(bench: Bench, chunk: int, context: int, number: int) -> It
     apart = bench.seconds(prompt + decodes, ("attn",))
     alone = bench.seconds(decodes)
     added = bench.seconds(both - prompt)
-    added_apart = bench.seconds(both - prompt, NOT_ATTENTION) + bench.seconds(decodes, ("attn",))
+    # With a call for each, decodes pay for their own attention and ride in all else.
+    of_decodes = bench.seconds(decodes, ("attn",))
+    added_apart = bench.seconds(both - prompt, NOT_ATTENTION) + of_decodes
     series = f"chunk {chunk}, context {context}"
     yield Point("attention / apart", series, number, together / apart)
     yield Point("decode speed-up", series, number, alone / added)
@@ -213,7 +217,8 @@ def _ways_to_decode(
     both = batch(prefill_tokens=chunk, start=start, num_decodes=number, context=context)
     series = f"{chunk} behind {start}, {context} each"
     if AS_CALLED in ways:
-        riding = bench.seconds(both, FOUR) / bench.seconds(prompt + decodes, FOUR)
+        separate = bench.seconds(prompt + decodes, FOUR)
+        riding = bench.seconds(both, FOUR) / separate
         gained = bench.saving(decodes, both, prompt, FOUR)
         yield Point(f"{AS_CALLED} / two batches", series, number, riding)
         yield Point(f"decode speed-up, {AS_CALLED}", series, number, gained)
@@ -230,12 +235,14 @@ def _riding_in_two_calls(bench: Bench, both: Work, separate: Work) -> Estimate:
     """
     attention = bench.seconds(separate, ("attn",))
     together = bench.seconds(both, PRODUCTS) + attention
-    return together / (bench.seconds(separate, PRODUCTS) + attention)
+    apart = bench.seconds(separate, PRODUCTS) + attention
+    return together / apart
 
 
 def _saved_in_two_calls(bench: Bench, decodes: Work, both: Work, prompt: Work) -> Estimate:
     """Return the seconds of `decodes` over what they add to a `prompt`, each in an attention call
     of its own.
     """
-    added = bench.seconds(both - prompt, PRODUCTS) + bench.seconds(decodes, ("attn",))
+    attention = bench.seconds(decodes, ("attn",))
+    added = bench.seconds(both - prompt, PRODUCTS) + attention
     return bench.seconds(decodes, FOUR) / added

@@ -131,8 +131,9 @@ def _intensity(
         "ffn": (hidden, spec.ffn_size),
     }
     k, n = shapes[operation]
-    # 2 rows k n FLOPs over the elements of both inputs and the output.
-    intensity = max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n)))
+    # Of rows k n products, over the elements of both inputs and of the output.
+    moved_for_each = 1 / rows + 1 / k + 1 / n
+    intensity = max(1.0, math.floor(1 / moved_for_each))
     yield Point(f"{phase} intensity", operation, number, Estimate(intensity), "FLOP/B")
 
 
@@ -246,14 +247,17 @@ BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached
 )
 def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Parts:
     """Prompts whole beside themselves in chunks; by chunk and context one chunk alone."""
-    causes = {**CAUSES, **OF_EXPERTS} if spec.num_experts else CAUSES
+    causes = CAUSES
+    if spec.num_experts:
+        causes = {**CAUSES, **OF_EXPERTS}
     for prompt in prompts:
         for chunk in chunks:
             if chunk <= prompt:
                 yield part(_prompt_in_chunks, prompt, chunk, causes)
     longest = max(prompts)
     for chunk in chunks[:3]:
-        for start in sorted({0, longest // 4, longest // 2, longest - chunk}):
+        starts = {0, longest // 4, longest // 2, longest - chunk}
+        for start in sorted(starts):
             yield part(_chunk_at_context, spec, start, chunk)
 
 
@@ -266,6 +270,7 @@ def _prompt_in_chunks(
     name = str(prompt)
     uncut = chunked(prompt, prompt)
     cut = chunked(prompt, chunk)
+    # Each chunk reads all tokens up to its end: N chunks read (N + 1) / 2 times the prompt.
     ends = [min(start + chunk, prompt) for start in range(0, prompt, chunk)]
     formula = (len(ends) + 1) / 2
     yield Point("KV bytes / whole", name, chunk, Estimate(sum(ends) / prompt))
@@ -273,7 +278,8 @@ def _prompt_in_chunks(
     num_read = bench.keys_read(cut)
     if num_read is not None:
         yield Point("counted / N(N+1)/2", name, chunk, num_read * (1 / prompt / formula))
-    slower = bench.seconds(cut, ("attn",)) / bench.seconds(uncut, ("attn",))
+    attention_of_whole = bench.seconds(uncut, ("attn",))
+    slower = bench.seconds(cut, ("attn",)) / attention_of_whole
     yield Point("attention time / whole", name, chunk, slower)
     losses = bench.chunking_losses(prompt, chunk)
     yield Point("prefill time / whole", name, chunk, Estimate(1.0) + losses["total"])

@@ -156,7 +156,9 @@ def workload(
 
 def completion_time(finish_times: Sequence[float] | pd.Series) -> float:
     """Seconds until all but the last few requests are done, 9,981 of the paper's 10,000."""
-    return float(np.sort(finish_times)[round(COMPLETED * len(finish_times)) - 1])
+    in_order = np.sort(finish_times)
+    num_completed = round(COMPLETED * len(in_order))
+    return float(in_order[num_completed - 1])
 
 
 def at_points(curves: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
@@ -169,6 +171,7 @@ def at_points(curves: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
         is_of_line = (curves.panel == panel) & (curves.series == series)
         curve = curves[is_of_line]
         if panel == "a":
+            # The paper's points of the distribution have seconds as y, by the share of requests.
             y = np.interp(line.x, curve.y, curve.x)
         else:
             stretch = NUM_REQUESTS / len(curve)
@@ -180,7 +183,9 @@ def at_points(curves: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 
 def ratios(points: pd.DataFrame) -> dict[str, float]:
     """Orca's median bubble time over SARATHI's, and ratios of completion, from curves of Fig 12."""
-    lines = {key: line.sort_values("x") for key, line in points.groupby(["panel", "series"])}
+    lines = {}
+    for key, line in points.groupby(["panel", "series"]):
+        lines[key] = line.sort_values("x")
     median = {}
     for name in PIPELINES:
         bubbles = lines["a", name]
@@ -207,7 +212,9 @@ def predicted(
     """
     spec, hardware = on
     num_requests = NUM_REQUESTS // every
-    ledgers = {name: serve(name, spec, hardware, num_requests, seed) for name in SYSTEMS}
+    ledgers = {}
+    for name in SYSTEMS:
+        ledgers[name] = serve(name, spec, hardware, num_requests, seed)
     of_lines = paper[paper.panel != "ratios"]
     curves = at_points(curves_of(ledgers), of_lines)
     parallel = SYSTEMS["sarathi"].parallel
@@ -219,8 +226,10 @@ def predicted(
         typical = bench.seconds(work)
         errors[name] = typical * (1 / typical.value)
     of_ratio = errors["tp_pp_orca"] / errors["sarathi"]
-    for panel, series, x, y in zip(curves.panel, curves.series, curves.x, curves.y, strict=True):
-        error = errors.get(series, errors["tp_pp_orca"])
+    of_orca = errors["tp_pp_orca"]
+    points_of_curves = curves[["panel", "series", "x", "y"]]
+    for panel, series, x, y in points_of_curves.itertuples(index=False, name=None):
+        error = errors.get(series, of_orca)
         yield Point(panel, series, x, error * y, "s")
     for name, ratio in ratios(curves).items():
         yield Point("ratios", name, 0.0, of_ratio * ratio)
@@ -228,8 +237,11 @@ def predicted(
         return  # its file has the costs of the paper's code base
     for seconds in FIXED_COSTS:
         device = replace(hardware, iteration_overhead=seconds)
-        sarathi, orca = (serve(name, spec, device, num_requests, seed)[0] for name in PIPELINES)
-        for point in _orca_over_sarathi(sarathi.requests(), orca.requests()):
+        requests = []
+        for name in PIPELINES:
+            (ledger,) = serve(name, spec, device, num_requests, seed)
+            requests.append(ledger.requests())
+        for point in _orca_over_sarathi(*requests):
             y = of_ratio * point.y.value
             yield point._replace(x=1e3 * seconds, y=y)  # x: milliseconds
 
@@ -254,9 +266,12 @@ class PipelineExperiment(Experiment):
 
     def check_simulated(self, backend: SimulatedBackend, spec: ModelSpec, sizes: Sizes) -> None:
         for parallel in dict.fromkeys(system.parallel for system in SYSTEMS.values()):
-            tensor, stages = parallel.tensor, parallel.pipeline
-            on = replace(backend, tensor_parallel=tensor, pipeline_parallel=stages)
-            super().check_simulated(on, spec, sizes)
+            of_system = replace(
+                backend,
+                tensor_parallel=parallel.tensor,
+                pipeline_parallel=parallel.pipeline,
+            )
+            super().check_simulated(of_system, spec, sizes)
 
     def bench(self, job: SimulatedJob) -> tuple[ModelSpec, Hardware]:
         return job.spec, job.backend.hardware

@@ -53,7 +53,8 @@ class Estimate:
         num_draws = len(drawn_and_moved) - len(shapes)
         draws = drawn_and_moved[:num_draws]
         moved = drawn_and_moved[num_draws:]
-        return cls(value, tuple(draws), tuple(zip(shapes, moved, strict=True)))
+        moved_by_shape = zip(shapes, moved, strict=True)
+        return cls(value, tuple(draws), tuple(moved_by_shape))
 
     @classmethod
     def with_own_error(cls, values: Values, shape: str, num_shapes: int = 1) -> Estimate:
@@ -225,16 +226,20 @@ def table_of(
         if drawn:
             median = _drawn_median(point, interval.median, values, drawn)
             ends = wider(interval.median, ends, median.ends)
-            if np.isnan(median.draws).any():  # an unknown error, which seeds alone do not show
+            if np.isnan(median.draws).any():
+                # An unknown error, which seeds alone do not show.
                 ends = ends._replace(low=math.nan, high=math.nan)
             row |= _in_text(median)
-        row["y"] = math.nan if interval.reason else interval.median
+        row["y"] = interval.median
+        if interval.reason:
+            row["y"] = math.nan
         row["low"] = ends.low
         row["high"] = ends.high
         if point.kind == "curve":
             # Rounds differ in their x, too: no median has a meaning.
             row |= {"y": values[0], "reason": None, "low": math.nan, "high": math.nan}
-        row["samples"] = " ".join(f"{value:.6g}" for value in values)
+        texts = [f"{value:.6g}" for value in values]
+        row["samples"] = " ".join(texts)
         labels = dict(point.labels)
         rows.append(row | labels)
         columns |= dict.fromkeys(labels)
@@ -263,9 +268,9 @@ def _drawn_median(
     if point.kind == "curve":
         return Estimate(median)  # its x is a time, which every draw changes
     values_by_draw = [of_draw.get(point, []) for of_draw in drawn]
-    num_values = {len(values_of_draw) for values_of_draw in values_by_draw}
+    num_rounds = {len(values_of_draw) for values_of_draw in values_by_draw}
     drawn_medians = (math.nan,) * len(drawn)
-    if num_values == {len(values)}:
+    if num_rounds == {len(values)}:
         drawn_medians = draws_of_median(values, values_by_draw)
     return Estimate.of(np.array([median, *drawn_medians]), SHAPES_OF_BATCHES)
 
@@ -285,7 +290,9 @@ def predicted_table(figure: str, points_of_parts: Iterable[Sequence[Point]]) -> 
         rows.append(row)
     columns = [*Point._fields, "low", "high", "draws", "moved"]
     table = pd.DataFrame(rows, columns=columns)
-    return table.assign(figure=figure, num_pairs=0, reason=None)[[*POINT, "draws", "moved"]]
+    # A prediction has neither rounds nor a reason to be left out.
+    table = table.assign(figure=figure, num_pairs=0, reason=None)
+    return table[[*POINT, "draws", "moved"]]
 
 
 def name_of(shape: str) -> str:
@@ -296,8 +303,9 @@ def name_of(shape: str) -> str:
 def _in_text(estimate: Estimate) -> dict[str, str]:
     """Return the columns in which a table records draws, and what is moved by which shape."""
     # Five digits tell an error; of an exact value, fewer than `y` has would read as one.
-    is_exact = set(estimate.draws) == {estimate.value}
-    digits = 6 if is_exact else 5
+    digits = 5
+    if set(estimate.draws) == {estimate.value}:
+        digits = 6
     draws = [f"{draw:.{digits}g}" for draw in estimate.draws]
     moved = [f"{shape}={value:.6g}" for shape, value in estimate.moved]
     return {"draws": " ".join(draws), "moved": " ".join(moved)}

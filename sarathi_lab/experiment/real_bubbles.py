@@ -61,7 +61,8 @@ class PipelineBench:
         return self.engine.num_micro_batches
 
     def serve(self, how: str, policy: Policy, requests: Sequence[Request]) -> Ledger:
-        return loop.serve(requests, replace(self.engine, policy=policy), self.executors[how])
+        engine = replace(self.engine, policy=policy)
+        return loop.serve(requests, engine, self.executors[how])
 
     def requests(self, num_requests: int, seed: int, lengths: tuple[int, int]) -> list[Request]:
         """Return those of Fig 12 in this size, with tokens."""
@@ -164,8 +165,9 @@ def _check_room(backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
 
 
 def _room(sizes: Sizes, num_stages: int, block_size: int) -> Room:
-    blocks_each = -(-sizes["longest"] // block_size)
-    num_blocks = math.ceil(WATERMARK * num_stages * sizes["batch"] * blocks_each)
+    blocks_each = math.ceil(sizes["longest"] / block_size)
+    num_sequences = num_stages * sizes["batch"]
+    num_blocks = math.ceil(WATERMARK * num_sequences * blocks_each)
     whole_prompt = sizes["longest"] + sizes["batch"]  # with decodes: Orca's largest batch
     return Room(num_blocks * block_size, sizes["batch"], sizes["longest"], whole_prompt)
 
@@ -242,8 +244,9 @@ def _idle_shares(bench: PipelineBench, how: str, policy: Policy, ledger: Ledger)
     bubbles = ledger.bubbles()
     idle = bubbles.end - bubbles.start
     seconds = idle.groupby(bubbles.cause).sum()
+    of_all_stages = bench.num_stages * elapsed
     for cause in ("PB1", "PB2", "PB3", "starved"):  # section 3.3
-        share = float(seconds.get(cause, 0.0)) / (bench.num_stages * elapsed)
+        share = float(seconds.get(cause, 0.0)) / of_all_stages
         point = _point(bench, IDLE, f"{policy.name}, {cause}, {how}", share, how)
         yield point._replace(kind="share")
 

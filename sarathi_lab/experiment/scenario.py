@@ -34,9 +34,11 @@ def lengths(seq_len: int, pd_ratio: float, chunk_tokens: int = 1) -> tuple[int, 
     """P and D with P : D near `pd_ratio` and P + D near `seq_len`, P of whole chunks: the paper
     counts P / C of them, with no remainder.
     """
-    num_chunks = max(1, round(seq_len * pd_ratio / (pd_ratio + 1) / chunk_tokens))
+    share_of_prompt = pd_ratio / (pd_ratio + 1)
+    num_chunks = max(1, round(seq_len * share_of_prompt / chunk_tokens))
     prompt_len = num_chunks * chunk_tokens
-    return prompt_len, max(1, round(prompt_len / pd_ratio))
+    num_decodes = max(1, round(prompt_len / pd_ratio))
+    return prompt_len, num_decodes
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ class Scenario:
         """Requests of about `seq_len` tokens; prompts in chunks are whole ones. Raises UserError
         for a chunk that decodes fill.
         """
-        tokens = 1 if chunk is None else chunk - (batch - 1)
+        tokens = 1
+        if chunk is not None:
+            tokens = chunk - (batch - 1)  # the decodes ride in the chunk (section 4.3.2)
         if tokens < 1:
             raise UserError(
                 f"task.sizes: a chunk of {chunk} has no room for a prompt beside {batch - 1} "
@@ -132,6 +136,7 @@ def serve(
     if scenario.blocks(block_size) > num_blocks:
         return None
     batch_size = scenario.batch_size
+    # The first of two batches brings the steady state about.
     num_batches = 2 if scenario.is_steady else 1
     requests = _requests(scenario, num_batches, vocab_size)
     policy = scenario.make_policy()
@@ -151,15 +156,15 @@ def serve(
         start = admitted[first]
         end = admitted[-1]
         count = len(admitted) - 1 - first
-    within = iterations[(iterations.start >= start) & (iterations.start < end)]
+    within = iterations[iterations.start.between(start, end, inclusive="left")]
     waits = latency(served)
     return Served(
-        float(end - start) / count,
-        device_idle_fraction(within),
-        len(iterations),
-        waits["ttft_p50"],
-        waits.get("tbt_p99", math.nan),
-        float(within.is_replayed.mean()),
+        seconds_per_request=float(end - start) / count,
+        idle_share=device_idle_fraction(within),
+        num_iterations=len(iterations),
+        ttft_p50=waits["ttft_p50"],
+        tbt_p99=waits.get("tbt_p99", math.nan),  # outputs of one token have no gaps
+        replayed_share=float(within.is_replayed.mean()),
     )
 
 
@@ -172,8 +177,11 @@ def request_times(cost: OperationTimes, scenario: Scenario) -> Times:
         return {name: seconds / scenario.batch_size for name, seconds in spent.items()}
     fewer = _spent(cost, scenario, FEWER)
     more = _spent(cost, scenario, MORE)
-    count = (MORE - FEWER) * scenario.batch_size
-    return {name: (seconds - fewer[name]) / count for name, seconds in more.items()}
+    num_requests = (MORE - FEWER) * scenario.batch_size
+    times = {}
+    for name, seconds in more.items():
+        times[name] = (seconds - fewer[name]) / num_requests
+    return times
 
 
 def _requests(scenario: Scenario, num_batches: int, vocab_size: int | None = None) -> list[Request]:
@@ -211,9 +219,10 @@ def _spent(cost: OperationTimes, scenario: Scenario, num_batches: int) -> Times:
         times = cost(batch)
         for name, seconds in times.items():
             spent[name] += seconds
-        return float(
-            np.atleast_1d(sum(times.values()))[0]
-        )  # the clock is that of the undrawn model
+        # Seconds may be of every draw. One schedule is served, by the clock of the undrawn model,
+        # which is the first: else draws would differ by what they admit, too.
+        in_draws = np.atleast_1d(sum(times.values()))
+        return float(in_draws[0])
 
     # A block of the longest request each: nothing waits for cache, and blocks cost no time.
     num_blocks = math.ceil(scenario.batch_size / (1 - policy.watermark))
@@ -250,7 +259,8 @@ class Composition:
         if self.prefill_tokens:
             ends += [self.start + self.prefill_tokens] * self.num_prefills
         num_blocks = sum(math.ceil(tokens / BLOCK_SIZE) for tokens in ends)
-        return Room((num_blocks + 1) * BLOCK_SIZE, len(ends), max(ends) + 1)
+        kv_tokens = (num_blocks + 1) * BLOCK_SIZE
+        return Room(kv_tokens, batch_size=len(ends), longest=max(ends) + 1)
 
 
 Subject = Composition | Scenario
@@ -287,7 +297,8 @@ class Work:
         return self + -1.0 * other
 
     def __rmul__(self, weight: float) -> Work:
-        return Work(tuple((weight * factor, subject) for factor, subject in self.terms))
+        terms = [(weight * factor, subject) for factor, subject in self.terms]
+        return Work(tuple(terms))
 
     def times(self, times_of: Callable[[Subject], Mapping[str, Any]]) -> Times:
         """Return the sum of the seconds by operation of its batches and scenarios."""
@@ -320,7 +331,8 @@ def chunked(prompt_len: int, chunk: int, *, emits: bool = False, **decodes: int)
     for start in range(0, prompt_len, chunk):
         end = min(start + chunk, prompt_len)
         is_emitting = emits and end == prompt_len
-        chunks.append((1.0, Composition(end - start, start, emits=is_emitting, **decodes)))
+        chunk_with_decodes = Composition(end - start, start, emits=is_emitting, **decodes)
+        chunks.append((1.0, chunk_with_decodes))
     return Work(tuple(chunks))
 
 
@@ -352,7 +364,9 @@ def counted(scenario: Scenario) -> Work:
     # The share of chunks that have decodes to carry; prompts or decodes remain.
     share = min(1.0, num_decodes / riders / num_chunks)
     num_remaining = num_decodes - share * num_chunks * riders
-    return share * chunks + ((1 - share) / size) * prompts + (num_remaining / size) * decodes
+    remaining_prompts = ((1 - share) / size) * prompts
+    remaining_decodes = (num_remaining / size) * decodes
+    return share * chunks + remaining_prompts + remaining_decodes
 
 
 def best_pd_ratio(chunk: int, batch_size: int) -> float:

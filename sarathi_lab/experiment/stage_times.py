@@ -72,7 +72,8 @@ class StageTimes:
         for seconds_of_stage in seconds.T:
             # Each row over its time, so that all errors count as shares of the time.
             relative = features / seconds_of_stage[:, None]
-            solution, _ = nnls(relative, np.ones(len(relative)))
+            ones = np.ones(len(relative))
+            solution, _ = nnls(relative, ones)
             weights.append(solution)
         return cls(
             knots,
@@ -102,10 +103,12 @@ def _powers_up_to(largest: int) -> list[int]:
 
 def features_of(tokens: int, work: np.ndarray, knots: Sequence[int]) -> np.ndarray:
     """Return the shares of the two nearest knots, beyond the last one in proportion, and `work`."""
-    corners = np.eye(len(knots))
-    shares = np.array([np.interp(tokens, knots, corner) for corner in corners])
+    shares = []
+    for at_knots in np.eye(len(knots)):  # 1 at one knot, 0 at the others
+        shares.append(np.interp(tokens, knots, at_knots))
     beyond = max(1.0, tokens / knots[-1])
-    return np.concatenate([beyond * shares, work])
+    shares_of_knots = beyond * np.array(shares)
+    return np.concatenate([shares_of_knots, work])
 
 
 def fit_sending(runs: Sequence[StagedRun]) -> tuple[float, float]:
@@ -137,7 +140,8 @@ def mean_turnarounds(runs: Sequence[StagedRun]) -> list[float]:
     num_stages = runs[0].num_stages
     means = []
     for stage in range(num_stages):
-        gaps = np.concatenate([_turnarounds(run, stage) for run in runs])
+        gaps_of_runs = [_turnarounds(run, stage) for run in runs]
+        gaps = np.concatenate(gaps_of_runs)
         mean = 0.0
         if len(gaps):
             mean = float(gaps.mean())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
 import pandas as pd
@@ -36,38 +36,44 @@ def equal_runs(runs: pd.DataFrame) -> list[str]:
     """Name runs of different settings that agree in all digits of every quantity, in a sentence for
     each set of them: what sets them apart had no effect.
     """
-    quantities = [name for name in HEADINGS if name in runs and runs[name].notna().any()]
+    quantities = []
+    for name in HEADINGS:
+        if name in runs and runs[name].notna().any():
+            quantities.append(name)
     distinct = analysis.without_repeated(runs.reset_index(drop=True), quantities)
     work = [name for name in analysis.same_work(distinct) if name not in analysis.SAMPLES]
     settings = [name for name in analysis.varied(distinct) if name not in work]
     names = run_names(distinct, settings)
     works = analysis.group_keys(distinct, work)
     keys = [works.rename("work"), names.rename("name")]
-    medians = distinct[quantities].astype(float).groupby(keys, sort=False).median().reset_index()
-    # Names of equal runs, and on how many workloads they are equal.
-    num_works: dict[tuple[str, ...], int] = {}
+    values = distinct[quantities].astype(float)
+    medians = values.groupby(keys, sort=False).median().reset_index()
+    num_works = works.nunique()
+    num_equal: Counter[tuple[str, ...]] = Counter()  # workloads, by the names that are equal there
     for _, of_work in medians.groupby("work", sort=False):
-        names_by_digits: dict[tuple[str, ...], list[str]] = {}
-        for row in of_work.to_dict("records"):
-            values = [row[quantity] for quantity in quantities]
-            num_known = sum(not math.isnan(value) for value in values)
-            if num_known >= FEWEST_QUANTITIES:
-                digits = tuple(format(value, DIGITS) for value in values)
-                names_by_digits.setdefault(digits, []).append(row["name"])
-        for equal_names in names_by_digits.values():
-            if len(equal_names) > 1:
-                key = tuple(equal_names)
-                num_works[key] = num_works.get(key, 0) + 1
+        by_name = of_work.set_index("name")
+        num_equal.update(_equal_names(by_name[quantities]))
     sentences = []
-    for equal, number in list(num_works.items())[:MOST_SETS]:
-        where = ""
-        if number < works.nunique():
-            where = f" on {number} of {works.nunique()} workloads"
-        sentences.append(f"Equal in every quantity{where}: {_listed(equal)}.")
-    num_more = len(num_works) - MOST_SETS
+    for equal, number in list(num_equal.items())[:MOST_SETS]:
+        workloads = ""
+        if number < num_works:
+            workloads = f" on {number} of {num_works} workloads"
+        sentences.append(f"Equal in every quantity{workloads}: {_listed(equal)}.")
+    num_more = len(num_equal) - MOST_SETS
     if num_more > 0:
         sentences.append(f"So are {counted(num_more, 'more set')} of runs.")
     return sentences
+
+
+def _equal_names(medians: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Return the names (the index) of rows that agree in all digits of every quantity."""
+    has_enough = medians.notna().sum(axis="columns") >= FEWEST_QUANTITIES
+    names_by_digits = defaultdict(list)
+    for name, values in medians[has_enough].iterrows():
+        digits = values.map(f"{{:{DIGITS}}}".format)
+        names_by_digits[tuple(digits)].append(str(name))
+    sets = map(tuple, names_by_digits.values())
+    return [names for names in sets if len(names) > 1]
 
 
 def runs_behind(
@@ -91,9 +97,14 @@ def runs_behind(
         best: The indices of the runs that have their own sentences.
     """
     swept = analysis.without_baselines(runs)
-    others = swept[(swept.policy != base) & ~swept.index.isin(list(best))]
-    compared = ["throughput"] if "throughput" in names else list(names)
-    ratios = [f"{name}_vs_{base}" for name in compared if f"{name}_vs_{base}" in others]
+    is_base = swept.policy == base
+    is_best = swept.index.isin(list(best))
+    others = swept[~is_base & ~is_best]
+    compared = list(names)
+    if "throughput" in names:
+        compared = ["throughput"]
+    candidates = [f"{name}_vs_{base}" for name in compared]
+    ratios = [ratio for ratio in candidates if ratio in others]
     if others.empty or not ratios:
         return []
     behind = []
@@ -105,8 +116,10 @@ def runs_behind(
             behind.append(f"{name} ({worst})")
     if not behind:
         return []
-    what = "tokens/s" if compared == ["throughput"] else "waits, and better in none"
-    return [f"Worse than {base} in {what}: {_listed(behind)}."]
+    compared_in_words = "waits, and better in none"
+    if compared == ["throughput"]:
+        compared_in_words = "tokens/s"
+    return [f"Worse than {base} in {compared_in_words}: {_listed(behind)}."]
 
 
 def _worst_difference(medians: pd.DataFrame) -> str:
@@ -140,5 +153,7 @@ def _listed(names: Sequence[str]) -> str:
         return names[0]
     num_more = len(names) - MOST_RUNS
     if num_more > 1:
-        return f"{', '.join(names[:MOST_RUNS])} and {num_more} more"
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+        first = ", ".join(names[:MOST_RUNS])
+        return f"{first} and {num_more} more"
+    all_but_last = ", ".join(names[:-1])
+    return f"{all_but_last} and {names[-1]}"
