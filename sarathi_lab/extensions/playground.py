@@ -94,6 +94,7 @@ class Picture:
         all_iterations = pd.concat(iterations.values())
         duration = float(all_iterations.end.max())
         top = 3 * int(all_iterations[TOKENS].to_numpy().max())  # room for the legend
+        # Of one policy the second panel is empty.
         panels = [*iterations.items(), NONE]
         for ax, (name, table) in zip(self._batches, panels, strict=False):
             ax.set_xlim(0, duration)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -217,7 +217,10 @@ def make_setup(cfg: DictConfig) -> Setup:
 def _parts(cfg: DictConfig, setup: Setup) -> Plan:
     """Build all parts of a run, the policy not yet fitted to the others; fill defaults in `cfg`."""
     require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
-    backend, spec, load, cluster = setup.backend, setup.spec, setup.load, setup.cluster
+    backend = setup.backend
+    spec = setup.spec
+    load = setup.load
+    # Before anything is built of `cfg`, which they complete.
     assumed = fill_defaults(cfg, backend, spec, load)
     policy: Policy = build(cfg.policy, Policy)
     max_model_len = cfg.max_model_len or max(request.total_len for request in load.requests)
@@ -227,7 +230,7 @@ def _parts(cfg: DictConfig, setup: Setup) -> Plan:
         max_model_len=max_model_len,
         num_micro_batches=backend.num_stages,
         queue_order=cfg.queue_order,
-        cluster=cluster,
+        cluster=setup.cluster,
         speculation=build(cfg.speculation, Speculation),
         **cache_fields(cfg, backend, spec, policy, max_model_len),
     )
@@ -286,9 +289,9 @@ def _load(
 
 def _fitted(plan: Plan) -> Plan:
     """Return `plan` with its policy fitted to the device and the workload. Raises UserError."""
-    policy = plan.policy.on_device(
-        lambda: plan.backend.predictor(plan.spec), plan.engine.batch_size, plan.max_model_len
-    )
+    # The cost model is asked for only by policies that predict, as its tables take time to read.
+    predictor = partial(plan.backend.predictor, plan.spec)
+    policy = plan.policy.on_device(predictor, plan.engine.batch_size, plan.max_model_len)
     plan = replace(plan, engine=replace(plan.engine, policy=policy))
     if policy.budget == AUTO:
         advice = _advice(plan)

@@ -79,6 +79,7 @@ def _beside_decodes(
     bench: Bench, model: str, prompt_len: int, chunk: int, number: int, context: int
 ) -> Iterator[Point]:
     riding = chunked(prompt_len, chunk, num_decodes=number, context=context)
+    # As many iterations of decodes alone as chunks carry them.
     decoding = len(riding.terms) * batch(num_decodes=number, context=context)
     separate = chunked(prompt_len, prompt_len) + decoding
     ratio = bench.seconds(riding) / bench.seconds(separate)

@@ -85,6 +85,7 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
     chunks = batch.chunks
     sequences = {chunk.sequence for chunk in chunks}
     num_sequences = len(sequences)
+    # A set holds a sequence once.
     hold(num_sequences == len(chunks), "batch", "a sequence is in it twice")
     how = f"it has {num_sequences} sequences, where batch={scheduler.batch_size}"
     hold(num_sequences <= scheduler.batch_size, "batch", how)

@@ -153,6 +153,7 @@ class Schedulers:
 
     def check_fits(self, request: Request) -> None:
         """Raise UserError if model or cache of one are too small for `request`, even alone."""
+        # Instances of one policy have the same cache.
         by_policy = {type(scheduler.policy): scheduler for scheduler in self.schedulers}
         for scheduler in by_policy.values():
             scheduler.check_fits(request)

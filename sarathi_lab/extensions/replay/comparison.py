@@ -242,6 +242,7 @@ def part_table(loads: Sequence[Load], changed: Sequence[Load] = ()) -> pd.DataFr
 def worst_part(parts: pd.DataFrame) -> str:
     """Describe where the end-to-end times of a `part_table` differ by the largest factor."""
     ratio = parts["latency simulated"] / parts["latency real"]
+    # Half as long is as far off as twice as long.
     factors = np.abs(np.log(ratio.to_numpy()))
     if np.isnan(factors).all():
         return "  no end-to-end times are recorded"

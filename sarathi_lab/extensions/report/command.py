@@ -69,6 +69,7 @@ def _write(folder: Path, out: Path | None) -> int:
     """Write the page of what is in `folder`."""
     sections = _sections(folder)
     title = f"{len(sections)} sweeps and runs"
+    # Recorded experiments begin with their claims.
     if sections[0].title == CLAIMS_TITLE:
         title = EXPERIMENTS_TITLE
     elif len(sections) == 1:

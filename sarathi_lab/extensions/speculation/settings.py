@@ -52,6 +52,7 @@ class Drafting(Speculation, ABC):
                 f"{subject} is for a simulation; use speculation=prompt_lookup or add "
                 "executor=simulated"
             )
+        # Drafts begin with the token that the batch before computes.
         setting = backend.without_overlap
         if setting:
             raise UserError(

@@ -238,6 +238,7 @@ def _replayed_table(bench: ServingBench) -> dict[str, pd.DataFrame]:
     for policy, shares in bench.replayed.items():
         labels = {"model": bench.model, "quantity": load.REPLAYED, "policy": policy}
         rows.append({**labels, **summary(shares, "ratio")})
+    # An engine without CUDA graphs replays none.
     if not any(map(any, bench.replayed.values())):
         return {}
     return {"serving": pd.DataFrame(rows)}

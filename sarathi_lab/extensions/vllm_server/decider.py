@@ -38,6 +38,7 @@ class Decider(LabScheduler):
         return super().enter(batch, sequence, num_tokens)
 
     def put(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> None:
+        # `_room` keeps a token for this sequence, too.
         super().put(batch, sequence, min(num_tokens, self._room(batch) + 1))
 
     def _room(self, batch: Batch) -> int:

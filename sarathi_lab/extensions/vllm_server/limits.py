@@ -92,6 +92,7 @@ def require_room(policy: Policy, most_tokens: int, batch_size: int, max_model_le
     num_beside = 0  # decodes beside prompts, which the budget does not bound
     if policy.decodes_on_top or not cuts_prompts:
         num_beside = batch_size
+    # Without a budget a batch may have the longest prompt as a whole.
     needed = (policy.budget or max_model_len) + num_beside
     if needed > most_tokens:
         raise UserError(

@@ -16,6 +16,7 @@ def policy_of(settings: Mapping[str, object], batch_size: int, max_model_len: in
     """Build the policy of the command line's settings, such as {"policy": "sarathi", "chunk": 512,
     "policy.max_prefills": 2}. Raises UserError for unknown ones, and for what no server has.
     """
+    # Only the lab's: a server has no folder of its user's.
     options = instantiate.option_files("policy", [])
     name = str(settings.get("policy"))
     if name not in options:
