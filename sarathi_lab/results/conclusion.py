@@ -267,11 +267,17 @@ def _difference_in_steadiness(runs: pd.DataFrame, references: pd.DataFrame, base
         return f"keeps up with the load and {base} does not, whose waits depend on the run's length"
     if is_base_steady:
         return f"is not steady, so that its waits are not compared with {base}'s"
+    if _are_overloaded(runs) and _are_overloaded(references):
+        return "neither keeps up with the load, so that their waits are not compared"
     neither = "neither is steady, so that their waits are not compared"
     longer = longer_run(runs)
     if longer:
         neither += f" (a longer run shows which keeps up: {longer})"
     return neither
+
+
+def _are_overloaded(runs: pd.DataFrame) -> bool:
+    return "is_overloaded" in runs and bool((runs["is_overloaded"] == 1).all())
 
 
 def longer_run(runs: pd.DataFrame) -> str:

@@ -233,7 +233,7 @@ def requests_note(runs: pd.DataFrame) -> list[str]:
         return []
     return [
         f"the runs have {int(numbers.min())} to {int(numbers.max())} requests, those of a minute "
-        f"at the rate of each, or the fewest; {NUM_REQUESTS} sets one number for all"
+        f"at each rate, or a fixed number where that is more; {NUM_REQUESTS} sets one for all"
     ]
 
 
@@ -409,7 +409,29 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         unbroken=["policy"],
         title=f"{title} ({notes})",
         keys=list(settings.values()),
+        optional=_least_missed(columns, headings, compared),
     )
+
+
+def _least_missed(
+    columns: Mapping[str, str], headings: Mapping[str, str], compared: Sequence[str]
+) -> dict[str, str]:
+    """Return what a table without room for all is shown without, by heading, the first one first.
+
+    Args:
+        columns: Names of the table's quantities in words.
+        headings: Their headings.
+        compared: The policies that the throughput is compared with.
+    """
+    names = ["kv_reread_factor", "ttft_p50"]
+    names += [f"throughput_vs_{name}" for name in compared[1:]]
+    if "slo_attainment" in columns:
+        names.append("throughput")  # it follows from the rate
+    shown = {}
+    for name in names:
+        if name in headings:
+            shown[headings[name]] = " ".join(columns[name].split())
+    return shown
 
 
 def _headings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,10 @@ class DisplayTable:
     """A table for display under a bold `title`: `rows` by heading, right-aligned except those in
     `left`, `unbroken` ones never wrapped, numbers in `formats` by heading; NaN is "-".
 
-    Numbers are never cut or wrapped. Columns without room follow in further tables, each with the
-    `keys`, the columns that name a row (default: those in `left`).
+    Numbers are never cut or wrapped. Where there is no room for all, the `optional` columns (what
+    they show, by heading) are left out, in their order. Columns that have no room then, either,
+    follow in further tables, each with the `keys`, the columns that name a row (default: those in
+    `left`).
     """
 
     rows: Iterable[Mapping[Any, object]]
@@ -50,6 +52,32 @@ class DisplayTable:
     title: str = ""
     markup: bool = False  # whether cells hold rich's styles, such as [green]
     keys: Collection[str] = ()
+    optional: Mapping[str, str] = field(default_factory=dict)
+
+    def fitting(self, width: int) -> tuple[DisplayTable, list[str]]:
+        """Return the table without the `optional` columns that it has no room for, and what they
+        show; all of it where it would not fit without them, either.
+        """
+        needed = self.least_width()
+        widths = {}
+        for column in zip(*self.cells(), strict=True):
+            widths[column[0]] = self._least_width(column)
+        left_out: dict[str, str] = {}
+        for heading, what in self.optional.items():
+            if needed > width:
+                needed -= widths[heading]
+                left_out[heading] = what
+        if needed > width or not left_out:
+            return self, []
+        rows = []
+        for row in self.rows:
+            rows.append({name: value for name, value in row.items() if name not in left_out})
+        return replace(self, rows=rows, optional={}), list(left_out.values())
+
+    def least_width(self) -> int:
+        """Return how many columns of text the table needs."""
+        columns = zip(*self.cells(), strict=True)
+        return sum(map(self._least_width, columns))
 
     def cells(self) -> list[list[str]]:
         """Return the headings and the rows below them as text."""
@@ -370,10 +398,14 @@ def show(shown: Iterable[DisplayTable | str]) -> None:
             continue
         if item.title:
             print_words(f"\n{item.title}", style="bold")
-        for i, table in enumerate(item.tables(out.width)):
+        fitting, left_out = item.fitting(out.width)
+        for i, table in enumerate(fitting.tables(out.width)):
             if i > 0:
                 out.print()
             out.print(table, markup=item.markup)
+        if left_out:
+            needed = f"COLUMNS={item.least_width()} in front of the command shows all"
+            print_words(f"left out for lack of room: {', '.join(left_out)}; {needed}")
 
 
 def _save(result: Result, folder: Path) -> None:
