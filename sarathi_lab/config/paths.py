@@ -24,9 +24,9 @@ OUTPUTS = Path("outputs")  # of the current folder
 
 
 def of_lab(path: Path) -> Path:
-    """The file, or if it is not in the current folder the one that the lab has there."""
+    """Return the file or folder, or if the current folder does not have it the lab's own."""
     recorded = REPOSITORY / path
-    if recorded.is_file() and not path.is_file():
+    if recorded.exists() and not path.exists():
         return recorded
     return path
 

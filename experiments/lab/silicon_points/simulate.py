@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ import pandas as pd
 from report import write_report
 
 from sarathi_lab import Policy, Request, load_option
+from sarathi_lab.config.csv_files import write_csv
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.arrivals import ClosedLoop
 from sarathi_lab.engine.config import EngineConfig
@@ -328,6 +330,8 @@ def main() -> None:
         random.Random(0).shuffle(left)  # what an early end leaves is of all kinds
         for reason, count in run(left, own.processes).items():
             print(f"{count}: {reason}")
+        # As one part, where each point was appended as a part of its own.
+        write_csv(RESULTS.with_suffix(""), gzip.decompress(RESULTS.read_bytes()).decode())
     write_report(pd.read_csv(RESULTS), len(points), reasons)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import of_lab
 from sarathi_lab.config.published_names import begins_with, option_of
 from sarathi_lab.extensions.replay.bench_files import read_benchmarks
 from sarathi_lab.extensions.replay.benchmark import Benchmark
@@ -264,11 +265,11 @@ class Stated:
 
 def read_runs(source: str | Path, stated: Stated = Stated()) -> list[RealRun]:
     """Read the run in `source`, a load each, and what is stated of its server. Raises UserError."""
-    path = Path(source).expanduser()
+    path = of_lab(Path(source).expanduser())
     logged = NO_LOG
     statements = list[Statement]()
     if stated.log is not None:
-        logged, statements = _read_log(Path(stated.log).expanduser())
+        logged, statements = _read_log(of_lab(Path(stated.log).expanduser()))
     benchmarks, own_log = _read_requests(path)
     if own_log is not None:
         logged, of_own_log = own_log

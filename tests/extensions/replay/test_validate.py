@@ -17,6 +17,7 @@ from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.extensions.replay import validation
 from sarathi_lab.extensions.replay.comparison import worst_part
+from sarathi_lab.extensions.replay.real_run import read_runs
 from sarathi_lab.results import report
 from sarathi_lab.run import main
 
@@ -24,6 +25,12 @@ RUNS = REPOSITORY / "experiments" / "lab" / "real_servers"
 DENSE, MIXTURE = RUNS / "rtx-4090-llama-3.1-8b", RUNS / "rtx-pro-6000-qwen3-30b-a3b"
 SERVER = {"model": "x", "vllm_version": "0.19.0"}
 ANALYTIC = ["hardware=a100", "model=llama3.1-8b"]
+
+
+def test_a_run_of_the_lab_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (real,) = read_runs((DENSE / "run").relative_to(REPOSITORY))
+    assert len(real.requests) == 300
 
 
 @pytest.mark.parametrize(("folder", "largest"), [(DENSE, 0.05), (MIXTURE, 0.08)])
