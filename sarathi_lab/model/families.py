@@ -9,6 +9,7 @@ from sarathi_lab.model import own_fields as own
 from sarathi_lab.model import state_layers
 from sarathi_lab.model.config_facts import Config, Facts
 from sarathi_lab.model.layers import LinearAttention
+from sarathi_lab.model.spec import StoredDtype
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Family:
         has_both: Whether every layer has attention of both kinds.
         float_states: Whether vLLM keeps the states in float32 though the file does not say so.
         defaults: Fields that published files leave out.
+        usual_weights: How its authors store the weights, where they have not 16 bits.
     """
 
     gated: bool = True
@@ -45,6 +47,7 @@ class Family:
     has_both: bool = False
     float_states: bool = False
     defaults: Config = field(default_factory=dict)
+    usual_weights: StoredDtype = "auto"
 
 
 def _index_of(num_heads: int) -> Config:
@@ -92,7 +95,7 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("gemma4", "gemma4_unified"), _GEMMA4),
     **dict.fromkeys(("cohere2", "cohere2_moe"), Family(tied=True, every_full=4)),
     **dict.fromkeys(("olmo3", "exaone4", "exaone_moe"), Family(every_full=4)),
-    "gpt_oss": Family(every_full=2),
+    "gpt_oss": Family(every_full=2, usual_weights="mxfp4"),
     # Mixtures of experts.
     **dict.fromkeys(("mixtral", "minimax_m2", "olmoe", "phimoe", "granitemoe"), _PLAIN),
     **dict.fromkeys(("glm4_moe", "dots1", "bailing_moe", "bailing_moe_v2"), _PLAIN),

@@ -129,9 +129,11 @@ def published_spec(config: Config, name: str) -> ModelSpec:
         raise UserError("per_layer_config: layers of different sizes have no formula here")
     reader = Reader(Facts(config), family)
     spec = reader.spec(name)
+    quantisation = read_quantisation(config, spec)
     return replace(
         spec,
-        quantisation=read_quantisation(config, spec),
+        quantisation=quantisation,
+        usual_weights=family.usual_weights if quantisation is None else "auto",
         uncounted=(*encoders, *unused_fields(config)),
     )
 

@@ -108,6 +108,8 @@ class ModelSpec:
     # of the layers' products: as the rest, or in fewer bits, of which engines have 8
     weight_dtype: StoredDtype = one_of("auto", valid=get_args(StoredDtype))
     quantisation: Quantisation | None = None
+    # in which its authors publish them, for advice where neither of these states fewer bits
+    usual_weights: StoredDtype = one_of("auto", valid=get_args(StoredDtype))
     uncounted: Sequence[str] = ()  # parts of the model, by the fields of config.json that have them
 
     def __post_init__(self) -> None:

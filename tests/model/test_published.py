@@ -839,8 +839,19 @@ def test_weights_that_a_run_states_are_those_of_a_quantised_file() -> None:
     assert stated == SimulatedBackend(H100).predictor(stored).operation_times(chunk)
     with pytest.raises(UserError, match=r"executor\.weights=mxfp4 is of experts"):
         SimulatedBackend(H100, weights="mxfp4").check(published("Qwen3-8B"), 0)
-    with pytest.raises(UserError, match=r"executor\.weights=int4, nvfp4 or fp8"):
+    with pytest.raises(UserError, match=r"executor\.weights=fp8 or nvfp4 or int4"):
         SimulatedBackend(H100).check(published("Llama-3.3-70B"), 0)
+
+
+def test_weights_that_authors_publish_are_named_where_a_file_states_none() -> None:
+    backend = SimulatedBackend(H100)
+    with pytest.raises(UserError, match=r"as published by executor\.weights=mxfp4, take"):
+        backend.check(published("gpt-oss-120b", quantization_config=None), 0)
+    small = published("gpt-oss-20b", quantization_config=None)
+    caution = "they are published in mxfp4: executor.weights=mxfp4"
+    assert any(line.endswith(caution) for line in backend.cautions(small))
+    stated = SimulatedBackend(H100, weights="mxfp4")
+    assert not any(line.endswith(caution) for line in stated.cautions(small))
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,12 @@ class SimulatedBackend:
                 f"model {spec.name}: the {stored.description} ({stored.name}), and their products "
                 f"run at {self._rate_of(stored)}"
             )
+        if stored is None and spec.usual_weights != "auto":
+            cautions.append(
+                f"model {spec.name}: its config.json states no quantization_config, so weights "
+                f"have {8 * self.dtype_bytes} bits; they are published in {spec.usual_weights}: "
+                f"{WEIGHTS}={spec.usual_weights}"
+            )
         window = spec.layers.window
         if window is not None:
             room = "the server's rule (one pool in vLLM, one of their own in SGLang)"

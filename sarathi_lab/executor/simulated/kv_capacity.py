@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.served_system import DeviceMemory, ServerSetup
-from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
+from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, WEIGHTS, Hardware, Parallel
 from sarathi_lab.model.activations import iteration_bytes
-from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.quantisation import STORED
+from sarathi_lab.model.spec import ModelSpec, StoredDtype
 
 MAX_TENSOR = 8  # devices of a node, the largest tensor-parallel degree to suggest
 GIB = 2**30
@@ -18,6 +21,7 @@ LIBRARIES = 0.25 * GIB
 SHARING_LIBRARIES = 0.55 * GIB
 FAST_LINK_LIBRARIES = 2.1 * GIB
 FAST_LINK = 400e9  # bytes/s: NVLink of Hopper and later, which have further kernels of all-reduces
+FEWER_BITS: tuple[StoredDtype, ...] = ("fp8", "mxfp4", "nvfp4", "int4")  # of usual checkpoints
 GRAPH_BYTES = 7.5 * 2**20  # of vLLM's CUDA graphs of all sizes, by layer: 0.23 GiB for 32 layers
 
 
@@ -54,14 +58,22 @@ def served_tokens(
     """Compute the tokens of cache that a server has there by its rule. Raises UserError for none.
     The device with the least room decides for all.
     """
-    device = device_memory(spec, hardware, dtype_bytes, parallel, setup)
-    num_bytes = setup.cache_bytes(device)
-    num_tokens = tokens_in(spec, num_bytes, dtype_bytes, parallel, setup.rule.window_pool)
+
+    def device_of(spec: ModelSpec) -> DeviceMemory:
+        return device_memory(spec, hardware, dtype_bytes, parallel, setup)
+
+    def tokens_of(spec: ModelSpec) -> int:
+        num_bytes = setup.cache_bytes(device_of(spec))
+        return tokens_in(spec, num_bytes, dtype_bytes, parallel, setup.rule.window_pool)
+
+    num_tokens = tokens_of(spec)
     if num_tokens < 1:
+        device = device_of(spec)
         more = "" if setup.share is None else "raise cache.memory_share, "
         raise UserError(
             f"model {spec.name} leaves no room for KV on each of {parallel.num_devices} x "
-            f"{hardware.name}: {setup.describe(device)}; {more}{_fewer_bits(spec)}take more "
+            f"{hardware.name}: {setup.describe(device)}; {more}"
+            f"{_fewer_bits(spec, lambda smaller: tokens_of(smaller) >= 1)}take more "
             f"devices ({_more_devices(parallel)}), a smaller model or another hardware"
         )
     return num_tokens
@@ -97,6 +109,10 @@ def check_room(
     memory = parallel.num_devices * hardware.memory_bytes
     if weights + cache <= memory:
         return
+
+    def fits(smaller: ModelSpec) -> bool:
+        return _weights_of_stages(smaller, parallel, dtype_bytes) + cache <= memory
+
     alternative = _sufficient(
         spec, hardware, dtype_bytes, kv_tokens / parallel.pipeline, window_pool
     )
@@ -109,7 +125,8 @@ def check_room(
     raise UserError(
         f"model {spec.name} needs {weights / 1e9:.1f} GB for weights{of_stages} and "
         f"{cache / 1e9:.1f} GB for KV, memory of {parallel.num_devices} x {hardware.name} is "
-        f"{memory / 1e9:.0f} GB{alternative}; {less_cache}{_fewer_bits(spec)}"
+        f"{memory / 1e9:.0f} GB{alternative}; {less_cache}"
+        f"{_fewer_bits(spec, fits)}"
         "take a smaller model or another hardware"
     )
 
@@ -128,12 +145,24 @@ def _more_devices(parallel: Parallel) -> str:
     return f"executor.pipeline_parallel={2 * parallel.pipeline}"
 
 
-def _fewer_bits(spec: ModelSpec) -> str:
-    """Name the weights that take less room, for a model whose weights are not quantised."""
+def _fewer_bits(spec: ModelSpec, fits: Callable[[ModelSpec], bool]) -> str:
+    """Name the weights with which a model `fits` whose weights are not quantised: those that its
+    authors publish, else of usual checkpoints.
+    """
     if spec.stored is not None:
         return ""
-    names = "int4, nvfp4, mxfp4 or fp8" if spec.num_experts else "int4, nvfp4 or fp8"
-    return f"state the weights of a quantised checkpoint by executor.weights={names}, "
+    usual = spec.usual_weights
+    if usual != "auto" and fits(replace(spec, weight_dtype=usual)):
+        return f"state its weights as published by {WEIGHTS}={usual}, "
+    fitting = []
+    for name in FEWER_BITS:
+        is_of_model = STORED[name].of != "experts" or spec.num_experts > 0
+        if is_of_model and fits(replace(spec, weight_dtype=name)):
+            fitting.append(name)
+    if not fitting:
+        return ""
+    names = " or ".join(fitting)
+    return f"state the weights of a quantised checkpoint by {WEIGHTS}={names}, "
 
 
 def _sufficient(
