@@ -243,13 +243,14 @@ def _compared(cfg: DictConfig) -> dict[str, object]:
 def _stated_by_user(cfg: DictConfig, typed: Mapping[str, str]) -> dict[str, object]:
     """Return what is typed, or otherwise than the lab's files have it; null states nothing."""
     executor = read_option("executor", option_files("executor")["simulated"])
-    defaults = OmegaConf.create({**top_level(), "chunk": None, "batch": None})
+    # A server's chunk and batch are not those of the lab's files.
+    own = {"executor": executor, "chunk": None, "batch": None}
+    defaults = OmegaConf.create({**top_level(), **own})
     stated = {}
     for name in SETTINGS:
-        group, _, key = name.partition(".")
-        default = executor[key] if group == "executor" else OmegaConf.select(defaults, name)
         value = OmegaConf.select(cfg, name)
-        if value is not None and (name in typed or value != default):
+        is_stated = name in typed or value != OmegaConf.select(defaults, name)
+        if value is not None and is_stated:
             stated[name] = value
     return stated
 
