@@ -79,8 +79,8 @@ SHORT_REQUESTS = {
 NOT_COMPUTED = {
     "chunks behind a context on an A6000, 40 and 26 % off": "its kernels of today are in no public "
     "table that was found; host.attention_kernel=flash_attention_2 simulates them",
-    "replays of large models over PCIe, 24 to 33 % too fast": "no run of such a server is here; "
-    "all-reduces over two devices are 2.8 (L40S) and 5.9 % (RTX PRO 6000) off",
+    "replays of large models over PCIe, 24 to 33 % too fast": "the reported runs are not here; "
+    "of a public one, experiments/lab/real_servers/two_gpus.py prints a host before and now",
     "throughputs of one H100, 1.5 to 2 times below its file": "the reports are not here; "
     "+hardware.product_rate and +hardware.cache_rate scale a file to a card",
     "front ends of 44 and 128 requests/s": "the two rates were reported without a machine; that "

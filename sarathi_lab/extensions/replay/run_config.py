@@ -41,7 +41,7 @@ from sarathi_lab.policy.systems import setup_of, vllm_memory
 from sarathi_lab.tasks.plan import changed
 from sarathi_lab.tasks.run_cache import memory_share
 
-AHEAD = "vllm_async"  # the host of a vLLM that is asked to schedule ahead
+AHEAD = "vllm_async"  # the host of a vLLM whose scheduling ahead leaves the device waiting
 AUTO = "auto"  # of hardware, host, model and dtype: as recorded in the run
 
 
@@ -112,7 +112,9 @@ def _parameters(hardware: DictConfig) -> dict[str, object]:
 def _find_host(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     name = cfg.host.name
     if name == AUTO:
-        host = _host(run)
+        degree = run.settings.stated.get("executor.tensor_parallel", cfg.executor.tensor_parallel)
+        # What is no number is refused with the other settings, later.
+        host = _host(run, is_on_several=isinstance(degree, int) and degree > 1)
         from_files.settings["host"] = host
         if not run.version:
             from_files.assumed.append(f"host={host.name}")
@@ -182,8 +184,12 @@ def _remedy_of_model(run: RealRun) -> str:
     return "model.path=FOLDER with its config.json, or "
 
 
-def _host(run: RealRun) -> DictConfig:
-    """Choose the host of the server's version or the nearest one, with the run's `overlaps`."""
+def _host(run: RealRun, *, is_on_several: bool) -> DictConfig:
+    """Choose the host of the server's version or the nearest one, with the run's `overlaps`.
+
+    A vLLM that schedules ahead has a host of its own where that leaves the device waiting: on
+    several devices, whose workers are processes, and in versions that do it only if asked to.
+    """
     files = option_files("host")
     names = []
     for name in files:
@@ -196,8 +202,8 @@ def _host(run: RealRun) -> DictConfig:
         nearest = min(names, key=partial(_distance, run.version))
     node = read_option("host", files[nearest])
     overlaps = run.settings.stated.get("host.overlaps", node.overlaps)
-    if overlaps and not node.overlaps and server_of(run) == "vllm":
-        # A version that schedules ahead where it is asked to, not by default.
+    leaves_waiting = is_on_several or not node.overlaps
+    if overlaps and leaves_waiting and server_of(run) == "vllm":
         return read_option("host", files[AHEAD])
     node.overlaps = overlaps
     return node

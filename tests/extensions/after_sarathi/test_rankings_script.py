@@ -125,3 +125,12 @@ def test_the_page_of_published_servers_states_the_recorded_orders_first():
     assert f"at {formula.e2e} of 57" in first
     assert f"at {formula.ttft} of 57" in first
     assert f"**{tables.tpot}, {tables.e2e} and {tables.ttft} of 57**" in first
+
+
+def test_the_page_on_two_gpus_states_the_errors_of_both_hosts():
+    folder = EXPERIMENTS / "lab" / "real_servers"
+    script = load_script(folder / "two_gpus.py")
+    page = (folder / "two_gpus.md").read_text()
+    for row in script.errors().itertuples():
+        hidden, seen = (f"{100 * getattr(row, host):+.1f} %" for host in script.HOSTS)
+        assert f"{row.context:,} | {row.token_ms} | {hidden} | {seen} |" in page

@@ -451,7 +451,7 @@ def test_what_no_file_states_is_the_users_and_else_the_servers_default(result):
     said = " ".join(case.as_run.describe())
     assert "as you state: executor.tensor_parallel=4" in said
     # vLLM's on a card of 80 GB.
-    assert "assumed, as nothing states them: host=vllm_0_19, cache.block_size=16" in said
+    assert "assumed, as nothing states them: host=vllm_async, cache.block_size=16" in said
     assert "chunk=8192 and batch=1024 by default of vLLM" in said
     case = replayed(result, "chunk=1024", "batch=16", "policy.long_prefill_token_threshold=100")
     assert case.what_if is None

@@ -807,12 +807,19 @@ def test_a_build_without_its_tag_is_of_no_version(version, client):
 
 
 @pytest.mark.parametrize(
-    ("version", "is_asked", "host"),
-    [("0.11.0", True, "vllm_async"), ("0.11.0", False, "vllm_0_12"), ("0.19.0", True, "vllm_0_19")],
+    ("version", "is_asked", "devices", "host"),
+    [
+        ("0.11.0", True, 1, "vllm_async"),
+        ("0.11.0", False, 2, "vllm_0_12"),
+        ("0.19.0", True, 1, "vllm_0_19"),
+        ("0.19.0", True, 2, "vllm_async"),
+    ],
 )
-def test_a_server_asked_to_schedule_ahead_has_a_host_of_its_own(version, is_asked, host, client):
-    stated = {"version": version, "async_scheduling": is_asked, "model": MODEL}
-    client.write_text(json.dumps({**json.loads(client.read_text()), **stated}))
+def test_scheduling_ahead_that_leaves_a_device_waiting_has_a_host_of_its_own(
+    version, is_asked, devices, host, client
+):
+    stated = {"version": version, "async_scheduling": is_asked, "tensor_parallel_size": devices}
+    client.write_text(json.dumps({**json.loads(client.read_text()), "model": MODEL, **stated}))
     replay = replayed(client, "hardware=h100").as_run
     assert replay.backend.host.name == host
 
