@@ -83,12 +83,14 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("minicpm", "youtu"), _TIED),
     **dict.fromkeys(("qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl"), _QWEN),
     **dict.fromkeys(("nemotron", "gpt_neox", "apertus", "arcee", "phi", "jais2"), _UNGATED),
+    **dict.fromkeys(("persimmon", "nanochat"), _UNGATED),
     **dict.fromkeys(("opt", "starcoder2"), Family(gated=False, tied=True)),
     **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
     "bloom": replace(_GPT2, defaults=_2048_POSITIONS),
     "gptj": Family(gated=False, normal=own.of_gpt2),
     "falcon": Family(gated=False, tied=True, normal=own.of_falcon, defaults=_2048_POSITIONS),
     # Some layers see a window.
+    **dict.fromkeys(("granite_swa", "granitemoe_swa", "kolibri1", "flint"), _PLAIN),
     **dict.fromkeys(("gemma2", "vaultgemma"), Family(tied=True, every_full=2)),
     "gemma3": Family(tied=True, every_full=6, defaults=_GEMMA3),
     "gemma3n": Family(tied=True, every_full=5),
@@ -113,6 +115,7 @@ FAMILIES: Mapping[str, Family] = {
     # Latents, of which an index selects some.
     "deepseek_v32": Family(defaults=_index_of(64)),
     "glm_moe_dsa": Family(defaults=_index_of(32)),
+    "axk2": _PLAIN,
     "llama4": Family(
         every_full=4, shared_size="intermediate_size", dense_size="intermediate_size_mlp"
     ),
@@ -120,7 +123,11 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _DELTA),
     "olmo_hybrid": Family(linear=state_layers.gated_delta),
     "kimi_linear": Family(linear=state_layers.kda, normal=own.of_kimi_linear, float_states=True),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), _LFM2),
+    # Its gates are products of their own, without a rank between.
+    "bailing_hybrid": Family(
+        linear=state_layers.kda, float_states=True, defaults={"linear_gate_rank": None}
+    ),
     "minimax": Family(linear=state_layers.lightning, normal=own.of_minimax),
     "jamba": Family(linear=state_layers.mamba1, normal=own.of_jamba),
     "nemotron_h": Family(

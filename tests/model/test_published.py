@@ -107,6 +107,63 @@ def test_sizes_are_those_that_the_authors_state(name: str) -> None:
     assert spec.kv_bytes_per_token(2) == PUBLISHED[name]["kv_bytes"]
 
 
+LETTERS = {"f": "full_attention", "s": "sliding_attention", "l": "linear_attention", "c": "conv"}
+# Of the default configurations of transformers 5.23: kinds of layers, billions of parameters as it
+# counts them, and bytes of a token's keys and values.
+OF_TRANSFORMERS = [
+    (
+        {"model_type": "granite_swa", "hidden_size": 2560, "intermediate_size": 8192}
+        | {"num_attention_heads": 20, "num_key_value_heads": 4, "vocab_size": 100352}
+        | {"sliding_window": 128, "tie_word_embeddings": True},
+        "fsss" * 6,
+        2.1445,
+        49152,
+    ),
+    (
+        {"model_type": "kolibri1", "hidden_size": 2560, "moe_intermediate_size": 512}
+        | {"shared_expert_intermediate_size": 512, "num_local_experts": 384}
+        | {"num_attention_heads": 48, "num_key_value_heads": 4, "head_dim": 128}
+        | {"num_experts_per_tok": 6, "vocab_size": 128000, "sliding_window": 513},
+        "ssssf" * 10,
+        78.1031,
+        102400,
+    ),
+    (
+        {"model_type": "lfm3", "hidden_size": 2048, "intermediate_size": 7680, "head_dim": 128}
+        | {"num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 128000}
+        | {"sliding_window": 256, "conv_L_cache": 7, "tie_word_embeddings": True},
+        "ccfc" + "scfc" * 5,
+        1.7288,
+        22528,
+    ),
+    (
+        {"model_type": "bailing_hybrid", "hidden_size": 2560, "intermediate_size": 6144}
+        | {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+        | {"num_attention_heads": 32, "linear_num_heads": 32, "linear_head_dim": 128}
+        | {"num_experts": 512, "num_experts_per_token": 8, "moe_intermediate_size": 768}
+        | {"num_shared_experts": 1, "first_k_dense_replace": 2, "vocab_size": 157184},
+        "lllllf" * 7,
+        124.4142,
+        8064,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "kinds", "billions", "kv_bytes"),
+    OF_TRANSFORMERS,
+    ids=[str(config["model_type"]) for config, *_ in OF_TRANSFORMERS],
+)
+def test_sizes_are_those_that_transformers_counts(
+    config: dict[str, Any], kinds: str, billions: float, kv_bytes: int
+) -> None:
+    layer_types = [LETTERS[letter] for letter in kinds]
+    layers = {"num_hidden_layers": len(kinds), "layer_types": layer_types}
+    spec = published_spec({**POSITIONS, **config, **layers}, "made")
+    assert spec.num_params == pytest.approx(1e9 * billions, rel=0.002)
+    assert spec.kv_bytes_per_token(2) == kv_bytes
+
+
 def test_no_iteration_is_faster_than_its_roofline() -> None:
     backend = SimulatedBackend(H100)
     for name in PUBLISHED:
