@@ -26,6 +26,7 @@ from sarathi_lab.results.intervals import (
     ends_of_median,
     mirror,
     wider,
+    within_range,
     without,
 )
 from sarathi_lab.results.metrics import REPLAY_TOLERANCE
@@ -58,7 +59,6 @@ READ = [
     *("num_pairs", "reason", "unit"),
 ]
 ENDS = ["y", "low", "high"]
-SHARE = "share"  # the unit of what lies between 0 and 1, whatever its errors
 ABSENT = "not in what was measured"
 UNKNOWN_ERROR = "no error of it is known: the cost model states none, or all samples agree"
 
@@ -340,11 +340,10 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
     else:
         taken = _of_samples(claim, queried, candidates)
     is_ratio = claim.over is not None or take.is_line
-    are_shares = candidates.unit == SHARE
-    if are_shares.all() and not is_ratio and not take.is_place:
-        low = max(taken.low, 0.0)
-        high = min(taken.high, 1.0)
-        taken = taken._replace(low=low, high=high)
+    units = candidates.unit.unique()
+    if len(units) == 1 and not is_ratio and not take.is_place:
+        ends = within_range(Ends(taken.low, taken.high, taken.confidence), units[0])
+        taken = taken._replace(low=ends.low, high=ends.high)
     return taken, None
 
 

@@ -21,6 +21,7 @@ from sarathi_lab.results.intervals import (
     ends_of_draws,
     median_of,
     wider,
+    within_range,
 )
 from sarathi_lab.results.load import POINT
 
@@ -230,6 +231,7 @@ def table_of(
                 # An unknown error, which seeds alone do not show.
                 ends = ends._replace(low=math.nan, high=math.nan)
             row |= _in_text(median)
+        ends = within_range(ends, point.unit)
         row["y"] = interval.median
         if interval.reason:
             row["y"] = math.nan
@@ -280,7 +282,7 @@ def predicted_table(figure: str, points_of_parts: Iterable[Sequence[Point]]) -> 
     rows = []
     for point in chain.from_iterable(points_of_parts):
         value = point.y.value
-        ends = point.y.ends
+        ends = within_range(point.y.ends, point.unit)
         row = point._asdict()
         row["x"] = float(point.x)
         row["y"] = value

@@ -74,6 +74,18 @@ NOT_MEASURED = Interval(
 )
 
 
+# By unit, what any value lies between, whatever its errors; values of other units have no bounds.
+RANGES = {"share": (0.0, 1.0), "index": (0.0, 1.0)}
+
+
+def within_range(ends: Ends, unit: str) -> Ends:
+    """Return the part of an interval in which a quantity of the unit can lie."""
+    least, most = RANGES.get(unit, (-math.inf, math.inf))
+    low = max(ends.low, least)  # NaN stays, as the first of the two
+    high = min(ends.high, most)
+    return ends._replace(low=low, high=high)
+
+
 class Resolution(Protocol):
     """What a value cannot be told from, as few values are possible or few cases were counted."""
 
@@ -111,13 +123,20 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Lowest:
-    """A rate that is zero where the lowest one that was tried is too high."""
+class Tried:
+    """A rate that is zero where the `lowest` one that was tried is too high, and the `highest` one
+    where that is not: then it may be any higher one.
+    """
 
-    rate: float
+    lowest: float
+    highest: float
 
     def widened(self, low: float, high: float) -> tuple[float, float]:
-        return low, high or self.rate
+        if high == 0:
+            return low, self.lowest
+        if high >= self.highest:
+            return low, math.inf
+        return low, high
 
 
 @dataclass(frozen=True)

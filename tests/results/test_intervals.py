@@ -14,14 +14,15 @@ from sarathi_lab.results.intervals import (
     LEVEL,
     Choices,
     Ends,
-    Lowest,
     Steps,
     Trials,
+    Tried,
     draws_of_median,
     ends_of_draws,
     ends_of_median,
     median_of,
     wider,
+    within_range,
 )
 
 
@@ -129,12 +130,19 @@ def test_what_is_on_a_grid_or_counted_is_known_no_better_than_that():
     assert Steps(0.05).widened(2.1, 2.1) == pytest.approx((2.0, 2.205))
     assert Choices((256, 512, 1024)).widened(512, 512) == (256, 1024)
     assert Choices((256, 512, 1024)).widened(256, 1024) == (256, 1024)
-    assert Lowest(0.5).widened(0.0, 0.0) == (0.0, 0.5)
-    assert Lowest(0.5).widened(1.0, 2.0) == (1.0, 2.0)
+    assert Tried(0.5, 4.0).widened(0.0, 0.0) == (0.0, 0.5)
+    assert Tried(0.5, 4.0).widened(1.0, 2.0) == (1.0, 2.0)
+    assert Tried(0.5, 4.0).widened(1.0, 4.0) == (1.0, math.inf)
     _, unseen = Trials(100).widened(0.0, 0.0)
     assert (1 - unseen) ** 100 == pytest.approx(1 - LEVEL)
     assert Trials(100).widened(1.0, 1.0) == pytest.approx((1 - unseen, 1.0))
     assert Trials(100).widened(0.0, 0.1) == (0.0, 0.1)
+
+
+def test_a_share_lies_between_none_and_all_whatever_its_error():
+    assert within_range(Ends(-0.1, 1.2, 0.95), "share") == (0.0, 1.0, 0.95)
+    assert within_range(Ends(-0.1, 1.2, 0.95), "ratio") == (-0.1, 1.2, 0.95)
+    assert math.isnan(within_range(Ends(math.nan, math.nan, math.nan), "share").low)
 
 
 def test_a_draw_of_a_median_counts_no_seed_twice():

@@ -36,7 +36,7 @@ from sarathi_lab.extensions.under_load import (
 from sarathi_lab.extensions.under_load.bench import EngineSettings
 from sarathi_lab.extensions.under_load.search import at_rate
 from sarathi_lab.policy import Policy, VllmV1
-from sarathi_lab.results.intervals import Lowest
+from sarathi_lab.results.intervals import Tried
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import Slo, gaps, is_good
 from sarathi_lab.workload.synthetic import Agentic
@@ -226,13 +226,15 @@ def disaggregation(
         for objective, stated in bounds.items():
             slo = Slo(name=objective, **stated)
             best: dict[str, float] = {}  # by kind
+            unbounded: set[str] = set()  # kinds that keep up with every rate
             for name, settings in arrangements.items():
                 cluster = _cluster(settings)
                 served = partial(run, cluster, settings["chunk"])
                 rate = _goodput(served, slo, rates[dataset], attainment)
                 value = rate / cluster.num_instances
-                # No lower rate was tried.
-                lowest = Lowest(rates[dataset][0] / cluster.num_instances)
+                # No rate below the first or above the last was tried.
+                lowest = rates[dataset][0] / cluster.num_instances
+                highest = rates[dataset][-1] / cluster.num_instances
                 yield point(
                     dataset,
                     GOODPUT,
@@ -241,15 +243,18 @@ def disaggregation(
                     value,
                     slo=objective,
                     kind="share",
-                    resolution=lowest,
+                    resolution=Tried(lowest, highest),
                 )
                 kind = settings["kind"]
                 best[kind] = max(value, best.get(kind, value))
+                if rate == rates[dataset][-1]:
+                    unbounded.add(kind)
             for (earlier, value), (kind, gained) in combinations(best.items(), 2):
-                # Either may be a bound (`_goodput`), which their ratio does not show.
                 gain = math.inf if gained else math.nan
                 if value:
                     gain = gained / value
+                if unbounded & {earlier, kind}:
+                    gain = math.nan  # of a bound no ratio is known
                 quantity = f"{GOODPUT} / best {earlier}"
                 yield point(dataset, quantity, "ratio", kind, gain, slo=objective, kind="share")
 
@@ -275,7 +280,7 @@ def _goodput(
 ) -> float:
     """The rate at which the share of requests within `slo` falls below `attainment`, between two of
     `rates` by the line between them; 0 if it is below at the first. If it never falls it is the
-    last, a lower bound that is recorded as a value.
+    last, a lower bound (`Tried`).
     """
     rate_before = 0.0
     share_before = 0.0

@@ -4,6 +4,7 @@ and pictures.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache, partial
 
@@ -98,6 +99,14 @@ def test_a_round_has_the_same_points_whatever_its_seed_and_its_ratios_are_of_its
         other = absolute[labels["slo"], quantity, series, at].y.value
         expected = other / own if reference == "own" else own / other
         assert point.y.value == pytest.approx(expected), point.panel
+
+
+def test_a_goodput_at_the_highest_rate_is_a_bound_that_no_ratio_is_made_of():
+    values = {point.series: point for point in make_points("disaggregation", 3)}
+    reached = values["replicas"]
+    low, high = reached.resolution.widened(reached.y.value, reached.y.value)
+    assert (low, high) == (250.0, math.inf)  # of 500 requests/s on two engines
+    assert math.isnan(values["disaggregated"].y.value)
 
 
 def test_policies_of_a_round_get_the_same_arrivals_at_the_rate_of_the_setup():
