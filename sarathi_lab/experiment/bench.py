@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,10 +17,11 @@ from sarathi_lab.executor.simulated.drawn_times import (
     SHAPES_OF_RUN,
     DrawnTimes,
     Values,
+    own_deviation,
 )
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import EXPERTS
-from sarathi_lab.experiment.points import Estimate, Part
+from sarathi_lab.experiment.points import Estimate, Part, name_of
 from sarathi_lab.experiment.scenario import (
     BLOCK_SIZE,
     Composition,
@@ -109,9 +110,8 @@ class Bench(ABC):
     ) -> Estimate:
         """Return the seconds of `alone` over those that `both` takes beyond `without`.
 
-        What it takes beyond errs as one shape. Batches of nearly equal tokens have products of the
-        same size, by the same kernels, so that errors of their own cancel in the difference. That
-        is an assumption (`docs/explanation/intervals.md`).
+        Both should have as many tokens: then their products have one size, whose error cancels in
+        the difference. Products of other sizes, and attention, err by themselves.
         """
         return self.seconds(alone, kinds) / self.seconds(both - without, kinds)
 
@@ -218,11 +218,45 @@ class CostBench(Bench):
         """Return the seconds of some operations, with the errors that shapes share and that each
         has alone, which average out over the shapes of requests.
         """
+        operations = tuple(operations)
         estimate = super()._sum_of(work, operations, name)
+        is_run = any(isinstance(subject, Scenario) for _, subject in work.terms)
+        if work.is_difference and not is_run:
+            return self._with_errors_of_sizes(estimate, work, operations)
         num_shapes = 1
-        if any(isinstance(subject, Scenario) for _, subject in work.terms):
+        if is_run:
             num_shapes = SHAPES_OF_RUN
         return Estimate.with_own_error(estimate.values, f"{name} {work.terms}", num_shapes)
+
+    def _with_errors_of_sizes(
+        self, estimate: Estimate, work: Work, operations: Collection[str]
+    ) -> Estimate:
+        """Return the seconds of a difference of batches, in which each size of operations errs by
+        itself: attention by its sequences, all else by the number of tokens.
+        """
+        moved: dict[str, float] = {}  # by size
+        for weight, subject in work.terms:
+            for size, seconds in self._by_size(subject, operations).items():
+                slower = seconds[0] * math.expm1(own_deviation(seconds))
+                moved[size] = moved.get(size, estimate.value) + weight * slower
+        values = [*estimate.values, *moved.values()]
+        return Estimate.of(np.array(values), [name_of(size) for size in moved])
+
+    def _by_size(self, subject: Subject, operations: Collection[str]) -> Mapping[str, Values]:
+        """Return the seconds of a batch in every draw: of attention, and of all else."""
+        assert isinstance(subject, Composition)
+        of_others = f"others {subject.make().num_tokens}"
+        if not self.cost.has_operations:  # attention is part of the whole
+            of_others = f"iteration {subject}"
+        seconds: dict[str, Values] = {}
+        for name, of_operation in self._times(subject).items():
+            if name not in operations:
+                continue
+            size = of_others
+            if name in ATTENTION:
+                size = f"attention {subject}"
+            seconds[size] = seconds.get(size, np.zeros(1)) + of_operation
+        return seconds
 
     def request(self, scenario: Scenario) -> Times:
         if self.is_counting:

@@ -160,10 +160,13 @@ def _hybrid_attention(bench: Bench, chunk: int, context: int, number: int) -> It
     together = bench.seconds(both, ("attn",))
     apart = bench.seconds(prompt + decodes, ("attn",))
     alone = bench.seconds(decodes)
-    added = bench.seconds(both - prompt)
+    # What they add to as many tokens, so that products have one size, whose error cancels.
+    shorter = batch(prefill_tokens=chunk - number, start=start)
+    full = batch(prefill_tokens=chunk - number, start=start, num_decodes=number, context=context)
+    added = bench.seconds(full - prompt)
     # With a call for each, decodes pay for their own attention and ride in all else.
-    of_decodes = bench.seconds(decodes, ("attn",))
-    added_apart = bench.seconds(both - prompt, NOT_ATTENTION) + of_decodes
+    attention_apart = bench.seconds(shorter + decodes - prompt, ("attn",))
+    added_apart = bench.seconds(full - prompt, NOT_ATTENTION) + attention_apart
     series = f"chunk {chunk}, context {context}"
     yield Point("attention / apart", series, number, together / apart)
     yield Point("decode speed-up", series, number, alone / added)

@@ -309,6 +309,11 @@ class Work:
         return total
 
     @property
+    def is_difference(self) -> bool:
+        """Whether times are subtracted."""
+        return any(weight < 0 for weight, _ in self.terms)
+
+    @property
     def batches(self) -> list[Batch]:
         return [subject.make() for _, subject in self.terms if isinstance(subject, Composition)]
 
