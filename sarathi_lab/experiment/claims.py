@@ -48,7 +48,7 @@ VERDICTS = [
 ]
 COLUMNS = [
     *("id", "claim", "source", "device", "expected", "measured", "low", "high", "confidence"),
-    *("mark", "verdict", "unit", "note", "experiment"),
+    *("is_of_rounds", "mark", "verdict", "unit", "note", "experiment"),
 ]
 NO_DEVICE = "none"  # of a claim that was not measured anywhere
 SAME_REQUESTS = ("model", "prompt_len", "num_decodes", "batch")  # where `load_serving` has them
@@ -66,12 +66,17 @@ UNKNOWN_ERROR = "no error of it is known: the cost model states none, or all sam
 class Value(NamedTuple):
     """Measured or simulated value, its interval, and the interval's confidence level (NaN where the
     interval is a cost model's stated error). An unknown error leaves no interval: its ends are NaN.
+
+    Attributes:
+        is_of_rounds: Whether it is simulated, and the interval of rounds alone, most of which
+            have seeds of their own: without the errors of the cost model.
     """
 
     measured: float = math.nan
     low: float = math.nan
     high: float = math.nan
     confidence: float = math.nan
+    is_of_rounds: bool = False
 
     @property
     def has_unknown_error(self) -> bool:
@@ -339,6 +344,7 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
         taken = _in_every_draw(take, candidates)
     else:
         taken = _of_samples(claim, queried, candidates)
+        taken = taken._replace(is_of_rounds=_are_of_rounds(queried))
     is_ratio = claim.over is not None or take.is_line
     units = candidates.unit.unique()
     if len(units) == 1 and not is_ratio and not take.is_place:
@@ -351,6 +357,15 @@ def _are_predicted(rows: pd.DataFrame) -> bool:
     """Return whether all rows have draws of a cost model's constants, and none has samples."""
     have_draws = rows.draws.map(len) > 0
     return bool(have_draws.all() and rows.samples.isna().all())
+
+
+def _are_of_rounds(queried: Sequence[pd.DataFrame]) -> bool:
+    """Return whether rows are simulated in rounds, and in no draw of the constants."""
+    for rows in queried:
+        is_drawn = rows.draws.notna() & (rows.draws != "")
+        if is_drawn.any() or not rows.is_simulated.all() or rows.samples.isna().any():
+            return False
+    return True
 
 
 def _of_samples(claim: Claim, queried: Sequence[pd.DataFrame], candidates: pd.DataFrame) -> Value:
@@ -658,10 +673,9 @@ TAKES: Mapping[str, Take] = {
 
 def in_words(row: Row) -> str:
     """Describe a row of `verdicts`, such as "1.31 (1.25 to 1.36, 97 %)", with the level of samples
-    and the mark; empty if nothing was measured.
+    and the mark; empty if nothing was measured. "97 % of rounds" is without a cost model's errors.
     """
-    numbers = [float(row[name]) for name in Value._fields]
-    value = Value(*numbers)
+    value = Value(*(row[name] for name in Value._fields))
     if math.isnan(value.measured):
         return ""
     text = f"{value.measured:.3g}"
@@ -670,6 +684,8 @@ def in_words(row: Row) -> str:
         interval = f"{value.low:.3g} to {value.high:.3g}"
         if has_level:
             interval += f", {100 * value.confidence:.0f} %"
+        if value.is_of_rounds:
+            interval += " of rounds"
         text += f" ({interval})"
     return f"{text} {row['mark']}".rstrip()
 

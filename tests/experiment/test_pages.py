@@ -14,6 +14,8 @@ import pandas as pd
 import pytest
 
 from sarathi_lab.config.csv_files import csv_files
+from sarathi_lab.experiment.registry import CATALOG
+from sarathi_lab.results import load
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SARATHI = EXPERIMENTS / "sarathi" / "README.md"  # a section a figure, whose records are apart
@@ -95,6 +97,16 @@ def test_intervals_on_a_page_are_those_of_its_records(name):
         if not any(is_recorded((value, match[1], match[2]), recorded) for value in values):
             unknown.append(before[-30:] + match[0])
     assert unknown == []
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOG if CATALOG[name].is_in_rounds])
+def test_a_page_says_whether_its_intervals_are_of_seeds_alone(name):
+    folder = EXPERIMENTS / load.group_of(name) / name
+    text = (folder / "README.md").read_text()
+    for path in csv_files(folder, f"results/simulated-*/{name}.csv"):
+        has_draws = "draws" in pd.read_csv(path, nrows=0)
+        assert ("of the seeds alone" in text) != has_draws
+        assert "[the cost model's error]" in text
 
 
 def recorded_intervals(folder: Path) -> Iterator[np.ndarray]:
