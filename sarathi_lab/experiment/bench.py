@@ -248,14 +248,12 @@ class CostBench(Bench):
         of_others = f"others {subject.make().num_tokens}"
         if not self.cost.has_operations:  # attention is part of the whole
             of_others = f"iteration {subject}"
-        seconds: dict[str, Values] = {}
+        of_attention = f"attention {subject}"
+        seconds = {of_attention: np.zeros(1), of_others: np.zeros(1)}
         for name, of_operation in self._times(subject).items():
-            if name not in operations:
-                continue
-            size = of_others
-            if name in ATTENTION:
-                size = f"attention {subject}"
-            seconds[size] = seconds.get(size, np.zeros(1)) + of_operation
+            if name in operations:
+                size = of_attention if name in ATTENTION else of_others
+                seconds[size] = seconds[size] + of_operation
         return seconds
 
     def request(self, scenario: Scenario) -> Times:
