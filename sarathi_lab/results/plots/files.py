@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 DPI = 150
+TALLEST = 20  # inches: a taller picture, of many maps, has fewer dots
+DPI_OF_TALL = 100
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -22,7 +24,10 @@ def save_figure(figure: Figure, path: Path) -> None:
 def as_png(figure: Figure) -> bytes:
     """Return a picture as an opaque PNG file in at most 256 colours of its own."""
     drawn = BytesIO()
-    figure.savefig(drawn, format="png", dpi=DPI)
+    dpi = DPI
+    if figure.get_figheight() > TALLEST:
+        dpi = DPI_OF_TALL
+    figure.savefig(drawn, format="png", dpi=dpi)
     return with_palette(drawn.getvalue())
 
 
