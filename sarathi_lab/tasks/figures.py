@@ -243,8 +243,12 @@ def lines(device: str, table: pd.DataFrame) -> DisplayTable:
         if len(missing):
             row["missing"] = f"{len(missing)}: {missing.reason.iloc[0]}"
         rows.append(row)
+    if not table.y.isna().any():
+        for row in rows:
+            del row["missing"]
     title = f"{table.figure.iloc[0]} on {device}: {_brackets(table)}"
-    return DisplayTable(rows, left=("panel", "line", "unit", "missing"), title=title)
+    texts = ("panel", "line", "unit", "missing")
+    return DisplayTable(rows, left=texts, title=title, keys=("panel", "line"))
 
 
 def _described(points: pd.DataFrame) -> str:

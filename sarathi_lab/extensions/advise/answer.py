@@ -58,13 +58,14 @@ def _within_objective(
         return [
             f"best within it: {name}",
             *_tie_lines(best, table, runs.slo),
-            "of what meets it, to 1 % with the most tokens/s, it stays farthest below the bounds",
-            f"nearest is {_nearest_bound(best, runs)}",
+            "of those that meet it with the most tokens/s (within 1 %), "
+            "it stays farthest below the bounds",
+            f"its nearest bound is {_nearest_bound(best, runs)}",
         ]
     if best["is_steady"]:
         return [
             f"nothing meets it; nearest comes {name}",
-            "of what keeps up with the requests it misses the fewest bounds, by least",
+            "of those that keep up with the requests, it misses the fewest bounds, and by least",
         ]
     return [
         "nothing meets it: requests come faster than any of these serves them, and wait the longer "

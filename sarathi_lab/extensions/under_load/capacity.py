@@ -219,14 +219,13 @@ def _at_capacity(
 def _shown(slo: Slo, capacity: Capacity, summary: Mapping[str, float]) -> list[str]:
     """Describe the rate with its interval and objective, and the latencies at that rate."""
     num_runs = counted(summary["capacity_trials"], "run")
-    runs = f"  {num_runs}; all at once {summary['closed_rate']:.3g}/s"
+    runs = f"  {num_runs}; with all requests at once {summary['closed_rate']:.3g} requests/s"
     if not capacity.is_settled:
         advice = "raise task.doublings or workload.num_requests, or name a longer file"
         return [f"  {capacity.remark}; serve more requests: {advice}", runs]
     at_least = "at least " if capacity.is_lower_bound else ""
-    lines = [
-        f"  capacity {at_least}{capacity.rate:.3g} requests/s under {slo.name}: {slo.describe()}"
-    ]
+    rate = f"{at_least}{capacity.rate:.3g} requests/s"
+    lines = [f"  capacity {rate} under {slo.name}, whose bounds are {slo.describe()}"]
     if capacity.remark:
         lines.append(f"  {capacity.remark}")
     lines.append(f"  converged: {capacity.history}")

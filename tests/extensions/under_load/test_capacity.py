@@ -193,7 +193,8 @@ def test_a_sweep_over_policies_makes_a_table(tmp_path, capsys):
     assert main(["policy=prefill_first,sarathi_serve", "-m", *args]) == 0
     text = capsys.readouterr().out
     assert text.count(" requests/s under ") == 2
-    assert "under mistral-7b-strict,tbt=0.014: P99 TBT 14 ms, P50 scheduling delay 2000 ms" in text
+    bounds = "whose bounds are P99 TBT 14 ms, P50 scheduling delay 2000 ms"
+    assert f"under mistral-7b-strict,tbt=0.014, {bounds}" in text
     runs = load_runs(tmp_path).set_index("policy")
     assert set(runs.index) == {"prefill_first", "sarathi_serve"}
     assert "capacity" in text.split("All 2 runs of this sweep")[1]
