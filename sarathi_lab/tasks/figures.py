@@ -270,6 +270,11 @@ def _brackets(table: pd.DataFrame) -> str:
     num_below = int((levels < LEVEL).sum())
     if num_below:
         text += f", of {num_below} of {len(levels)} points of less, as their rounds are alike"
+    is_simulated = "level" in table and table.level.notna().all()
+    if is_simulated and "draws" in table:
+        text += ", with the cost model's errors"
+    elif is_simulated:
+        text += " of the seeds alone, without the cost model's errors"
     return text
 
 

@@ -26,7 +26,7 @@ from sarathi_lab.results.plots.spec import PlotSpec
 from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.run import main as run
 from sarathi_lab.tasks import figures
-from sarathi_lab.tasks.figures import main
+from sarathi_lab.tasks.figures import lines, main
 
 
 def is_drawn(path: Path) -> bool:
@@ -174,3 +174,13 @@ def test_the_peaks_of_a_figure_of_gains_are_told():
     (papers,) = [row for row in table.rows if (row["panel"], row["device"]) == ("1K", "paper")]
     assert papers["highest"] == "1.26"
     assert papers["at"] == "P:D 14, C=256"
+
+
+def test_a_table_of_simulated_seeds_says_whether_it_has_the_cost_models_errors():
+    point = {"figure": "a", "panel": "", "series": "b", "x": 1.0, "y": 2.0, "low": 1.0, "high": 3.0}
+    points = pd.DataFrame([{**point, "unit": "s", "confidence": 0.97, "num_pairs": 6}])
+    assert lines("cpu", points).title.endswith("intervals of 95 %")
+    of_seeds = lines("simulated", points.assign(level="analytic")).title
+    assert of_seeds.endswith("of the seeds alone, without the cost model's errors")
+    of_both = lines("simulated", points.assign(level="analytic", draws="2.1 1.9")).title
+    assert of_both.endswith("intervals of 95 %, with the cost model's errors")
