@@ -243,10 +243,15 @@ def lines(device: str, table: pd.DataFrame) -> DisplayTable:
         if len(missing):
             row["missing"] = f"{len(missing)}: {missing.reason.iloc[0]}"
         rows.append(row)
-    if not table.y.isna().any():
+    if table.y.notna().all():
         for row in rows:
             del row["missing"]
-    title = f"{table.figure.iloc[0]} on {device}: {_brackets(table)}"
+    unit = ""
+    if table.unit.nunique() == 1:
+        unit = f" [{table.unit.iloc[0]}]"
+        for row in rows:
+            del row["unit"]
+    title = f"{table.figure.iloc[0]}{unit} on {device}: {_brackets(table)}"
     texts = ("panel", "line", "unit", "missing")
     return DisplayTable(rows, left=texts, title=title, keys=("panel", "line"))
 
