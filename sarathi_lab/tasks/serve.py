@@ -330,6 +330,8 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     """Print what a run serves, where and how; of a sweep's run only what no run before had."""
     lines = _facts_of(plan, is_brief=context.is_brief)
     if context.is_brief:
+        if not first_of_sweep([_workload_without_seed(plan)], context):
+            lines.remove(plan.load.describe())  # with the lengths that another seed has drawn
         spec = plan.spec
         backend = plan.backend
         millions = spec.num_params / 1e6
@@ -342,6 +344,13 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     for line in lines:
         print_words(f"  {line}")
     print_cautions(cap_caution(plan.engine), context)
+
+
+def _workload_without_seed(plan: Plan) -> str:
+    """Return a text that is equal for workloads that differ in their seed only."""
+    workload = dict(plan.config["workload"])
+    workload.pop("seed", None)
+    return json.dumps(workload, sort_keys=True, default=str)
 
 
 def _facts_of(plan: Plan, *, is_brief: bool) -> list[str]:
