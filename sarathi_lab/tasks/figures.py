@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.console import print_place, progress_of, typed
+from sarathi_lab.config.csv_files import csv_file
 from sarathi_lab.config.errors import exit_code, require_one_of
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
@@ -92,7 +93,7 @@ def redraw(root: Path = EXPERIMENTS) -> int:
 
 def _redrawn_sweep(path: Path) -> Picture | None:
     """Draw the sweep whose table is beside a picture; None if it is no sweep."""
-    table = path.with_suffix(".csv")
+    table = csv_file(path.with_suffix(".csv"))
     if not table.is_file():
         return None
     runs = pd.read_csv(table)

@@ -47,7 +47,7 @@ def test_it_writes_png_and_pdf(tmp_path):
 
 def test_recorded_pictures_are_drawn_anew_where_they_lie(tmp_path):
     results = EXPERIMENTS / "sarathi" / "chunk_size" / "results"
-    kept = csv_file(results / "simulated-a6000" / "chunk_size.csv")
+    kept = csv_file(results / "cpu" / "chunk_size.csv")
     place = tmp_path / "sarathi" / "chunk_size" / "results" / "simulated-a6000"
     place.mkdir(parents=True)
     shutil.copy(kept, place)
