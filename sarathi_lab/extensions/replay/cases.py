@@ -255,7 +255,12 @@ def _with_answered_lengths(cfg: DictConfig, run: RealRun) -> tuple[DictConfig, l
         f"requests have up to {run.longest} tokens, more than max_model_len={stated_length}: "
         f"{run.longest} is taken"
     )
-    return with_settings(cfg, {"max_model_len": run.longest}), [note]
+    settings = {"max_model_len": run.longest}
+    whole_prompts = "policy.max_num_batched_tokens"  # which have room for the longest request
+    if 0 < (run.settings.stated.get(whole_prompts) or 0) < run.longest:
+        settings |= {whole_prompts: run.longest, "chunk": run.longest}
+        note += ", and for the budget of whole prompts"
+    return with_settings(cfg, settings), [note]
 
 
 def _config_what_if(

@@ -89,10 +89,15 @@ def names_a_model(name: str) -> bool:
     """Return whether a name is that of a model, and not of any folder: it has a size, such as 8B,
     or begins with the family of a file of conf/model, such as deepseek.
     """
-    if any(SIZE.fullmatch(word) for word in SEPARATORS.split(name.lower())):
+    if has_size(name):
         return True
     family = FAMILY.match(without_maker(name))
     return family is not None and family[0] in _families()
+
+
+def has_size(name: str) -> bool:
+    """Return whether a word of a name is a model's size, such as 8B."""
+    return any(SIZE.fullmatch(word) for word in SEPARATORS.split(name.lower()))
 
 
 def _families() -> set[str]:

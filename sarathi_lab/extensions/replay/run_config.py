@@ -20,6 +20,7 @@ from sarathi_lab.executor.simulated.hardware import NO_HOST
 from sarathi_lab.extensions.cluster.lockstep import Lockstep, LockstepBackend
 from sarathi_lab.extensions.replay.names import (
     ModelName,
+    has_size,
     is_hub_id,
     names_of_model,
 )
@@ -130,9 +131,10 @@ def _find_model(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     names = names_of_model(run.settings.stated)
     is_auto = "path" in cfg.model and cfg.model.path is None
     if is_auto:
-        fitting = [named for named in names if option_of("model", named.name)]
-        # The error for a name that no option fits has the surest one.
-        chosen = next(iter(fitting or names), ModelName(""))
+        # A name with a size is of its model, whatever else clients call it by. The error for
+        # names that no option fits has the surest one.
+        told = [named for named in names if option_of("model", named.name) or has_size(named.name)]
+        chosen = next(iter(told or names), ModelName(""))
         from_files.settings["model"] = _matching("model", chosen.name, run)
         if chosen != names[0]:
             option = option_of("model", chosen.name)

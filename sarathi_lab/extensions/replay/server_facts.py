@@ -28,6 +28,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
     read_arguments,
     selected,
     with_rules_of_v0,
+    with_rules_of_version,
 )
 from sarathi_lab.extensions.replay.server_commands import find_command
 from sarathi_lab.workload.text_files import COLORS, LOG_LINE, json_rows, kind_of_text
@@ -45,7 +46,11 @@ CHANGED_ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
 ALL_ARGUMENTS = re.compile(r"\bargs: Namespace\((.*)\)")
 # Over a fence where someone has set the arguments as code.
 ENGINE = re.compile(r"engine \(v[^)]*\)\s+with config:?\s+(?:[~`]{3}\w*\s+)?(.*)")
-V0_ENGINE = re.compile(r"Initializing an? (?:V0 LLM engine|LLM engine \(v0\.[0-7]\.)")
+V0_ENGINE = re.compile(
+    r"Initializing an? (?:V0 LLM engine|LLM engine \(v0\.[0-7]\.)"
+    r"|\bllm_engine\.py:\d+\] Initializing an LLM engine \(vdev\)"
+)
+MISSING_COMMA = re.compile(r"(=(?:True|False)) (?=\w+=)")  # of some versions' first engine
 VERSION = re.compile(r"(?:version |engine \(v)(\d+\.\d+(?:\.\d+)?(?:\.dev\d+)?)")
 BUDGET = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
 CACHE_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
@@ -59,7 +64,7 @@ DEVICE_NAME = re.compile(r"device_name=(\w+?)(?:,|\.json)")
 # Of its configuration of graphs, which is no literal of Python.
 GRAPH_MODE = re.compile(r"cudagraph_mode['\"]?: (?:<CUDAGraphMode\.)?(\w+|\[\d, \d\])")
 GRAPH_SIZES = re.compile(r"cudagraph_capture_sizes['\"]?: ?\[([\d, ]+)\]")
-ARGUMENTS = re.compile(r"LLM engine \(v|non-default args|server_args=")
+ARGUMENTS = re.compile(r"LLM engine \(v|non-default args|\bargs: Namespace\(|server_args=")
 SECOND_LINE = "with config"  # of vLLM's engine, where someone has broken its line
 PERIODIC = re.compile(r"Avg prompt throughput")
 
@@ -302,6 +307,8 @@ def _of_vllm_log(path: Path, text: str) -> Statement:
     )
     if V0_ENGINE.search(text):
         return with_rules_of_v0(statement)
+    if ENGINE.search(text) is None:  # which would tell
+        statement = with_rules_of_version(statement)
     logged = CACHE_TOKENS.search(text)
     if logged is None:
         return statement
@@ -314,7 +321,7 @@ def _resolved_by_vllm(text: str) -> dict[str, object]:
     resolved = dict[str, object]()
     engine = ENGINE.search(text)
     if engine is not None:
-        resolved |= selected("vllm", named_values(engine[1]))
+        resolved |= selected("vllm", named_values(MISSING_COMMA.sub(r"\1, ", engine[1])))
         resolved |= _graphs(engine[1])
     for name, pattern in RESOLVED.items():
         match = pattern.search(text)

@@ -126,6 +126,17 @@ STATED = {
         "vllm_v0_chunked",
         {"chunk": 512, "batch": 256},
     ),
+    "V0 between releases": (
+        V0.replace("(v0.6.3)", "(vdev)").replace("prefix_caching=False, ", "prefix_caching=False "),
+        "prefill_first",
+        {"cache.prefix": False, "max_model_len": 8192},
+    ),
+    "V0 by its version, arguments broken within a value": (
+        "INFO api_server.py:526] vLLM API server version 0.7.3\n"
+        + NAMESPACE.replace("dtype='auto', ", "config_format=<ConfigFormat.AUTO: 'auto'\n>, "),
+        "prefill_first",
+        {"executor.tensor_parallel": 2, "max_model_len": 8192},
+    ),
     "V1": (
         V1,
         "",
@@ -701,6 +712,22 @@ def test_a_models_path_has_its_name(client):
     ):
         replay = replayed(client, "hardware=h100", f"task.server='vllm serve {path}'").as_run
         assert replay.spec.name == "llama3.1-8b"
+
+
+def test_a_served_name_is_no_other_model(client):
+    """Aliases are such as clients expect; the path has the size of what was served."""
+    command = "task.server='vllm serve /m/Qwen2-0.5B --served-model-name llama3.1-8b'"
+    refused = refusal_of("task=validate", f"task.run={client}", "hardware=h100", command)
+    assert "model Qwen2-0.5B has no file" in refused
+
+
+def test_whole_prompts_have_room_for_the_longest_answered_request(client, tmp_path):
+    client.write_text(client.read_text().replace("[100]", "[3000]"))
+    log = tmp_path / "server.log"
+    log.write_text(V0.replace("8192", "512"))
+    said = " ".join(replayed(client, "hardware=h100", f"task.log={log}").as_run.describe())
+    assert "than max_model_len=512" in said
+    assert "is taken, and for the budget of whole prompts" in said
 
 
 def test_a_models_name_is_the_last_part_of_a_windows_path():
