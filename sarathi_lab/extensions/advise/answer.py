@@ -20,6 +20,7 @@ from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.results.table import heading
 
 AS_GOOD_MARK = " *"
+LONG_STALLS = 2  # times the longest gap of another policy, from which it is pointed out
 MOVED = 1.1  # times the P99 of a short run from which the longer one's is pointed out
 
 
@@ -61,6 +62,7 @@ def _within_objective(
             "of those that meet it with the most tokens/s (within 1 %), "
             "it stays farthest below the bounds",
             f"its nearest bound is {_nearest_bound(best, runs)}",
+            *_unbounded_gaps(best, runs, table),
         ]
     if best["is_steady"]:
         return [
@@ -121,6 +123,23 @@ def _nearest_bound(best: pd.Series, runs: PolicyRuns) -> str:
         return f"TBT: a request's longest gap (P99) takes {best['worst_use']:.0%} of its bound"
     nearest = NAMES[deciding_bound(best, runs.slo)]
     return f"{nearest}, which takes {best['worst_use']:.0%} of its bound"
+
+
+def _unbounded_gaps(best: pd.Series, runs: PolicyRuns, table: pd.DataFrame) -> list[str]:
+    """Say that another policy stalls far less, where no time between tokens is bounded."""
+    assert runs.slo is not None, "a run without an objective has no bounds"
+    if not {"tbt", "tpot"}.isdisjoint(runs.slo.bounds):
+        return []
+    within = [row for row in best_of_policies(table, best) if row["slo_met"]]
+    calmest = min(within, key=lambda row: row["request_gap_p99"])
+    if LONG_STALLS * calmest["request_gap_p99"] > best["request_gap_p99"]:
+        return []
+    own = amount(1e3 * best["request_gap_p99"])
+    other = amount(1e3 * calmest["request_gap_p99"])
+    return [
+        f"it lets requests wait up to {own} ms between tokens (P99), {calmest['policy']} with "
+        f"{chunk_of(calmest)} {other} ms; slo.tbt=0.05 bounds these times"
+    ]
 
 
 def _tie_lines(best: pd.Series, table: pd.DataFrame, slo: Slo | None) -> list[str]:

@@ -23,8 +23,9 @@ def confirmed(runs: PolicyRuns, leader: Leader | None = None) -> pd.DataFrame:
     Args:
         runs: The policy.
         leader: The best policy so far. By its runs it is estimated how much nearer to its bounds a
-            longer run comes, and a policy that it beats has one run of a chunk that comes nearest.
+            longer run comes. A policy that it beats has none after one within the objective.
     """
+    is_beaten = leader is not None and leader.beats(runs.table)
     rows: list[dict[str, Any]] = []
     least_use = math.inf  # of a longer run within the objective
     overload = 0.0  # tokens/s of a short run; what serves less does not keep up, either
@@ -39,10 +40,12 @@ def confirmed(runs: PolicyRuns, leader: Leader | None = None) -> pd.DataFrame:
         rows.append(longer)
         if longer["slo_met"]:
             least_use = min(least_use, longer["worst_use"])
+            if is_beaten:
+                break
         elif not longer["is_steady"]:
             overload = max(overload, (1 - AS_GOOD) * row["throughput"])
     others = runs.table[~is_within]
-    needs_nearest = math.isinf(least_use) and not (rows and leader and leader.beats(runs.table))
+    needs_nearest = math.isinf(least_use) and not (rows and is_beaten)
     if needs_nearest and not others.empty:
         rows.append(runs.longer(choose(others)))
     return pd.DataFrame(rows)

@@ -14,11 +14,11 @@ from sarathi_lab.extensions.advise.ties import margin_of_tie
 
 @dataclass(frozen=True)
 class Leader:
-    """A policy and chunk within the objective, confirmed by longer runs.
+    """A policy and chunk within the objective, in its longer runs where it has such.
 
     Attributes:
         runs: The policy.
-        best: The longer run of its best chunk.
+        best: The run of its best chunk, a longer one where there is.
     """
 
     runs: PolicyRuns
@@ -34,7 +34,7 @@ class Leader:
         chunk nearest to `chunk` of which there are both; at least 1. The arrivals are the same for
         all policies, and so are the rare bursts that only a longer run has.
         """
-        longer_rows = self.runs.confirmed.to_dict("records")
+        longer_rows = self.runs.judged.to_dict("records")
         nearest = min(longer_rows, key=lambda row: abs(math.log(row["chunk"] / chunk)))
         short_use = self.runs.tried(nearest)["worst_use"]
         if not short_use:  # of requests that wait for nothing

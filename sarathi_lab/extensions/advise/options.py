@@ -268,7 +268,7 @@ def try_chunks(
     chunk_search = ChunkSearch(predict_chunk, slo, tile, unit)
     if chunks is not None:
         best = chunk_search.among(chunks)
-    elif leader is not None and _has_twin(option, leader, unit, fewest, slo):
+    elif leader is not None and _is_twin(chunk_search, leader, fewest):
         best = chunk_search.among([int(leader["chunk"])])
     else:
         first = candidates(plan.load.requests, fewest, tile)
@@ -281,19 +281,31 @@ def try_chunks(
     return runs
 
 
-def _has_twin(option: Option, leader: Row, unit: int, fewest: int, slo: Slo | None) -> bool:
-    """Return whether a policy gives the same as the `leader` with its chunk, in every digit of all
-    quantities: then it scheduled the same.
+def _is_twin(chunk_search: ChunkSearch, leader: Row, fewest: int) -> bool:
+    """Try the chunk of the `leader`, if the policy may have it, and return whether it gives the
+    same in every digit of all quantities: then it scheduled the same.
     """
     chunk = int(leader["chunk"])
-    if leader["is_whole"] or chunk % unit or chunk < fewest:
+    if leader["is_whole"] or chunk % chunk_search.unit or chunk < fewest:
         return False
-    row = option.simulate(chunk, slo)
-    for name, value in row.items():
-        is_same = value == leader[name] or (pd.isna(value) and pd.isna(leader[name]))
-        if name != "policy" and not is_same:
+    row = chunk_search.among([chunk]).table.iloc[0]
+    for name in row.index.drop(["policy", "is_as_good"]):
+        is_same = row[name] == leader[name] or (pd.isna(row[name]) and pd.isna(leader[name]))
+        if not is_same:
             return False
     return True
+
+
+def with_chunk_of(runs: PolicyRuns, leader: Row) -> PolicyRuns:
+    """Return the runs of a policy with one of the `leader`'s chunk, where it may have it."""
+    chunk = int(leader["chunk"])
+    unit = unit_of(runs.plan.policy)
+    is_allowed = not chunk % unit and chunk >= least_budget(runs.plan.policy, 1)
+    if leader["is_whole"] or not is_allowed or chunk in set(runs.table["chunk"]):
+        return runs
+    row = runs.option.simulate(chunk, runs.slo)
+    table = pd.concat([runs.table, pd.DataFrame([row])], ignore_index=True)
+    return replace(runs, table=marked(table))
 
 
 def _with_whole_prompts(runs: PolicyRuns) -> PolicyRuns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,7 @@ from sarathi_lab.extensions.advise.options import (
     first_plan,
     options_of,
     try_chunks,
+    with_chunk_of,
 )
 from sarathi_lab.extensions.advise.remedies import Remedies, remedies
 from sarathi_lab.extensions.advise.server_flags import ServerFlags, server_flags, simulated
@@ -133,19 +134,33 @@ class Advise(Task):
                     leader = new_leader(leader, runs)
             if leader is not None and leader.runs is not compared[first.label]:
                 # Found beside another one, and maybe not searched to a tenth.
-                compared[leader.runs.option.label] = self._runs_of(leader.runs.option, None)
+                overtaking = self._runs_of(leader.runs.option, None)
+                compared[overtaking.option.label] = overtaking
+                compared |= self._with_chunk_of(overtaking, compared)
         judged = pd.concat([runs.judged for runs in compared.values()], ignore_index=True)
         judged = marked(judged)
         best = advised(judged, compared[first.label])
         return Advice(compared, left_out, judged, best)
 
+    def _with_chunk_of(
+        self, overtaking: PolicyRuns, compared: Mapping[str, PolicyRuns]
+    ) -> dict[str, PolicyRuns]:
+        """Return the runs of the other policies with its best chunk, so that they do not differ by
+        which chunks were tried.
+        """
+        if self.chunks is not None:
+            return {}
+        best = choose(overtaking.judged)
+        others = {}
+        for label, runs in compared.items():
+            if label != best["policy"]:
+                others[label] = confirmed_runs(with_chunk_of(runs, best), None)
+        return others
+
     def _runs_of(self, option: Option, leader: Leader | None) -> PolicyRuns:
         """Return the runs of a policy, with longer ones where there are such."""
         short = None if leader is None else leader.short
-        runs = try_chunks(option, self.chunks, short)
-        if not runs.has_longer:
-            return runs
-        return replace(runs, confirmed=confirmed(runs, leader))
+        return confirmed_runs(try_chunks(option, self.chunks, short), leader)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         with rare_collections():
@@ -236,11 +251,18 @@ def with_requests(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
+def confirmed_runs(runs: PolicyRuns, leader: Leader | None) -> PolicyRuns:
+    """Return the runs of a policy with longer ones, where there are such."""
+    if not runs.has_longer:
+        return runs
+    return replace(runs, confirmed=confirmed(runs, leader))
+
+
 def new_leader(leader: Leader | None, runs: PolicyRuns) -> Leader | None:
-    """Return the better of the policies so far and another one, if longer runs of either are within
-    the objective; of two that are tied the former.
+    """Return the better of the policies so far and another one, if either is within the objective;
+    of two that are tied the former.
     """
-    if runs.confirmed.empty:
+    if runs.slo is None:
         return leader
     best = choose(runs.judged)
     if not best["slo_met"]:

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.advise import choose
-from sarathi_lab.extensions.advise.options import try_chunks
+from sarathi_lab.extensions.advise.options import try_chunks, with_chunk_of
 from sarathi_lab.extensions.advise.task import Advice, Advise
 from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.result import DisplayTable, Result
@@ -274,6 +274,19 @@ def test_a_policy_that_overtakes_is_searched_as_the_first(tmp_path):
     assert advice.best["policy"] == "vllm_v1"
     thorough = try_chunks(advice.of_best.option, None)
     assert advice.of_best.table["chunk"].tolist() == thorough.table["chunk"].tolist()
+    # The others are tried with its chunk, so that none is better by which chunks were tried.
+    overtaken = advice.compared["sglang"]
+    assert advice.best["chunk"] in set(overtaken.table["chunk"])
+    added = with_chunk_of(overtaken, {"chunk": 96, "is_whole": False})
+    assert set(added.table["chunk"]) - set(overtaken.table["chunk"]) == {96}
+
+
+def test_stalls_are_named_where_no_time_between_tokens_is_bounded(tmp_path):
+    bounds = ["slo.ttft=2", "workload.rate=12", "task.chunks=[1024]", "policy=sglang"]
+    text = lines_of(run(tmp_path, *LOADED, *bounds, "task.policies=[vllm_v1]"))
+    assert "best within it: sglang" in text
+    assert re.search(r"it lets requests wait up to [\d,.]+ ms between tokens", text)
+    assert "vllm_v1 with chunk 1024" in text
 
 
 def test_more_sequences_come_before_more_devices(tmp_path):
