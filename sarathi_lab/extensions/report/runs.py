@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
+from sarathi_lab.config.csv_files import csv_files
 from sarathi_lab.config.paths import read_object
 from sarathi_lab.config.run_context import SweepRecord, as_command
 from sarathi_lab.extensions.report.page import Section
@@ -43,7 +44,7 @@ def _is_task(folder: Path) -> bool:
     for name in NO_TASK:
         if (folder / name).exists():
             return False
-    return any(folder.glob("*.csv"))
+    return bool(csv_files(folder, "*.csv"))
 
 
 def _of_sweep(sweep: Path, runs: pd.DataFrame, folder: Path) -> Section:
@@ -90,7 +91,7 @@ def _of_task(folder: Path) -> Section:
         facts["command"] = as_command(overrides)
     facts["folder"] = str(folder)
     tables = []
-    for path in sorted(folder.glob("*.csv")):
+    for path in csv_files(folder, "*.csv"):
         table = pd.read_csv(path)
         if len(table):
             tables.append(_shown(path.name, table))
