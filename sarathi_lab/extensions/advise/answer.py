@@ -35,6 +35,11 @@ def best_lines(
             *_tie_lines(best, table, runs.slo),
             "of those marked * it has the shortest times between tokens (P99)",
         ]
+        if runs.plan.load.has_times:
+            lines.append(
+                "first tokens and overload are not judged without an objective, such as "
+                "slo.ttft=1 slo.tbt=0.05"
+            )
     else:
         lines = [f"objective {runs.slo.name}: {runs.slo.describe()}"]
         lines += _within_objective(name, best, runs, table)

@@ -363,6 +363,7 @@ def test_a_run_whose_waits_grow_is_not_within_an_objective(tmp_path):
     [
         (["workload.arrivals=users", "workload.users=4", "slo.tbt=1"], "best within it"),
         (["workload=trace", "workload.path=tests/data/trace.csv", "slo.ttft=9"], "best within it"),
+        (["workload.rate=8"], "first tokens and overload are not judged without an objective"),
         (["slo=strict"], "all requests wait from the start"),
         (["slo.tbt=0.001"], "a looser bound: slo.tbt="),
         (["slo=strict", "slo.tbt_factor=0.5"], "a looser bound: slo.tbt_factor="),
