@@ -11,8 +11,8 @@ NAME.result.yaml.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -42,7 +42,8 @@ ENGINES = {"vllm_0_19": "vllm", "sglang_0_5": "sglang", "trtllm_1_0": "trtllm"}
 class Source:
     """The points of an entry: of these checkpoints, in this precision, on this server.
 
-    `described` is the model in words, with its weights.
+    `described` is the model in words, with its weights. With `host_on_several` that is the host
+    of more than one device.
     """
 
     model: str
@@ -50,6 +51,16 @@ class Source:
     precision: str
     host: str
     described: str
+    systems: Mapping[str, str] = field(default_factory=lambda: SYSTEMS)
+    host_on_several: str | None = None
+
+    def host_of(self, degree: int) -> Host:
+        """Load the host of a server on `degree` devices."""
+        name = self.host
+        if degree > 1 and self.host_on_several is not None:
+            name = self.host_on_several
+        host: Host = load_option("host", name)
+        return host
 
     @property
     def spec(self) -> ModelSpec:
@@ -96,6 +107,12 @@ ENTRIES = {
     ),
 }
 
+# The same mixtures on another card, by the hosts that replays take now.
+for _name in ("gpt_oss_120b", "minimax_m2_5", "kimi_k2_5"):
+    ENTRIES[f"{_name}_h200"] = replace(
+        ENTRIES[_name], systems={"h200_sxm": "h200"}, host_on_several="vllm_async"
+    )
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -107,7 +124,7 @@ def main() -> None:
     if options.result:
         table = points_of(source, options.file, [TIME])
         medians = table.groupby(SETTINGS)[TIME].median()
-        measured = {name_of(setting): round(time, 3) for setting, time in medians.items()}
+        measured = {name_of(source, setting): round(time, 3) for setting, time in medians.items()}
         score.write_result(options.name, measured)
         return
     engine = ENGINES[source.host]
@@ -117,8 +134,8 @@ def main() -> None:
         "asked": "milliseconds between two tokens of a request, with so many users",
         "settings": {
             "model": source.described,
-            "cards": SYSTEMS,
-            "host": source.host,
+            "cards": dict(source.systems),
+            "host": " and ".join(filter(None, (source.host, source.host_on_several))),
             "level": LEVEL,
         },
         "predicted": dict(predictions(source, options.file)),
@@ -133,23 +150,24 @@ def points_of(source: Source, file: Path, times: list[str]) -> pd.DataFrame:
     is_stored = table.precision.str.fullmatch(source.precision, na=False)
     is_served = (table.backend == ENGINES[source.host]) & (table["mode"] == "agg")
     is_whole = (table.moe_ep_size == 1) & (table.attention_dp_size == 1)
-    return table[is_model & is_stored & is_served & is_whole & table.system.isin(SYSTEMS)]
+    return table[is_model & is_stored & is_served & is_whole & table.system.isin(source.systems)]
 
 
-def name_of(setting: tuple[str, float, int, int, float]) -> str:
+def name_of(source: Source, setting: tuple[str, float, int, int, float]) -> str:
     card, degree, prompt, answer, users = setting
-    return f"{int(degree)} x {SYSTEMS[card]}, {prompt} + {answer} tokens, {int(users)} users"
+    return f"{int(degree)} x {source.systems[card]}, {prompt} + {answer} tokens, {int(users)} users"
 
 
 def predictions(source: Source, file: Path) -> Iterator[tuple[str, float]]:
     """Yield the milliseconds of each measured setting."""
-    host: Host = load_option("host", source.host)
     settings = points_of(source, file, [])[SETTINGS].drop_duplicates()
     for (card, degree), rows in settings.groupby(["system", "tp_size"]):
-        hardware = load_option("hardware", SYSTEMS[str(card)]).with_kernel(host.attention_kernel)
+        host = source.host_of(int(degree))
+        hardware = load_option("hardware", source.systems[str(card)])
+        hardware = hardware.with_kernel(host.attention_kernel)
         cost = make_cost_model("analytic", source.spec, hardware, 2, Parallel(int(degree)))
         for setting in rows.itertuples(index=False, name=None):
-            yield name_of(setting), round(1e3 * token_time(cost, host, setting), 3)
+            yield name_of(source, setting), round(1e3 * token_time(cost, host, setting), 3)
 
 
 def token_time(cost: CostModel, host: Host, setting: tuple[str, float, int, int, float]) -> float:
