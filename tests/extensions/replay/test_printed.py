@@ -41,6 +41,25 @@ def test_printed_tables_are_means_of_runs(tmp_path):
     assert [run.server[0].settings["model"] for run in (slow, crowded)] == ["/m/Llama-3.1-8B"] * 2
 
 
+def test_a_clients_command_above_its_table_tells_model_and_rate(tmp_path):
+    path = tmp_path / "notes.md"
+    flags = "--model meta/Llama-3.1-8B \\\n --request-rate=1.5 --max-concurrency 16"
+    command = f"vllm bench serve --dataset-name random \\\n {flags}\n"
+    path.write_text(TABLE.format(above=command, inside="", number=20))
+    (benchmark,) = read_benchmarks(path)
+    assert (benchmark.client.rate, benchmark.client.users) == (1.5, 16)
+    assert benchmark.server[0].settings["model"] == "meta/Llama-3.1-8B"
+
+
+def test_an_older_table_without_its_rate_says_so(tmp_path):
+    path = tmp_path / "table.txt"
+    said = "all at once, as the rate is not stated"
+    path.write_text(TABLE.format(above="", inside="", number=20))
+    assert said in " ".join(read_benchmarks(path)[0].cautions)
+    path.write_text(TABLE.format(above="", inside="Failed requests:   0", number=20))
+    assert said not in " ".join(read_benchmarks(path)[0].cautions)
+
+
 def test_a_table_in_comments_ends_before_the_next_ones_rate(tmp_path):
     tables = [
         TABLE.format(above=f"Traffic request rate: {rate}", inside="", number=20)

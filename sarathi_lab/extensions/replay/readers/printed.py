@@ -16,6 +16,10 @@ END = re.compile(r"\n[#\s]*=====")
 SENT = ("request_rate", "max_concurrency")
 # The client's own arguments, which older ones print above the table.
 NAMESPACE = re.compile(r"Namespace\((.*)\)")
+# Or its command, as notes have it, with these flags.
+COMMAND = re.compile(r"(?:bench serve|benchmark_serving\S*|bench_serving\S*)\s((?:.*\\\n)*.*)")
+FLAG = re.compile(r"--(model|request-rate|max-concurrency)[ =]([^\s\\$]+)")
+NOT_STATED = "not stated"
 LINE = re.compile(r"^[#\s]*([A-Z][^:\n]*?)\s*:\s+(\S+)\s*$", re.MULTILINE)
 # What the clients' JSON has for a printed line.
 NAMES = {
@@ -52,9 +56,18 @@ def printed_runs(content: Content) -> Sequence[Object]:
         # Older clients print rate and concurrency above the heading.
         sent = {name: value for name, value in _numbers(above).items() if name in SENT}
         arguments = NAMESPACE.search(above)
+        commands = COMMAND.findall(above)
         if arguments is not None:
             stated = {"model_id": named_values(arguments[1]).get("model")}
-        runs.append({**stated, **sent, **_numbers(own)})
+        elif commands:
+            flags = {name.replace("-", "_"): value for name, value in FLAG.findall(commands[-1])}
+            stated = {"model_id": flags.pop("model", None)}
+            sent = {**{name: number_of(value) for name, value in flags.items()}, **sent}
+        inside = _numbers(own)
+        # Newer ones, which count failed requests, print a rate unless all are sent at once.
+        is_told = stated or {*SENT, "failed"} & {*sent, *inside}
+        of_rate = {} if is_told else {"request_rate": NOT_STATED}
+        runs.append({**stated, **of_rate, **sent, **inside})
         above = below
     return runs
 
