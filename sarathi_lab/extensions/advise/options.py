@@ -18,6 +18,7 @@ from sarathi_lab.config.instantiate import (
     option_files,
     parameters_of,
     read_option,
+    reads_chunk,
 )
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.experiment.advise import ChunkSearch, Row, candidates, marked, predict
@@ -62,7 +63,7 @@ class Option:
     @cached_property
     def chunk_setting(self) -> str:
         """The name of the setting that is its token budget."""
-        if "${chunk}" in OmegaConf.to_yaml(self.cfg.policy, resolve=False):
+        if reads_chunk(self.cfg.policy):
             return "chunk"
         return f"policy.{budget_field(build(self.cfg.policy))}"
 

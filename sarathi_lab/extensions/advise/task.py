@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.config.checked import listed
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_int
-from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.instantiate import as_written, build
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, marked
@@ -221,8 +221,8 @@ def check_settings(cfg: DictConfig) -> None:
         )
     policy: Policy = build(cfg.policy, Policy)
     field = policy.budget_field
-    raw: Any = OmegaConf.to_container(cfg.policy, resolve=False)
-    if field is not None and isinstance(raw.get(field), int):
+    written = as_written(cfg.policy)
+    if field is not None and isinstance(written.get(field), int):
         raise UserError(
             f"policy.{field}={policy.budget} has no effect; drop it, and name chunks by "
             "task.chunks=[256,512]"
