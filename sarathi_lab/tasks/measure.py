@@ -333,6 +333,7 @@ class Measure(Task):
         if backend.num_stages > 1:
             names.append(f"pp{backend.num_stages}")
         papers = self.declared.papers
+        # The model of most records is not named.
         usual = papers[0].model if papers else backend.default_model
         if backend.uses_gpus and model != usual:
             names.append(model)
@@ -347,10 +348,12 @@ class Measure(Task):
         points = points_of_table(pd.concat(tables.values(), ignore_index=True), source)
         pictures = {}
         if points.y.notna().any():
+            # Beside the points of the paper, if it has any.
             drawn = points
             if declared.has_paper:
                 drawn = pd.concat([paper(declared.name), points], ignore_index=True)
             pictures[declared.name] = panels.draw(declared.look, rows_of_points(drawn))
+        # A map has too many cells for a line each.
         describe = counts if declared.look.kind == "heat" else lines
         shown: list[DisplayTable | str] = []
         for device, table in tables.items():

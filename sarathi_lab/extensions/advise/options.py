@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -328,7 +329,8 @@ def first_plan(option: Option) -> Plan:
         return make_plan(option.cfg, option.setup)
     unit = unit_of(build(option.cfg.policy))
     least = max(FIRST_CHUNK, batch or 0)
-    return option.plan(-(-least // unit) * unit)
+    num_units = math.ceil(least / unit)
+    return option.plan(num_units * unit)
 
 
 def _named(entry: object) -> tuple[str, Mapping[str, object]]:

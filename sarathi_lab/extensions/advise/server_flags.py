@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -121,7 +122,7 @@ class Server:
         minima = [_number(name, tokens) for name in self.minimum]
         least = max(wanted, *minima)
         unit = _number(self.unit, tokens)
-        budget = -(-least // unit) * unit
+        budget = math.ceil(least / unit) * unit
         if self.maximum is None:
             return budget
         return min(budget, tokens[self.maximum] // unit * unit)
