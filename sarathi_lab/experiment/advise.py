@@ -61,8 +61,10 @@ def predict(
     iterations = ledger.columns_of_iterations("start", "end", *read)
     served = ledger.requests()
     rates = throughput(served, float(iterations.end.max()))
-    all_wait = not served.arrival_time.any()
-    part = steady_part(served, engine.num_slots) if all_wait else None
+    part = None
+    if not served.arrival_time.any():
+        # All wait from the start: what fills and drains the batch would count as the policy's.
+        part = steady_part(served, engine.num_slots)
     if part is not None:
         rates = part.throughput(served)
         iterations = part.spans(iterations)
@@ -101,6 +103,7 @@ def candidates(requests: Sequence[Request], batch_size: int, tile: int) -> list[
     for num_tiles in (math.floor(balanced), math.ceil(balanced)):
         if tile <= num_tiles * tile < chunk:
             chunks.add(num_tiles * tile)
+    # A batch of decodes fills a smaller chunk, and no prompt is ever served.
     return [chunk for chunk in sorted(chunks) if chunk >= batch_size]
 
 
@@ -304,6 +307,7 @@ def _between(low: int, high: int, unit: int) -> list[int]:
         step *= 2
     mean = math.sqrt(low * high)
     middle = round(mean / step) * step
+    # Rounded to a step, it may have come to one of the two.
     return [middle] if low < middle < high else []
 
 

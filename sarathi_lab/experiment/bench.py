@@ -89,6 +89,7 @@ class Bench(ABC):
         """
         kinds = tuple(kinds)
         if not self.cost.has_operations:
+            # Only sums that stand for a whole iteration are known.
             if kinds not in TOTALS:
                 return NOTHING
             return self._sum_of(work, self.times(work), str(kinds))
@@ -317,6 +318,7 @@ class PlanningBench(Bench):
 
     def _times(self, subject: Subject) -> Mapping[str, float]:
         if isinstance(subject, Scenario):
+            # It is counted: of its batches each is a subject of its own.
             return self.request(subject)
         self.subjects.append(subject)
         return {"ffn": 1.0}

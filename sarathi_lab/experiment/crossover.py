@@ -65,6 +65,7 @@ class LoadMap(Map):
 
     def bench(self, job: SimulatedJob) -> CacheBench:
         sizes = job.sizes
+        # The cache is what weights and the largest batch of tokens leave of the memory.
         largest = Sarathi(max(sizes["chunks"]))
         setup = setup_of(largest, max(sizes["batches"]), max(sizes["seq_lens"]))
         backend = job.backend

@@ -36,6 +36,7 @@ class Grid(Experiment):
 
     def bench(self, job: SimulatedJob) -> CostBench:
         backend = job.backend
+        # Composed kernels have times at measured sizes alone; serving would meet others.
         is_counting = job.method == COUNTED or backend.composes_kernels
         return CostBench(backend.cost_of(job.spec), is_counting=is_counting)
 

@@ -86,6 +86,7 @@ class DeviceBench(Bench):
         difference is what other processes did to one of them.
         """
         if not self.cost.is_shared or kinds != EVERYTHING:
+            # On a GPU nothing else runs in between, and turns time whole iterations alone.
             return super().saving(alone, both, without, kinds)
         batches = [*alone.batches, *both.batches, *without.batches]
         seconds_alone, seconds_both, seconds_without = self.cost.alternated(batches).T
@@ -107,6 +108,7 @@ class DeviceBench(Bench):
         if scenario not in self._now:
             is_first = not self.runs and not self._too_large
             if is_first:
+                # A run of few decodes warms up, and is not recorded.
                 self._run(replace(scenario, num_decodes=WARM_UP_DECODES))
             served = self._run(scenario)
             if served is not None:

@@ -81,6 +81,7 @@ def _prompts(limits: Limits) -> Iterator[Composition]:
         number = math.ceil(tokens / limits.longest)
         for share in STARTS:
             start = int(share * limits.longest)
+            # Behind cached tokens the prompt has to end within the longest sequence.
             if start == 0 or start + tokens <= limits.longest:
                 yield Composition(tokens // number, start, number, emits=True)
     several = min(SEVERAL, limits.batch_size)
@@ -107,10 +108,14 @@ def _hybrids(limits: Limits) -> Iterator[Composition]:
     for tokens in HYBRID_TOKENS:
         if tokens > limits.longest // 2:
             continue
-        has_room = tokens > 2 * size
-        chunks.add(tokens - size if has_room else tokens)
+        chunk = tokens
+        if tokens > 2 * size:
+            # With its decodes the batch ends within the last tile of `tokens`.
+            chunk = tokens - size
+        chunks.add(chunk)
     starts = (0, limits.longest // 2)
     numbers = sorted({1, math.isqrt(size), size - 1})
+    # Every second context: with four sizes to vary, the grid would take too long.
     contexts = _contexts(limits)[1::2]
     for chunk, start, number, context in product(sorted(chunks), starts, numbers, contexts):
         yield Composition(chunk, start, num_decodes=number, context=context, emits=True)
@@ -165,7 +170,7 @@ def time_iterations(
     timer.fill(min(limits.longest, limits.prompt_tokens), FILLING * seconds)
     samples = defaultdict[int, list[SingleIteration]](list)
     order = np.random.default_rng(seed)
-    num_rounds = -1
+    num_rounds = -1  # the round that warms up does not count
     while num_rounds < MIN_ROUNDS or (num_rounds < MAX_ROUNDS and elapsed < seconds):
         for number in order.permutation(fitting):
             samples[number] += timer.visit(batches[number])
@@ -175,8 +180,8 @@ def time_iterations(
         num_rounds += 1
         if num_rounds == 0:
             samples.clear()
-    rows = pd.DataFrame([_row(samples[number]) for number in fitting], index=fitting)
-    return Timings(rows, num_rounds)
+    rows = [_row(samples[number]) for number in fitting]
+    return Timings(pd.DataFrame(rows, index=fitting), num_rounds)
 
 
 def _row(iterations: Sequence[SingleIteration]) -> dict[str, float]:

@@ -217,24 +217,19 @@ def predicted(
         ledgers[name] = serve(name, spec, hardware, num_requests, seed)
     of_lines = paper[paper.panel != "ratios"]
     curves = at_points(curves_of(ledgers), of_lines)
-    parallel = SYSTEMS["sarathi"].parallel
-    cost = make_cost_model("analytic", spec, hardware, hardware.dtype_bytes, parallel)
-    bench = CostBench(cost)
-    errors = {}
-    for name, (tokens, start) in TYPICAL_PROMPT.items():
-        work = batch(prefill_tokens=tokens, start=start, num_decodes=26, context=2000)
-        typical = bench.seconds(work)
-        errors[name] = typical * (1 / typical.value)
-    of_ratio = errors["tp_pp_orca"] / errors["sarathi"]
+    # Of an error the value is 1: times a time it is the time with its draws.
+    errors = _typical_errors(spec, hardware)
     of_orca = errors["tp_pp_orca"]
+    of_ratio = of_orca / errors["sarathi"]
     points_of_curves = curves[["panel", "series", "x", "y"]]
     for panel, series, x, y in points_of_curves.itertuples(index=False, name=None):
-        error = errors.get(series, of_orca)
+        error = errors.get(series, of_orca)  # replicas run Orca, too
         yield Point(panel, series, x, error * y, "s")
     for name, ratio in ratios(curves).items():
         yield Point("ratios", name, 0.0, of_ratio * ratio)
     if hardware.layer_host_time:
         return  # its file has the costs of the paper's code base
+    # Else the ratios at other costs of an iteration show how much hangs on them.
     for seconds in FIXED_COSTS:
         device = replace(hardware, iteration_overhead=seconds)
         requests = []
@@ -244,6 +239,19 @@ def predicted(
         for point in _orca_over_sarathi(*requests):
             y = of_ratio * point.y.value
             yield point._replace(x=1e3 * seconds, y=y)  # x: milliseconds
+
+
+def _typical_errors(spec: ModelSpec, hardware: Hardware) -> dict[str, Estimate]:
+    """Return by policy the seconds of its typical iteration over those without an error."""
+    parallel = SYSTEMS["sarathi"].parallel
+    cost = make_cost_model("analytic", spec, hardware, hardware.dtype_bytes, parallel)
+    bench = CostBench(cost)
+    errors = {}
+    for name, (tokens, start) in TYPICAL_PROMPT.items():
+        work = batch(prefill_tokens=tokens, start=start, num_decodes=26, context=2000)
+        typical = bench.seconds(work)
+        errors[name] = typical * (1 / typical.value)
+    return errors
 
 
 def _orca_over_sarathi(sarathi: pd.DataFrame, orca: pd.DataFrame) -> Iterator[Point]:

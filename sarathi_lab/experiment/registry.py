@@ -116,6 +116,7 @@ class Experiment(ABC):
     is_of_stages: ClassVar[bool] = False  # of a pipeline (executor.pipeline_parallel)
 
     def __reduce__(self) -> tuple[object, ...]:
+        # By its name: a lambda, such as `at`, cannot be sent to a process that simulates.
         return load_experiment, (f"{self.make.__module__}.{self.name}",)
 
     @property
@@ -323,16 +324,21 @@ def paper_jobs(
     `sizes` replace conf/experiment's; of long curves each n-th point is taken.
     """
     sizes = experiment.paper_sizes(every, sizes)
-    methods = ("", COUNTED) if experiment.is_counted else ("",)
+    methods = [""]
+    if experiment.is_counted:
+        methods.append(COUNTED)
     pairs = []
     for platform in experiment.papers:
         for gpu in gpus or [platform.hardware]:
             pairs.append((platform.model, gpu))
     jobs = []
+    # Platforms of one model give the same pair for each of `gpus`.
     for model, gpu in dict.fromkeys(pairs):
         spec = load_option("model", model)
         hardware = load_option("hardware", gpu)
-        levels = ["profiled", "analytic"] if _is_profiled(hardware, spec) else ["analytic"]
+        levels = ["analytic"]
+        if _is_profiled(hardware, spec):
+            levels = ["profiled", "analytic"]
         for method in methods:
             for level in levels:
                 backend = SimulatedBackend(hardware, DTYPE, level)

@@ -89,9 +89,15 @@ def fig09(
 
 def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
     panel = points[points.panel == "b"]
-    chunks = panel.series.str.extract(r"^sarathi(\d+)$", expand=False)
-    numbers = [None if pd.isna(chunk) else int(chunk) for chunk in chunks]
-    return {"by_pd": list(zip(numbers, panel.x, strict=True))}
+    chunks: list[int | None] = []
+    for series in panel.series:
+        # The paper's series are "orca_best" and, with the chunk, such as "sarathi256".
+        chunk = series.removeprefix("sarathi")
+        if chunk.isdecimal():
+            chunks.append(int(chunk))
+        else:
+            chunks.append(None)
+    return {"by_pd": list(zip(chunks, panel.x, strict=True))}
 
 
 @experiment(
@@ -125,7 +131,9 @@ def fig11(
     for name, seq_len in seq_lens.items():
         pd_ratio = best_pd_ratio(chunks[0], batches[name])
         for policy in ("orca_worst", "orca_best", "sarathi"):
-            chunk = chunks[0] if policy == "sarathi" else None
+            chunk = None
+            if policy == "sarathi":
+                chunk = chunks[0]
             scenario = Scenario.of(policy, seq_len, pd_ratio, batches[name], chunk)
             yield part(throughput_gain, "a", policy, seq_len, scenario)
     first = next(iter(seq_lens))
@@ -134,9 +142,13 @@ def fig11(
         for chunk in (*chunks[:2], None):
             grid.append((chunk, pd_ratio))
     for chunk, pd_ratio in by_pd or grid:
-        policy = "orca_best" if chunk is None else "sarathi"
+        policy = "orca_best"
+        series = policy
+        if chunk is not None:
+            policy = "sarathi"
+            series = f"sarathi{chunk}"
         scenario = Scenario.of(policy, seq_lens[first], pd_ratio, batches[first], chunk)
-        yield part(throughput_gain, "b", f"{policy}{chunk or ''}", pd_ratio, scenario)
+        yield part(throughput_gain, "b", series, pd_ratio, scenario)
 
 
 @experiment(
@@ -183,9 +195,11 @@ def fig13(
 def _chunked_prefill(bench: Bench, name: str, length: int, chunk: int) -> Iterator[Point]:
     uncut = chunked(length, length)
     cut = chunked(length, chunk)
-    of_attention = bench.seconds(uncut, ("attn",)) / bench.seconds(cut, ("attn",))
+    attention_of_cut = bench.seconds(cut, ("attn",))
+    of_attention = bench.seconds(uncut, ("attn",)) / attention_of_cut
+    of_prefill = bench.seconds(uncut) / bench.seconds(cut)
     yield Point("a_attn", name, chunk, of_attention)
-    yield Point("b_prefill", name, chunk, bench.seconds(uncut) / bench.seconds(cut))
+    yield Point("b_prefill", name, chunk, of_prefill)
 
 
 OF_33B = "panel == '33b' and series =="
@@ -277,7 +291,8 @@ def _speedups_and_gains(panel: str, sizes: Sequence[tuple[int, int, int]], chunk
     for x, seq_len, batch in sizes:
         yield part(speedup, panel, "decode_speedup", x, seq_len, batch, chunk)
     for x, seq_len, batch in sizes:
-        scenario = Scenario.of("sarathi", seq_len, best_pd_ratio(chunk, batch), batch, chunk)
+        pd_ratio = best_pd_ratio(chunk, batch)
+        scenario = Scenario.of("sarathi", seq_len, pd_ratio, batch, chunk)
         yield part(served_gain, panel, "throughput_gain", x, scenario)
 
 

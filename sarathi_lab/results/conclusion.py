@@ -198,7 +198,10 @@ def _comparison(runs: pd.DataFrame, *, is_over_time: bool) -> _Comparison | None
     else:
         judged = CLOSED_VERDICTS
         further_policies = analysis.references(runs)[1:]
-    names = [name for name in judged if name in runs and runs[name].notna().any()]
+    names = []
+    for name in judged:
+        if name in runs and runs[name].notna().any():
+            names.append(name)
     if base is None or not names:
         return None
     with_ratios = runs.reset_index(drop=True)

@@ -23,12 +23,12 @@ def run_names(runs: pd.DataFrame, settings: Sequence[str]) -> pd.Series:
     """Return the policy of each run and those of the `settings` that it has, as people name it."""
     names = []
     for run in runs.to_dict("records"):
-        words = [str(run["policy"])]
+        policy_and_settings = [str(run["policy"])]
         for name in settings:
             value = analysis.text(run[name])
             if name != "policy" and value != "-":
-                words.append(f"{name}={value}")
-        names.append(" ".join(words))
+                policy_and_settings.append(f"{name}={value}")
+        names.append(" ".join(policy_and_settings))
     return pd.Series(names, runs.index)
 
 

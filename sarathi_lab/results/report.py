@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -296,22 +297,20 @@ def assumptions(runs: pd.DataFrame) -> list[str]:
     """
     if "assumed" not in runs:
         return []
-    policies: dict[str, dict[str, None]] = {}  # by what was assumed
+    policies: defaultdict[str, dict[str, None]] = defaultdict(dict)  # by what was assumed
     for policy, assumed in runs[["policy", "assumed"]].dropna().itertuples(index=False):
-        for setting in assumed.replace(OF_ALL, "").split("; "):
-            policies.setdefault(setting, {})[policy] = None
-    shown = []
-    for setting, named in policies.items():
-        # Of policies that read the budget, too.
-        longer = [each for each in policies if each.endswith(f" {setting}")]
-        if longer:
-            policies[longer[0]] |= named
-        else:
-            shown.append(setting)
+        for settings in assumed.replace(OF_ALL, "").split("; "):
+            policies[settings][policy] = None
+    # A server's defaults begin with the budget. Policies that read none lack it, and share the line
+    # of those that do.
+    for settings in list(policies):
+        with_budget = [longer for longer in policies if longer.endswith(f" {settings}")]
+        if with_budget:
+            policies[with_budget[0]] |= policies.pop(settings)
     lines = []
-    for setting in shown:
-        of_policies = _for_policies(list(policies[setting]), runs)
-        lines.append(f"assumed unless stated{of_policies}: {setting}")
+    for settings, names in policies.items():
+        of_policies = _for_policies(list(names), runs)
+        lines.append(f"assumed unless stated{of_policies}: {settings}")
     return lines
 
 

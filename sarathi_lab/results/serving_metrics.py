@@ -314,7 +314,7 @@ def bounded(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
 
 
 def bounded_of(times: Mapping[str, Floats], slo: Slo) -> dict[str, float]:
-    """Return as `bounded` does, of the `waits` of a run."""
+    """Return the quantile that each bound is for, by its name, from a run's `waits` (`times`)."""
     bounded_quantiles = {}
     for name in slo.bounds:
         seconds = times[name]

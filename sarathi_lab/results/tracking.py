@@ -261,13 +261,17 @@ def summary_columns(
     columns = _with_milliseconds(summary)
     for baseline, quantities in baselines.items():
         of_baseline = _with_milliseconds(quantities)
-        columns |= {f"{name}_{baseline}": value for name, value in of_baseline.items()}
+        for name, value in of_baseline.items():
+            columns[f"{name}_{baseline}"] = value
     return columns
 
 
 def _with_milliseconds(summary: Mapping[str, float]) -> dict[str, float]:
     times = [name for name in summary if factor(name) == MILLISECONDS]
-    return {**summary, **{f"ms/{name}": summary[name] * MILLISECONDS for name in times}}
+    columns = dict(summary)
+    for name in times:
+        columns[f"ms/{name}"] = summary[name] * MILLISECONDS
+    return columns
 
 
 def as_tree(values: Mapping[str, object]) -> dict[str, Any]:

@@ -113,7 +113,9 @@ def _take_baselines(
     """
     # One name may end with another: "throughput_transformers_prefill_first" is not prefill_first's.
     longest_first = sorted(baselines, key=len, reverse=True)
-    columns: dict[str, dict[str, float]] = {baseline: {} for baseline in longest_first}
+    columns: dict[str, dict[str, float]] = {}
+    for baseline in longest_first:
+        columns[baseline] = {}
     for name in list(quantities):
         if RATIO in name:
             continue

@@ -236,7 +236,10 @@ def _log_iterations(opened: wandb.Run, path: Path) -> None:
         if number not in chosen:
             continue
         axes = {"iteration": row["iteration"], "time": row["end"], "tokens": tokens}
-        values = {f"{PREFIX}{name}": row[name] for name in curves if row[name] is not None}
+        values = {}
+        for name in curves:
+            if row[name] is not None:
+                values[f"{PREFIX}{name}"] = row[name]
         opened.log(axes | values)
 
 

@@ -129,7 +129,9 @@ class RunPart(NamedTuple):
         """
         if self.column == ADMISSION:
             return table[table.start.between(self.start, self.end, inclusive="left")]
-        return table[(table.start >= self.start) & (table.end <= self.end)]
+        has_begun = table.start >= self.start
+        has_ended = table.end <= self.end
+        return table[has_begun & has_ended]
 
     def throughput(self, requests: pd.DataFrame) -> dict[str, float]:
         """Return counts and rates (metrics.md) of tokens emitted in this part by all `requests`."""
@@ -148,7 +150,8 @@ class RunPart(NamedTuple):
     def _came_in(self, times: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return which tokens came in it: one at its start is of the iteration before it."""
         # The iteration that ends at the start has done the work of its tokens before it.
-        in_part: NDArray[np.bool_] = (times > self.start) & (times <= self.end)
+        is_after_start = times > self.start
+        in_part: NDArray[np.bool_] = is_after_start & (times <= self.end)
         return in_part
 
 

@@ -138,7 +138,8 @@ def _note_on_simulations(rows: pd.DataFrame, shown: pd.DataFrame, spec: PlotSpec
 
 def _gain_map(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
     """Draw ratios as gains in percent: x along, series upwards, a row of panels for each device."""
-    percent = 100 * (rows.value - 1)
+    gain = rows.value - 1
+    percent = 100 * gain
     is_neutral = percent.abs() <= heat.NEUTRAL
     shade = percent.mask(is_neutral, 0.0)
     text = percent.map("{:+.0f}".format)

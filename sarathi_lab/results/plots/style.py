@@ -43,15 +43,18 @@ FIRST = (
     *("sarathi", "orca", "sarathi_serve", "prefill_first"),
     *("vllm_v1", "sglang", "splitfuse", "request_level"),
 )
-POLICIES = tuple(dict.fromkeys([*FIRST, *sorted(path.stem for path in CONF.glob("policy/*.yaml"))]))
+OPTIONS = sorted(path.stem for path in CONF.glob("policy/*.yaml"))
+POLICIES = tuple(dict.fromkeys([*FIRST, *OPTIONS]))  # each once
 MARKERS = tuple("os^DvPXp<>")  # of series, which are distinct without colour, too
 LINES: Mapping[str, Any] = {"measured": "-", "simulated": (0, (5, 1.5)), "analytic": (0, (1, 1))}
 COLOURS = (  # seaborn's palette for the colour-blind
     *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
     *("#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
 )
-MORE = np.concatenate([plt.get_cmap(name)(np.arange(20)) for name in ("tab20b", "tab20c")])
-PALETTE = (*COLOURS, *map(to_hex, 0.8 * MORE[:, :3]))  # darker: the palest vanish on white
+RAINBOWS = [plt.get_cmap(name)(np.arange(20)) for name in ("tab20b", "tab20c")]
+MORE = np.concatenate(RAINBOWS)
+DARKER = 0.8 * MORE[:, :3]  # the palest vanish on white
+PALETTE = (*COLOURS, *map(to_hex, DARKER))
 BASELINES = {"baseline": "request_level"}  # the paper's word
 PALEST = 0.55  # share of white, or of black, in the last shade of a colour
 NUMBER = re.compile(r"(?:C ?= ?)?([\d.]+)")
