@@ -21,9 +21,9 @@ class PolicyRaised(RunError):
             if frame.name == "fill":
                 last_frame = frame  # the user's line, not that of the move which it called
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        where = f"{Path(last_frame.filename).name}:{last_frame.lineno}"
+        location = f"{Path(last_frame.filename).name}:{last_frame.lineno}"
         super().__init__(
-            f"policy {policy.name}: its fill raised {what} ({where}); mend that line, "
+            f"policy {policy.name}: its fill raised {what} ({location}); mend that line, "
             f"{FIND_A_SHORT_QUEUE}"
         )
 

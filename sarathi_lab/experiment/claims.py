@@ -341,16 +341,16 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
         without_interval = take.value(candidates)
         return Value(without_interval.measured), None
     if take.is_of_draws and _are_predicted(candidates):
-        taken = _in_every_draw(take, candidates)
+        value = _in_every_draw(take, candidates)
     else:
-        taken = _of_samples(claim, queried, candidates)
-        taken = taken._replace(is_of_rounds=_are_of_rounds(queried))
+        value = _of_samples(claim, queried, candidates)
+        value = value._replace(is_of_rounds=_are_of_rounds(queried))
     is_ratio = claim.over is not None or take.is_line
     units = candidates.unit.unique()
     if len(units) == 1 and not is_ratio and not take.is_place:
-        ends = within_range(Ends(taken.low, taken.high, taken.confidence), units[0])
-        taken = taken._replace(low=ends.low, high=ends.high)
-    return taken, None
+        ends = within_range(Ends(value.low, value.high, value.confidence), units[0])
+        value = value._replace(low=ends.low, high=ends.high)
+    return value, None
 
 
 def _are_predicted(rows: pd.DataFrame) -> bool:

@@ -256,11 +256,11 @@ class SimulatedJob:
         draws = list(range(1 + self.num_draws))
         if self.num_draws:
             draws += range(1 + NUM_DRAWS, 1 + NUM_DRAWN_RUNS)
-        parts = []
+        drawn_parts = []
         for part in self.experiment.parts(self.spec, self.sizes):
             for draw in draws:
-                parts.append(replace(part, draw=draw))
-        return parts
+                drawn_parts.append(replace(part, draw=draw))
+        return drawn_parts
 
     def drawn(self, draw: int) -> Self:
         """Return the job in a draw of the cost model's constants."""

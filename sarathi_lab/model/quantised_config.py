@@ -303,7 +303,7 @@ def _with_named(
     groups = [group for group in groups if group.names]
     quantisation = replace(quantisation, head_bytes=_head_bytes(quantisation, groups))
     shares = [named_shares(group.field, group.names, spec) for group in groups]
-    parts = []
+    stored_parts = []
     for kind in named_shares(FIELD, [], spec):
         unnamed_share = 1.0  # by the groups so far
         quantised = 1.0
@@ -317,19 +317,19 @@ def _with_named(
                 num_bytes += share * group.weight_bytes
         num_bytes += unnamed_share * quantisation.weight_bytes
         mean = num_bytes / quantised if quantised > 0 else quantisation.weight_bytes
-        parts.append(StoredPart(kind, quantised, mean))
-    are_alike = all(part.weight_bytes == quantisation.weight_bytes for part in parts)
-    if are_alike and all(part.share == 1 for part in parts):
+        stored_parts.append(StoredPart(kind, quantised, mean))
+    are_alike = all(part.weight_bytes == quantisation.weight_bytes for part in stored_parts)
+    if are_alike and all(part.share == 1 for part in stored_parts):
         return quantisation
-    if not any(part.share for part in parts):
+    if not any(part.share for part in stored_parts):
         first = groups[0]
         raise UserError(
             f"{FIELD}.{first.field}={first.names[0]} and the others leave nothing quantised; "
             f"{AGAIN}"
         )
-    if are_alike and all(part.share == (part.kind == "experts") for part in parts):
+    if are_alike and all(part.share == (part.kind == "experts") for part in stored_parts):
         return replace(quantisation, of="experts")
-    return replace(quantisation, of="parts", parts=tuple(parts))
+    return replace(quantisation, of="parts", parts=tuple(stored_parts))
 
 
 def _head_bytes(quantisation: Quantisation, groups: Sequence[Named]) -> float | None:

@@ -80,9 +80,9 @@ RANGES = {"share": (0.0, 1.0), "index": (0.0, 1.0)}
 
 def within_range(ends: Ends, unit: str) -> Ends:
     """Return the part of an interval in which a quantity of the unit can lie."""
-    least, most = RANGES.get(unit, (-math.inf, math.inf))
-    low = max(ends.low, least)  # NaN stays, as the first of the two
-    high = min(ends.high, most)
+    lower_bound, upper_bound = RANGES.get(unit, (-math.inf, math.inf))
+    low = max(ends.low, lower_bound)  # NaN stays, as the first of the two
+    high = min(ends.high, upper_bound)
     return ends._replace(low=low, high=high)
 
 

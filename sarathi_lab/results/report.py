@@ -219,8 +219,8 @@ def failed_note(runs: pd.DataFrame) -> list[str]:
     if not total:
         return []
     num_runs = int(num_failed.gt(0).sum())
-    where = f"{num_runs} of {counted(len(runs), 'run')}"
-    return [f"{counted(total, 'request')} of {where} failed; the columns count the others"]
+    failed_runs = f"{num_runs} of {counted(len(runs), 'run')}"
+    return [f"{counted(total, 'request')} of {failed_runs} failed; the columns count the others"]
 
 
 def requests_note(runs: pd.DataFrame) -> list[str]:

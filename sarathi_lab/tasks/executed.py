@@ -247,12 +247,13 @@ def _more_sequences(run: ExecutedRun) -> str:
     engine = run.plan.engine
     blocks_used = run.tables[ITERATIONS].num_blocks_used
     num_slots = engine.num_slots
-    most = sequences_in_cache(blocks_used, run.tables[REQUESTS], num_slots, engine.num_blocks)
-    if most is None:
+    requests = run.tables[REQUESTS]
+    num_fitting = sequences_in_cache(blocks_used, requests, num_slots, engine.num_blocks)
+    if num_fitting is None:
         return ""
     return (
-        f"; all {num_slots} sequences are in use, and the KV cache has room for about {most}: "
-        "raise batch (--max-num-seqs)"
+        f"; all {num_slots} sequences are in use, and the KV cache has room for about "
+        f"{num_fitting}: raise batch (--max-num-seqs)"
     )
 
 

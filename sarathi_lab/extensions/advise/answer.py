@@ -139,11 +139,12 @@ def _unbounded_gaps(best: pd.Series, runs: PolicyRuns, table: pd.DataFrame) -> l
     calmest = min(within, key=lambda row: row["request_gap_p99"])
     if LONG_STALLS * calmest["request_gap_p99"] > best["request_gap_p99"]:
         return []
-    own = amount(1e3 * best["request_gap_p99"])
-    other = amount(1e3 * calmest["request_gap_p99"])
+    longest_wait = amount(1e3 * best["request_gap_p99"])
+    calmest_wait = amount(1e3 * calmest["request_gap_p99"])
     return [
-        f"it lets requests wait up to {own} ms between tokens (P99), {calmest['policy']} with "
-        f"{chunk_of(calmest)} {other} ms; slo.tbt=0.05 bounds these times"
+        f"it lets requests wait up to {longest_wait} ms between tokens (P99), "
+        f"{calmest['policy']} with {chunk_of(calmest)} {calmest_wait} ms; "
+        "slo.tbt=0.05 bounds these times"
     ]
 
 

@@ -47,15 +47,15 @@ def more_sequences(best: PolicyRuns, row: Row) -> MoreSequences | None:
     option = best.option.longer if best.has_longer else best.option
     is_whole = bool(row["is_whole"])
     plan = option.plan(int(row["chunk"]), option.parameters(is_whole=is_whole))
-    most = _sequences_in_cache(plan)
-    if most is None:
+    num_fitting = _sequences_in_cache(plan)
+    if num_fitting is None:
         return None
     present = plan.engine.batch_size
     tried: dict[int, MoreSequences] = {}
     rows: list[dict[str, Any]] = [{**row, "number": 0}]
     for doublings in range(1, MOST_DOUBLINGS + 1):
         batch_size = present << doublings
-        if batch_size > most:
+        if batch_size > num_fitting:
             break
         try:
             larger = _with_sequences(best, row, present, batch_size)
@@ -76,8 +76,10 @@ def _sequences_in_cache(plan: Plan) -> int | None:
     ledger = serve(plan.load.arrivals(), engine, executor)
     blocks_used = ledger.columns_of_iterations("num_blocks_used").num_blocks_used
     num_slots = engine.num_slots
-    most = sequences_in_cache(blocks_used, ledger.requests(), num_slots, engine.num_blocks)
-    return None if most is None else most * engine.batch_size // num_slots
+    num_fitting = sequences_in_cache(blocks_used, ledger.requests(), num_slots, engine.num_blocks)
+    if num_fitting is None:
+        return None
+    return num_fitting * engine.batch_size // num_slots
 
 
 def _with_sequences(best: PolicyRuns, row: Row, present: int, batch_size: int) -> MoreSequences:

@@ -76,8 +76,8 @@ def _parts_of_path(path: str) -> list[str]:
     in_cache = CACHED_MODEL.search(path)
     if in_cache is not None:
         return [in_cache[1]]
-    parts = [part for part in re.split(r"[/\\]+", path) if part]
-    return parts or [""]
+    components = [part for part in re.split(r"[/\\]+", path) if part]
+    return components or [""]
 
 
 def is_hub_id(path: str) -> bool:

@@ -145,9 +145,9 @@ def _assignments(argv: list[str]) -> list[tuple[str, bool, str]] | None:
 
 def _alternative(match: re.Match[str], script: str, variables: Mapping[str, str]) -> str:
     """Return what `${NAME:+words}` stands for: its words where a value of NAME is here."""
-    name, words = match[1], match[2]
+    name, replacement = match[1], match[2]
     is_set_above = re.search(rf"\b{name}=[\"']?[^\s\"'$]", script[: match.start()]) is not None
-    return words if variables.get(name) or is_set_above else ""
+    return replacement if variables.get(name) or is_set_above else ""
 
 
 def _quoted_array(match: re.Match[str]) -> str:
