@@ -27,18 +27,23 @@ COMPUTES = (":(top)*.py", ":(top)conf")  # what a prediction is computed by
 
 
 def main(names: Sequence[str]) -> int:
-    paths = [path for path in sorted(LEDGER.glob("*.yaml")) if ".result" not in path.name]
-    chosen = [path for path in paths if not names or path.stem in names]
-    broken = [path.stem for path in chosen if not score(path)]
+    broken = []
+    for path in sorted(LEDGER.glob("*.yaml")):
+        is_result = ".result" in path.name
+        is_chosen = not names or path.stem in names
+        if is_chosen and not is_result and not score(path):
+            broken.append(path.stem)
     for name in broken:
         print(f"{name}: its predictions are not those that were hashed")
-    return int(bool(broken))
+    return 1 if broken else 0
 
 
 def hash_of(entry: Mapping[str, Any]) -> str:
     """Return the hash of what an entry states before its result is known."""
     stated = {name: entry[name] for name in HASHED}
-    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
+    # Sorted, so that a file whose fields were put in another order keeps its hash.
+    text = json.dumps(stated, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_entry(name: str, entry: Mapping[str, Any]) -> None:
@@ -48,9 +53,11 @@ def write_entry(name: str, entry: Mapping[str, Any]) -> None:
     changes = _git("status", "--porcelain", "--", *COMPUTES)
     if changes:
         sys.exit(f"an entry states the commit that computed it; commit first:\n{changes}")
-    stated = {**entry, "commit": _git("rev-parse", "HEAD"), "hash": hash_of(entry)}
+    commit = _git("rev-parse", "HEAD")
+    stated = {**entry, "commit": commit, "hash": hash_of(entry)}
     path = LEDGER / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(stated, sort_keys=False))
+    text = yaml.safe_dump(stated, sort_keys=False)
+    path.write_text(text)
     print(f"{path.name}: {len(entry['predicted'])} predictions")
 
 
@@ -62,7 +69,8 @@ def _git(*arguments: str) -> str:
 def write_result(name: str, measured: Mapping[str, float]) -> None:
     """Write what was measured to `name`.result.yaml."""
     path = LEDGER / f"{name}.result.yaml"
-    path.write_text(yaml.safe_dump({"measured": dict(measured)}, sort_keys=False))
+    text = yaml.safe_dump({"measured": dict(measured)}, sort_keys=False)
+    path.write_text(text)
     print(f"{path.name}: {len(measured)} values")
 
 
@@ -71,7 +79,8 @@ def score(path: Path) -> bool:
     entry = yaml.safe_load(path.read_text())
     if entry["hash"] != hash_of(entry):
         return False
-    print(f"{path.stem}: {entry['asked']}\n  {entry['source']}, predicted by {entry['commit']}")
+    print(f"{path.stem}: {entry['asked']}")
+    print(f"  {entry['source']}, predicted by {entry['commit']}")
     result = path.with_suffix(".result.yaml")
     if not result.is_file():
         print(f"  {len(entry['predicted'])} predictions, no result entered")
@@ -93,7 +102,8 @@ def print_errors(predicted: Mapping[str, float], measured: Mapping[str, float]) 
         errors.append(abs(error))
         print(f"  {setting}: predicted {guess:g}, measured {value:g} ({error:+.1%})")
     if errors:
-        mean, median = np.mean(errors), np.median(errors)
+        mean = np.mean(errors)
+        median = np.median(errors)
         print(f"  {len(errors)} predictions: mean error {mean:.1%}, median {median:.1%}")
 
 

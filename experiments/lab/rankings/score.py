@@ -85,11 +85,14 @@ def read_logs(folder: Path) -> pd.DataFrame:
     for path in sorted(folder.glob("*/*.txt")):
         for line in path.read_text().splitlines():
             if line.startswith("RUN:"):
-                model = MODELS[re.findall(r"--model (\S+)", line)[0]]
+                # A line of its command stands before the lines of a run's numbers.
+                stated = re.findall(r"--model (\S+)", line)
+                model = MODELS[stated[0]]
             elif line.startswith("{"):
                 row = ast.literal_eval(line)
                 assert not row["failed"], f"{path}: {line}"
-                policy = "p_pas" if row["config_name"].startswith("ppas") else "vllm_v1"
+                is_p_pas = row["config_name"].startswith("ppas")
+                policy = "p_pas" if is_p_pas else "vllm_v1"
                 means = [round(row[f"avg_{wait}"], 6) for wait in WAITS]
                 settings = [row[name] for name in RECORDED]
                 rows.append([path.parent.name, model, *settings, policy, *means])
@@ -111,33 +114,48 @@ class Client:
 
     def send(self, requests: Sequence[Request]) -> list[Request]:
         """Make the requests as the server gets them."""
-        for one in requests:
-            if not self.busy or one.arrival_time > self.busy[-1][1]:
-                self.busy.append([one.arrival_time] * 2)
-            self.begun.append(self.busy[-1][1])
-            self.busy[-1][1] += self.per_token * one.prompt_len
+        for request in requests:
+            arrival = request.arrival_time
+            if not self.busy or arrival > self.busy[-1][1]:
+                self.busy.append([arrival, arrival])
+            interval = self.busy[-1]
+            self.begun.append(interval[1])
+            interval[1] += self.per_token * request.prompt_len
         sent = self.seen(np.array(self.begun)).tolist()
-        return [replace(one, arrival_time=time) for one, time in zip(requests, sent, strict=True)]
+        sent_requests = []
+        for request, time in zip(requests, sent, strict=True):
+            sent_requests.append(replace(request, arrival_time=time))
+        return sent_requests
 
     def seen(self, times: np.ndarray) -> np.ndarray:
         """Delay what happens while the loop is occupied."""
         starts, ends = np.array(self.busy).T
         last = np.searchsorted(starts, times, side="right") - 1
-        return np.maximum(times, np.where(last >= 0, ends[last], times))
+        # Before the first interval (-1) the loop is free.
+        free_again = np.where(last >= 0, ends[last], times)
+        return np.maximum(times, free_again)
 
     def waits(self, table: pd.DataFrame) -> dict[str, float]:
         """Average the waits as the client counts them, from when it begins with a prompt."""
         times = table[["first_token_time", "finish_time"]].to_numpy(float)
-        first, last = self.seen(times[:, 0]), self.seen(times[:, 1])
+        first = self.seen(times[:, 0])
+        last = self.seen(times[:, 1])
         start = np.array(self.begun)[table.request_id]
-        tpot = (last - first) / np.maximum(table.output_len - 1, 1)
-        return dict(zip(WAITS, map(np.mean, (last - start, first - start, tpot)), strict=True))
+        num_gaps = np.maximum(table.output_len - 1, 1)
+        tpot = (last - first) / num_gaps
+        return {
+            "latency": np.mean(last - start),
+            "ttft": np.mean(first - start),
+            "tpot": np.mean(tpot),
+        }
 
 
 def server(gpu: str, model: str, settings: Sequence[str]) -> tuple[SimulatedBackend, ModelSpec]:
-    cfg = compose([*SERVER, *HARDWARE[gpu], f"model={model}", *settings]).jobs[0].cfg
+    arguments = [*SERVER, *HARDWARE[gpu], f"model={model}", *settings]
+    cfg = compose(arguments).jobs[0].cfg
     backend = build(cfg.executor)
-    return backend, resolve_model(cfg, backend)[0]
+    spec, _ = resolve_model(cfg, backend)
+    return backend, spec
 
 
 def policy_of(name: str, budget: int) -> Policy:
@@ -155,12 +173,12 @@ def predict(
         if key not in servers:
             servers[key] = server(*key, settings)
         backend, spec = servers[key]
-        phases = [tuple(map(float, phase.split(":"))) for phase in run.phases.split(",")]
-        times = phased(phases, run.seed)
+        times = phased(phases_of(run.phases), run.seed)
+        # The logs' own count: another draw of the arrivals would be another run.
         assert len(times) == run.num_requests, run
-        requests = [
-            Request(i, time, run.prompt_len, run.output_len) for i, time in enumerate(times)
-        ]
+        requests = []
+        for number, time in enumerate(times):
+            requests.append(Request(number, time, run.prompt_len, run.output_len))
         client = Client(per_token)
         policy = policy_of(run.policy, run.budget)
         setup = setup_of(policy, MAX_NUM_SEQS, spec.max_position)
@@ -172,29 +190,55 @@ def predict(
         yield client.waits(serve(client.send(requests), engine, executor).requests())
 
 
+def phases_of(text: str) -> list[tuple[float, ...]]:
+    """Read the phases of a load, such as "60:2,30:8", seconds and requests/s of each."""
+    phases = []
+    for phase in text.split(","):
+        numbers = map(float, phase.split(":"))
+        phases.append(tuple(numbers))
+    return phases
+
+
 def score(logs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, float]:
     """Count right pairs and picks, and average regrets and errors."""
-    both = logs.assign(guess=predicted.latency)
-    traces = both.groupby(TRACE)
-    of_traces = {str(key): pd.DataFrame(pairs_of(trace)) for key, trace in traces}
-    pairs = pd.concat(of_traces, names=["trace"]).reset_index("trace")
-    found: dict[str, float] = {"pairs": len(pairs), "right": pairs.right.sum()}
-    found |= score_called(pairs)
-    found |= {"traces": len(traces), "best": 0}
-    regrets: dict[str, list[float]] = {name: [] for name in ("lab", "2048", "16384", "p_pas")}
-    for _, trace in traces:
-        best, pick = trace.latency.min(), trace.loc[trace.guess.idxmin()]
-        found["best"] += pick.latency == best
-        names = np.where(trace.policy == "p_pas", "p_pas", trace.budget.astype(str))
-        chosen = dict(zip(names, trace.latency, strict=True)) | {"lab": pick.latency}
-        for name in regrets.keys() & chosen.keys():
-            regrets[name].append(chosen[name] / best - 1)
-    found |= {
-        f"regret_{name}": np.mean(values) if values else np.nan for name, values in regrets.items()
-    }
+    with_guesses = logs.assign(guess=predicted.latency)
+    traces = with_guesses.groupby(TRACE)
+    pairs_by_trace = {}
+    for key, trace in traces:
+        pairs_by_trace[str(key)] = pd.DataFrame(pairs_of(trace))
+    pairs = pd.concat(pairs_by_trace, names=["trace"]).reset_index("trace")
+    scored: dict[str, float] = {"pairs": len(pairs), "right": pairs.right.sum()}
+    scored |= score_called(pairs)
+    scored |= score_picks([trace for _, trace in traces])
     errors = predicted[WAITS] / logs[WAITS] - 1
-    found |= {f"error_{wait}": errors[wait].abs().mean() for wait in WAITS}
-    return found | {f"bias_{wait}": errors[wait].median() for wait in WAITS}
+    for wait in WAITS:
+        scored[f"error_{wait}"] = errors[wait].abs().mean()
+    for wait in WAITS:
+        scored[f"bias_{wait}"] = errors[wait].median()
+    return scored
+
+
+def score_picks(traces: Sequence[pd.DataFrame]) -> dict[str, float]:
+    """Count the arrival sequences on which the run with the least predicted latency is the best,
+    and average how much longer than the best latency its own is (`regret_lab`), and that of each
+    choice that needs no prediction, where the sequence has such a run.
+    """
+    num_best = 0
+    regrets: dict[str, list[float]] = {"lab": [], "2048": [], "16384": [], "p_pas": []}
+    for trace in traces:
+        best = trace.latency.min()
+        pick = trace.loc[trace.guess.idxmin()]
+        num_best += pick.latency == best
+        names = np.where(trace.policy == "p_pas", "p_pas", trace.budget.astype(str))
+        latencies = dict(zip(names, trace.latency, strict=True))
+        latencies["lab"] = pick.latency
+        for name, values in regrets.items():
+            if name in latencies:
+                values.append(latencies[name] / best - 1)
+    scored: dict[str, float] = {"traces": len(traces), "best": num_best}
+    for name, values in regrets.items():
+        scored[f"regret_{name}"] = np.mean(values) if values else np.nan
+    return scored
 
 
 def pairs_of(trace: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -208,15 +252,20 @@ def pairs_of(trace: pd.DataFrame) -> Iterator[dict[str, Any]]:
     for (_, a), (_, b) in combinations(trace.iterrows(), 2):
         if abs(a.latency - b.latency) <= GAP * max(a.latency, b.latency):
             continue
-        faster, slower = (a, b) if a.latency < b.latency else (b, a)
-        is_p_pas_first = faster.policy == "p_pas"
-        has_p_pas = is_p_pas_first or slower.policy == "p_pas"
+        faster, slower = a, b
+        if a.latency >= b.latency:
+            faster, slower = b, a
+        is_large_first = faster.budget > slower.budget
+        is_small_first = faster.budget < slower.budget
+        if "p_pas" in (a.policy, b.policy):
+            # It has no budget of its own: either rule puts it before any.
+            is_large_first = is_small_first = faster.policy == "p_pas"
         yield {
             "right": faster.guess < slower.guess,
             "gap": abs(a.guess - b.guess) / max(a.guess, b.guess),
-            "burst": max(float(phase.split(":")[1]) for phase in a.phases.split(",")),
-            "large_first": is_p_pas_first if has_p_pas else faster.budget > slower.budget,
-            "small_first": is_p_pas_first if has_p_pas else faster.budget < slower.budget,
+            "burst": max(rate for _, rate in phases_of(a.phases)),
+            "large_first": is_large_first,
+            "small_first": is_small_first,
         }
 
 
@@ -228,7 +277,8 @@ def errors_of_ratios(logs: pd.DataFrame, predicted: pd.DataFrame, wait: str) -> 
     off = np.log(predicted[wait] / logs[wait])
     differences = []
     for _, trace in off.groupby([logs[name] for name in TRACE]):
-        differences += [abs(one - other) for one, other in combinations(trace, 2)]
+        for first, second in combinations(trace, 2):
+            differences.append(abs(first - second))
     return np.expm1(pd.Series(differences))
 
 
@@ -254,16 +304,20 @@ def score_called(pairs: pd.DataFrame) -> dict[str, float]:
 
 def right_by_rule(pairs: pd.DataFrame) -> int:
     """Count the pairs that the rule of `score_called` has right, at its best rate."""
-    rates = [*pairs.burst.unique(), np.inf]
-    by_rate = [np.where(pairs.burst < rate, pairs.large_first, pairs.small_first) for rate in rates]
-    return int(max(right.sum() for right in by_rate))
+    rates = [*pairs.burst.unique(), np.inf]  # with none of them, the larger budget always
+    counts = []
+    for rate in rates:
+        is_right = np.where(pairs.burst < rate, pairs.large_first, pairs.small_first)
+        counts.append(is_right.sum())
+    return int(max(counts))
 
 
 def interval_of_share(share: float, number: int) -> tuple[float, float]:
     """Compute the exact binomial interval (Clopper and Pearson) of a share among `number` arrival
     sequences: pairs on one sequence hang together, so a sequence counts once.
     """
-    right, wrong = share * number, (1 - share) * number
+    right = share * number
+    wrong = (1 - share) * number
     tail = (1 - CONFIDENCE) / 2
     low = beta.ppf(tail, right, wrong + 1) if right > 0 else 0.0
     high = beta.ppf(1 - tail, right + 1, wrong) if wrong > 0 else 1.0
@@ -274,11 +328,13 @@ def record(name: str, runs: pd.DataFrame, settings: Sequence[str], per_token: fl
     """Predict all runs and write them down with where they come from."""
     table = pd.DataFrame(predict(runs, settings, per_token)).round(5)
     origin = {
-        **{name: last_commit(REPOSITORY / name) for name in ("sarathi_lab", "conf")},
+        "sarathi_lab": last_commit(REPOSITORY / "sarathi_lab"),
+        "conf": last_commit(REPOSITORY / "conf"),
         "settings": " ".join(settings),
         "client": per_token,
     }
-    (RESULTS / f"{name}.yaml").write_text(yaml.safe_dump(origin, sort_keys=False))
+    text = yaml.safe_dump(origin, sort_keys=False)
+    (RESULTS / f"{name}.yaml").write_text(text)
     write_csv(RESULTS / f"{name}.csv", table.to_csv(index_label="run"))
 
 
@@ -292,10 +348,12 @@ def scores(name: str, logs: pd.DataFrame) -> Iterator[dict[str, object]]:
     predicted = read_prediction(name)
     origin = yaml.safe_load((RESULTS / f"{name}.yaml").read_text())
     for gpu, of_gpu in logs.groupby("gpu"):
-        groups = list(of_gpu.groupby("model"))
-        for model, group in [*groups, ("all", of_gpu)][: None if len(groups) > 1 else 1]:
-            found = score(group, predicted.loc[group.index])
-            yield {"prediction": name, "gpu": gpu, "model": model} | found | origin
+        groups = dict(list(of_gpu.groupby("model")))
+        if len(groups) > 1:
+            groups["all"] = of_gpu
+        for model, group in groups.items():
+            scored = score(group, predicted.loc[group.index])
+            yield {"prediction": name, "gpu": gpu, "model": model, **scored, **origin}
 
 
 def print_ratios(names: Sequence[str], logs: pd.DataFrame) -> None:
@@ -316,23 +374,37 @@ def main() -> None:
     parser.add_argument("what", choices=["predict", "score", "ratios", "import"])
     parser.add_argument("names", nargs="+")
     parser.add_argument("--client", type=float, default=0.0, help="seconds a prompt token")
-    given = parser.parse_args()
-    if given.what == "import":
-        write_csv(LOGS.with_suffix(""), read_logs(Path(given.names[0])).to_csv(index=False))
+    options = parser.parse_args()
+    if options.what == "import":
+        logs = read_logs(Path(options.names[0]))
+        write_csv(LOGS.with_suffix(""), logs.to_csv(index=False))
         return
     logs = pd.read_csv(LOGS)
-    if given.what == "ratios":
-        print_ratios(given.names, logs)
+    predictions = options.names
+    if options.what == "ratios":
+        print_ratios(predictions, logs)
         return
-    if given.what == "predict":
-        name, *settings = given.names
-        record(name, logs.drop(columns=WAITS), settings, given.client)
-        given.names = [name]
-    rows = [row for name in given.names for row in scores(name, logs)]
-    kept = pd.read_csv(SCORES) if SCORES.exists() else pd.DataFrame({"prediction": []})
-    rest = kept[~kept.prediction.isin(given.names)]
-    pd.concat([rest, pd.DataFrame(rows).round(4)]).to_csv(SCORES, index=False)
-    shown = pd.DataFrame(rows).drop(columns=["sarathi_lab", "conf", "settings"])
+    if options.what == "predict":
+        name, *settings = options.names
+        runs = logs.drop(columns=WAITS)  # so that no prediction can depend on them
+        record(name, runs, settings, options.client)
+        predictions = [name]
+    write_scores(predictions, logs)
+
+
+def write_scores(predictions: Sequence[str], logs: pd.DataFrame) -> None:
+    """Score recorded predictions, in place of their earlier scores, and print the scores."""
+    rows = []
+    for name in predictions:
+        rows.extend(scores(name, logs))
+    scored = pd.DataFrame(rows)
+    tables = [scored.round(4)]
+    if SCORES.exists():
+        recorded = pd.read_csv(SCORES)
+        is_scored_again = recorded.prediction.isin(predictions)
+        tables.insert(0, recorded[~is_scored_again])
+    pd.concat(tables).to_csv(SCORES, index=False)
+    shown = scored.drop(columns=["sarathi_lab", "conf", "settings"])
     print(shown.to_string(index=False, float_format="{:.3f}".format))
 
 
