@@ -61,16 +61,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, help="the folder systems/data of the package")
     parser.add_argument("--gpu", nargs="+", choices=list(FOLDERS), default=list(FOLDERS))
-    given = parser.parse_args()
-    source = source_of(given.source)
-    for name in given.gpu:
-        tables, hardware = read_tables(str(TABLES / name)), load_option("hardware", name)
+    options = parser.parse_args()
+    source = source_of(options.source)
+    for name in options.gpu:
+        tables = read_tables(str(TABLES / name))
+        hardware = load_option("hardware", name)
         products = product_errors(tables, read_products(source, name), hardware)
-        attention = attention_errors(
-            tables,
-            from_memory(undisturbed_attention(read_attention(source, name)), name),
-            hardware,
-        )
+        calls = undisturbed_attention(read_attention(source, name))
+        attention = attention_errors(tables, from_memory(calls, name), hardware)
         by_call = attention.groupby("call")[["error", "formula"]].mean()
         print(f"{name}: products {products.mean():.1%} of {len(products)}")
         print((100 * by_call).round(1).assign(rows=attention.call.value_counts()).to_string())
@@ -81,15 +79,15 @@ def main() -> None:
             print((100 * experts.groupby("choices")[["error", "formula"]].mean()).round(1))
         stated = {"matmul": float(products.mean()), "attention": float(by_call.error.max())}
         if "moe" in tables.frames:  # the tables' own shapes by other choices than theirs
-            own = experts[experts.experts == OWN].groupby("choices").error.mean()
-            stated["experts"] = float(own.max())
+            of_own_shapes = experts[experts.experts == OWN]
+            stated["experts"] = float(of_own_shapes.groupby("choices").error.mean().max())
         rounded = {kind: round(error, 3) for kind, error in stated.items()}
         write_tables(TABLES / name, {}, {**tables.meta, "uncertainty": rounded}, TITLE)
 
 
-def mixture_of(hidden: int, width: int, number: int, chosen: int, whole: int) -> ModelSpec:
-    """A model with measured experts: `number` of `hidden` by `width` (of the `whole` one), of which
-    each token has `chosen`.
+def mixture_of(hidden: int, width: int, number: int, chosen: int, whole_width: int) -> ModelSpec:
+    """A model with measured experts: `number` of `hidden` by `width`, a device's part of the
+    `whole_width`, of which each token has `chosen`.
     """
     return replace(
         load_option("model", MIXTURE),
@@ -97,7 +95,7 @@ def mixture_of(hidden: int, width: int, number: int, chosen: int, whole: int) ->
         ffn_size=width,
         num_experts=number,
         experts_per_token=chosen,
-        gated_ffn=(hidden, whole) not in UNGATED,
+        gated_ffn=(hidden, whole_width) not in UNGATED,
     )
 
 
@@ -113,18 +111,21 @@ def expert_errors(
         rows = rows.assign(kept=is_kept(rows))
         if distribution == "balanced":
             rows = rows[~rows.kept]
-        for shape, own in rows.groupby(["kept", *EXPERT_SHAPE, "inter_size"]):
-            kept, hidden, width, number, chosen, whole = map(int, shape)
-            spec = mixture_of(hidden, width, number, chosen, whole)
-            ways = [
-                Experts(spec, hardware, DTYPE_BYTES, rows=table)
-                for table in (tables.frames["moe"], None)
-            ]
-            name = OWN if kept else f"{number} of {hidden} x {whole}, {chosen} a token"
-            for row in own.itertuples():
-                calls = row.tokens * chosen, row.activated_experts
-                one, other = (abs(1e6 * way.time(*calls) / row.time_us - 1) for way in ways)
-                measured.append((distribution, name, one, other))
+        for shape, group in rows.groupby(["kept", *EXPERT_SHAPE, "inter_size"]):
+            is_own, hidden, width, number, chosen, whole_width = map(int, shape)
+            spec = mixture_of(hidden, width, number, chosen, whole_width)
+            by_table = Experts(spec, hardware, DTYPE_BYTES, rows=tables.frames["moe"])
+            by_formula = Experts(spec, hardware, DTYPE_BYTES)
+            name = f"{number} of {hidden} x {whole_width}, {chosen} a token"
+            if is_own:
+                name = OWN
+            for row in group.itertuples():
+                num_choices = row.tokens * chosen
+                of_table = 1e6 * by_table.time(num_choices, row.activated_experts)
+                of_formula = 1e6 * by_formula.time(num_choices, row.activated_experts)
+                error = abs(of_table / row.time_us - 1)
+                formula_error = abs(of_formula / row.time_us - 1)
+                measured.append((distribution, name, error, formula_error))
     return pd.DataFrame(measured, columns=["choices", "experts", "error", "formula"])
 
 
@@ -135,12 +136,13 @@ def product_errors(
     formula = AnalyticOperations(load_option("model", MODEL), hardware, DTYPE_BYTES)
     table = product_table(tables, DTYPE_BYTES, formula.product_time)
     assert table is not None
+    in_16_bits = rows[rows.dtype == "bfloat16"]
     errors = []
-    for (ins, outs), own in rows[rows.dtype == "bfloat16"].groupby(["in_features", "out_features"]):
+    for (ins, outs), group in in_16_bits.groupby(["in_features", "out_features"]):
         if min(ins, outs) >= SMALLEST and (ins, outs) not in table.rows:
-            time = table.curve(ins, outs)
-            predicted = np.array([time(int(tokens)) for tokens in own.tokens])
-            errors.append(np.abs(predicted / own[TIME] * 1e6 - 1))
+            seconds_of = table.curve(ins, outs)
+            predicted = np.array([seconds_of(int(tokens)) for tokens in group.tokens])
+            errors.append(np.abs(predicted / group[TIME] * 1e6 - 1))
     return np.concatenate(errors)
 
 
@@ -148,12 +150,15 @@ def attention_errors(
     tables: OperationTables, rows: pd.DataFrame, hardware: Hardware
 ) -> pd.DataFrame:
     """Errors of the tables and of the formula on calls over heads that the tables do not have."""
-    kept = set(tables.frames["attention"][list(SHAPE)].itertuples(index=False, name=None))
+    shapes = tables.frames["attention"][list(SHAPE)]
+    kept_shapes = set(shapes.itertuples(index=False, name=None))
     errors = []
-    for shape, own in rows.groupby(list(SHAPE)):
+    for shape, group in rows.groupby(list(SHAPE)):
         heads = Heads(*map(int, shape))
-        if tuple(heads) not in kept and heads.num_heads % heads.num_kv_heads == 0:
-            errors += list(_errors(tables, own, _with(heads), hardware))
+        # In a model each KV head has as many query heads.
+        is_of_a_model = heads.num_heads % heads.num_kv_heads == 0
+        if is_of_a_model and tuple(heads) not in kept_shapes:
+            errors.extend(_errors(tables, group, _with(heads), hardware))
     return pd.DataFrame(errors, columns=["call", "error", "formula"])
 
 
@@ -169,9 +174,10 @@ def _errors(
             num_decodes=row.n_decode,
             context=row.kv_decode,
         )
-        times = [1e6 * sum(way.attention_times(batch)) for way in (measured, formula)]
-        one, other = (abs(time / row.time_us - 1) for time in times)
-        yield "prompts" if row.prefill_chunk else "decodes", one, other
+        of_tables = 1e6 * sum(measured.attention_times(batch))
+        of_formula = 1e6 * sum(formula.attention_times(batch))
+        call = "prompts" if row.prefill_chunk else "decodes"
+        yield call, abs(of_tables / row.time_us - 1), abs(of_formula / row.time_us - 1)
 
 
 def _with(heads: Heads) -> ModelSpec:

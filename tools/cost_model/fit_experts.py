@@ -31,30 +31,43 @@ from sarathi_lab.executor.tables import EXPERT_SHAPE, TIME
 
 GPUS = ("h100", "h200", "b200", "l40s", "rtx-pro-6000")
 MODEL = ("hidden_size", "inter_size", "num_experts", "top_k")
-FIGURES = ("expert_efficiency", "expert_launch", "expert_traffic")
-START = (0.6, 20e-6, 1.5)
+START = (0.6, 20e-6, 1.5)  # expert_efficiency, expert_launch [s], expert_traffic
 PROMPT, CHUNKS = 8192, (512, 2048)  # tokens
 
 
 def main() -> None:
-    source = source_of(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    source = source_of(folder)
     for gpu in GPUS:
-        rows, before = _rows(source, gpu, "balanced"), load_option("hardware", gpu)
-        fitted = _fit(before, rows[rows.fitted])
-        print(f"\n{gpu}: {', '.join(f'{name} {getattr(fitted, name):.3g}' for name in FIGURES)}")
-        plain = replace(before, **dict(zip(FIGURES, (1.0, 0.0, 0.0), strict=True)))
-        for name, own in _halves(source, gpu, rows):
-            errors = [
-                np.abs(_predicted(hardware, own) / own[TIME] - 1) for hardware in (plain, fitted)
-            ]
-            said = ", ".join(f"{100 * error.mean():.1f} %" for error in errors)
-            median = f"median {100 * errors[1].median():.1f} %"
-            print(f"  {name}: {len(own)} rows, before and after: {said}; {median}")
-        for name, own in rows[rows.kept & (rows.expert_size == rows.inter_size)].groupby(
-            list(MODEL)
-        ):
-            times = own.assign(predicted=_predicted(fitted, own)).set_index("tokens")
-            print(f"  {name}: {PROMPT} tokens in chunks over at once, {', '.join(_ratios(times))}")
+        report(source, gpu)
+
+
+def report(source: Path, gpu: str) -> None:
+    """Fit a GPU's figures, and print them, their errors, and what chunks cost."""
+    rows = _rows(source, gpu, "balanced")
+    before = load_option("hardware", gpu)
+    fitted = _fit(before, rows[rows.fitted])
+    values = {
+        "expert_efficiency": fitted.expert_efficiency,
+        "expert_launch": fitted.expert_launch,
+        "expert_traffic": fitted.expert_traffic,
+    }
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+    print(f"\n{gpu}: {figures}")
+    # A roofline alone: whole speed, no launch, and no traffic beyond the weights.
+    plain = replace(before, expert_efficiency=1.0, expert_launch=0.0, expert_traffic=0.0)
+    for name, group in _halves(source, gpu, rows):
+        plain_error = np.abs(_predicted(plain, group) / group[TIME] - 1)
+        error = np.abs(_predicted(fitted, group) / group[TIME] - 1)
+        print(
+            f"  {name}: {len(group)} rows, before and after: {100 * plain_error.mean():.1f} %, "
+            f"{100 * error.mean():.1f} %; median {100 * error.median():.1f} %"
+        )
+    is_on_one_device = rows.expert_size == rows.inter_size
+    for model, group in rows[rows.kept & is_on_one_device].groupby(list(MODEL)):
+        times = group.assign(predicted=_predicted(fitted, group)).set_index("tokens")
+        ratios = ", ".join(_ratios(times))
+        print(f"  {model}: {PROMPT} tokens in chunks over at once, {ratios}")
 
 
 def _rows(source: Path, gpu: str, distribution: str) -> pd.DataFrame:
@@ -63,7 +76,9 @@ def _rows(source: Path, gpu: str, distribution: str) -> pd.DataFrame:
     """
     rows = read_experts(source, gpu, distribution)
     rows = rows.assign(kept=is_kept(rows))
-    number = rows[~rows.kept].groupby(list(MODEL)).ngroup().reindex(rows.index, fill_value=1)
+    number = rows[~rows.kept].groupby(list(MODEL)).ngroup()
+    # An odd number keeps the two models from being fitted to.
+    number = number.reindex(rows.index, fill_value=1)
     return rows.assign(fitted=number % 2 == 0)
 
 
@@ -79,33 +94,46 @@ def _halves(source: Path, gpu: str, rows: pd.DataFrame) -> Iterator[tuple[str, p
 def _fit(hardware: Hardware, rows: pd.DataFrame) -> Hardware:
     """With the figures that leave the least mean logarithm of predicted over measured."""
 
-    def of(figures: NDArray[np.float64]) -> Hardware:
-        share, launch, traffic = np.abs(figures) * START
-        figures_of = {"expert_launch": launch, "expert_traffic": traffic}
-        return replace(hardware, expert_efficiency=min(1.0, share), **figures_of)
+    def hardware_of(factors: NDArray[np.float64]) -> Hardware:
+        """Return the hardware with `START` times the factors, whose signs the search ignores."""
+        efficiency, launch, traffic = np.abs(factors) * START
+        return replace(
+            hardware,
+            expert_efficiency=min(1.0, efficiency),
+            expert_launch=launch,
+            expert_traffic=traffic,
+        )
 
-    def error(figures: NDArray[np.float64]) -> float:
-        return float(np.abs(np.log(_predicted(of(figures), rows) / rows[TIME])).mean())
+    def error(factors: NDArray[np.float64]) -> float:
+        ratios = _predicted(hardware_of(factors), rows) / rows[TIME]
+        return float(np.abs(np.log(ratios)).mean())
 
-    return of(minimize(error, np.ones(len(START)), method="Nelder-Mead").x)
+    best = minimize(error, np.ones(len(START)), method="Nelder-Mead")
+    return hardware_of(best.x)
 
 
 def _predicted(hardware: Hardware, rows: pd.DataFrame) -> pd.Series:
     """Microseconds of the rows by formula."""
-    parts = []
-    for shape, own in rows.groupby([*EXPERT_SHAPE, "inter_size"]):
+    times_by_shape = []
+    for shape, group in rows.groupby([*EXPERT_SHAPE, "inter_size"]):
         spec = mixture_of(*map(int, shape))
         experts = Experts(spec, hardware, DTYPE_BYTES)
-        calls = zip(own.tokens * spec.experts_per_token, own.activated_experts, strict=True)
-        parts.append(pd.Series([1e6 * experts.time(*call) for call in calls], own.index))
-    return pd.concat(parts).reindex(rows.index)
+        times = []
+        for row in group.itertuples():
+            num_choices = row.tokens * spec.experts_per_token
+            seconds = experts.time(num_choices, row.activated_experts)
+            times.append(1e6 * seconds)
+        times_by_shape.append(pd.Series(times, group.index))
+    # In the order of the rows, as the groups are in that of their shapes.
+    return pd.concat(times_by_shape).reindex(rows.index)
 
 
 def _ratios(times: pd.DataFrame) -> Iterator[str]:
     for chunk in CHUNKS:
         if chunk in times.index and PROMPT in times.index:
-            found = PROMPT / chunk * times.loc[chunk] / times.loc[PROMPT]
-            yield f"of {chunk}: {found.predicted:.2f} predicted, {found[TIME]:.2f} measured"
+            num_chunks = PROMPT / chunk
+            ratio = num_chunks * times.loc[chunk] / times.loc[PROMPT]
+            yield f"of {chunk}: {ratio.predicted:.2f} predicted, {ratio[TIME]:.2f} measured"
 
 
 if __name__ == "__main__":
