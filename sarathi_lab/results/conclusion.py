@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -168,17 +168,29 @@ def _is_replay(runs: pd.DataFrame) -> bool:
 
 
 def _caution_of_replay(runs: pd.DataFrame) -> str:
-    """State by how much a replay misses the run that it repeats; "" where it is near."""
+    """State by how much replays miss the run that they repeat; "" where they are near."""
+    largest = {}
+    for name in REPLAY_ERRORS:
+        errors = runs[name].dropna().tolist() if name in runs else []
+        if errors:
+            largest[name] = max(errors, key=abs)
+    return caution_of_replay(largest)
+
+
+def caution_of_replay(errors: Mapping[str, float]) -> str:
+    """State by how much a replay misses the run that it repeats.
+
+    Args:
+        errors: Shares, by the names of quantities, of which those of `REPLAY_ERRORS` count.
+
+    Returns:
+        A sentence; "" where the replay is near.
+    """
     misses = []
     for name, label in REPLAY_ERRORS.items():
-        if name not in runs:
-            continue
-        errors = runs[name].dropna()
-        if errors.empty:
-            continue
-        largest = max(errors, key=abs)
-        if abs(largest) >= LARGE_ERROR:
-            misses.append(f"{largest:+.0%} in {label}")
+        error = errors.get(name, 0.0)
+        if abs(error) >= LARGE_ERROR:
+            misses.append(f"{error:+.0%} in {label}")
     if not misses:
         return ""
     return (

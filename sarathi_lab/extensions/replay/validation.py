@@ -33,6 +33,7 @@ from sarathi_lab.extensions.replay.real_run import RealRun, Stated, read_runs
 from sarathi_lab.extensions.replay.run_config import AUTO, server_of
 from sarathi_lab.extensions.replay.settings import OF_WORKLOAD, SETTINGS
 from sarathi_lab.results import metrics
+from sarathi_lab.results.conclusion import caution_of_replay
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import first_of_sweep, print_cautions
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Result
@@ -227,6 +228,9 @@ class Comparison:
             more_tables, more_notes = self._of_one_load(loads[0])
             tables |= more_tables
             notes += more_notes
+        caution = caution_of_replay(errors)
+        if caution and not self.context.is_brief:  # a sweep concludes with it
+            notes.append(caution)
         return Result(
             tables=tables,
             figures={"validation": picture(loads, parts, others, self._title())},
