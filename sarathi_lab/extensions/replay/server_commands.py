@@ -12,7 +12,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -52,18 +52,28 @@ SERVER_COMMANDS = {
 # What images of servers have, too.
 CLIENTS_AND_ROUTERS = ("launch_router", "bench_serving", "vllm bench", "sglang.bench")
 PROGRAMS = ("vllm", "sglang")  # a word of each of these, and of each image
+REGISTRY = r"(?:[\w.:-]+/)*"
+TAG = r"(?::[\w.-]+)?(?:@\S+)?"
+# Images by name: many others are called vllm, such as those of routers, and folders are, too.
+OTHERS_OF_VLLM = (
+    r"(?:(?:rocm|intel|nvidia|deep-learning-containers)/vllm"
+    r"|rocm/vllm-dev|ascend/vllm-ascend|vllm/vllm-tpu)"
+)
 IMAGES = {
-    "sglang": re.compile(r"(?:[\w.:-]+/)*lmsysorg/sglang(?::[\w.-]+)?(?:@\S+)?"),
-    "vllm": re.compile(
-        r"(?:(?:[\w.:-]+/)*vllm-openai[\w.-]*|(?:[\w.:-]+/)+vllm(?:-[a-z][\w.-]*)?)"
-        r"(?::[\w.-]+)?(?:@\S+)?"
-    ),
+    "sglang": re.compile(rf"{REGISTRY}lmsysorg/sglang{TAG}"),
+    "vllm": re.compile(rf"{REGISTRY}(?:vllm-openai[\w.-]*|{OTHERS_OF_VLLM}){TAG}"),
 }
+# An image that starts the server, so that a model may follow; others may start any program.
+STARTING_IMAGE = re.compile(rf"{REGISTRY}vllm-openai[\w.-]*{TAG}")
 REPLICAS, PREFILL = "replicas=", "prefill="  # words in front of a container's command
-IMAGE_FLAG = "--image="  # of kubectl
+IMAGE_FLAG = "--image"  # of kubectl
+ENTRYPOINT_FLAG = "--entrypoint"  # of container engines: the program that starts instead
 BEHIND_FLAGS = "--"  # what follows is the container's command
-# Flags of container engines whose value may be a server's name, and no image.
-NAMING = ("--name", "--hostname", "-h", "--network-alias", "--label", "-l")
+# Flags of container engines whose value may have a server's name, and is no image.
+NAMING = (
+    *("--name", "--hostname", "-h", "--network-alias", "--label", "-l"),
+    *("--volume", "-v", "--workdir", "-w"),
+)
 CONTAINER_ENGINES = ("docker", "podman", "nerdctl", "kubectl", "oc")
 STARTING = ("run", "create", "exec")  # their commands by which one starts
 PROMPTS = ("+", "$")  # of a shell's trace, of a terminal
@@ -128,7 +138,9 @@ ENVIRONMENT = re.compile(r"^(?:--env=|-e=?)?((?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=(.*
 SCRIPT_KEYS = ("commands", "run")
 DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)\n[ \t]*\2[ \t]*(?:\n|$)", re.DOTALL)
 DOCKERFILE = re.compile(r"^[ \t]*FROM[ \t]+\S+", re.MULTILINE)
-INSTRUCTION = re.compile(r"^[ \t]*(FROM|ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
+# Behind comments, it begins with FROM or with variables of it; a script may write one elsewhere.
+BEGINS_DOCKERFILE = re.compile(r"(?:\s*#.*\n|\s*\n)*[ \t]*(?:FROM|ARG)[ \t]+\S+")
+INSTRUCTION = re.compile(r"^[ \t]*(FROM|ARG|ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
 VARIABLES_FILES = ("--env-file", "env_file", "envFrom")
 SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 HELM_KEY = "vllmConfig"
@@ -179,8 +191,8 @@ def find_command(text: str, source: str) -> Statement | None:
         if servers:
             _check_is_one(servers, source)
             return _read_command(servers[0], source)
-    if in_containers:
-        return None  # their images alone start no server
+    if in_containers or BEGINS_DOCKERFILE.match(text):
+        return None  # an image alone starts no server, nor does an earlier stage
     servers = _servers_in(text, {}, source)
     if not servers:
         return None
@@ -379,27 +391,71 @@ def _in_containers(text: str) -> list[ShellCommand]:
     return [command for document in documents for command in _of_containers(document, 1)]
 
 
+@dataclass
+class Stage:
+    """A stage of a Dockerfile, which a later one may begin from.
+
+    Attributes:
+        image: Its base.
+        variables: Values of ENV and ARG.
+        entrypoint: Words of ENTRYPOINT.
+        command: Words of CMD.
+    """
+
+    image: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+    entrypoint: list[str] = field(default_factory=list)
+    command: list[str] = field(default_factory=list)
+
+
 def _in_dockerfile(text: str) -> list[ShellCommand]:
-    """Return the command of the image that a Dockerfile makes."""
+    """Return the command of the image that a Dockerfile makes, which is its last stage."""
     if DOCKERFILE.search(text) is None:
         return []
-    image = ""
-    variables = dict[str, str]()
-    argv = {"ENTRYPOINT": list[str](), "CMD": list[str]()}
+    stages = dict[str, Stage]()  # by their names
+    stage = Stage()
+    before_stages = dict[str, str]()  # ARGs that a FROM may read
     for instruction, content in INSTRUCTION.findall(CONTINUED.sub(" ", text)):
         if instruction == "FROM":
-            image = content.split()[0]
-        elif instruction == "ENV":
-            variables |= _variables_of_docker(content)
+            if not stage.image:
+                before_stages = stage.variables
+            stage = _begin_stage(substituted(content, before_stages), stages)
+        elif instruction in ("ENV", "ARG"):
+            stage.variables |= _variables_of_docker(content)
         else:
             words = _in_list(content)
-            argv[instruction] = words[0].argv if words else split(content)
-    return [ShellCommand([image, *argv["ENTRYPOINT"], *argv["CMD"]], variables)]
+            argv = words[0].argv if words else split(content)
+            if instruction == "ENTRYPOINT":
+                stage.entrypoint = argv
+            else:
+                stage.command = argv
+    argv = [stage.image, *stage.entrypoint, *stage.command]
+    return [ShellCommand(argv, stage.variables)]
+
+
+def _begin_stage(content: str, stages: dict[str, Stage]) -> Stage:
+    """Begin a stage from an image, or from an earlier stage, and note it by its name.
+
+    Args:
+        content: What stands behind FROM: flags, the base, maybe AS and a name.
+        stages: Earlier ones by name.
+    """
+    words = [word for word in content.split() if not word.startswith("-")]
+    base = "".join(words[:1])
+    stage = Stage(base)
+    if base.lower() in stages:
+        earlier = stages[base.lower()]
+        stage = replace(earlier, variables=dict(earlier.variables))
+    if len(words) > 2:  # BASE AS NAME
+        stages[words[2].lower()] = stage
+    return stage
 
 
 def _variables_of_docker(content: str) -> dict[str, str]:
     """Read NAME=value of several variables, or NAME and a value."""
     words = split(content)
+    if not words:
+        return {}
     if "=" not in words[0]:
         return {words[0]: " ".join(words[1:])}
     return _variables_of(words)
@@ -411,23 +467,21 @@ def _of_containers(content: object, replicas: int) -> Iterator[ShellCommand]:
             yield from _of_containers(entry, replicas)
     if not isinstance(content, Mapping):
         return
-    stated = content.get("replicas")
-    if isinstance(stated, int):
-        replicas = stated
+    replicas = _replicas_of(content, replicas)
+    marks = [f"{REPLICAS}{replicas}"] if replicas > 1 else []
     if isinstance(content.get(HELM_KEY), Mapping):
-        yield ShellCommand(["vllm", "serve", *_argv_of_helm(content)])
+        yield ShellCommand([*marks, "vllm", "serve", *_argv_of_helm(content)])
         return
     if content.get("kind") == "LLMInferenceService":
         yield _of_llm_service(as_object(content.get("spec")))
         return
     if as_object(content.get("modelFormat")).get("name") in FORMATS_OF_VLLM:
         argv = ["vllm", "serve", _model_of_kserve(content), *_argv_of(content.get("args"))]
-        yield ShellCommand(argv, _variables_of(content.get("env")))
+        yield ShellCommand([*marks, *argv], _variables_of(content.get("env")))
         return
     if any(key in content for key in ("command", "args", "entrypoint")):
         argv = [name for name in VARIABLES_FILES if content.get(name)]
-        if replicas > 1:
-            argv.append(f"{REPLICAS}{replicas}")
+        argv += marks
         argv.append(str(content.get("image", "")))
         for key in ("entrypoint", "command", "args"):
             argv += _argv_of(content.get(key))
@@ -443,9 +497,24 @@ def _of_containers(content: object, replicas: int) -> Iterator[ShellCommand]:
         if isinstance(script, str):
             for command in commands_in(script, variables, PROGRAMS):
                 if _starts_server(command.argv):
-                    yield ShellCommand([image, *command.argv], command.variables)
+                    yield ShellCommand([*marks, image, *command.argv], command.variables)
     for value in content.values():
         yield from _of_containers(value, replicas)
+
+
+def _replicas_of(content: Mapping[str, object], around: int) -> int:
+    """Return how many replicas an object states, else those stated `around` it: Kubernetes' and
+    dstack's, compose's, Helm's, SkyPilot's or KServe's fewest.
+    """
+    places = (
+        content.get("replicas"),
+        as_object(content.get("deploy")).get("replicas"),
+        content.get("scale"),
+        content.get("replicaCount"),
+        as_object(content.get("service")).get("replicas"),
+        content.get("minReplicas"),
+    )
+    return next((number for number in places if isinstance(number, int)), around)
 
 
 def _of_llm_service(spec: Mapping[str, object]) -> ShellCommand:
@@ -537,13 +606,62 @@ def _system_of(argv: Sequence[str]) -> str | None:
 
 
 def _image_in(system: str, argv: Sequence[str]) -> int | None:
-    """Return the position of a server's image among the words; None: there is none."""
+    """Return the position of a server's image among the words, where a container of it starts
+    the server; None: there is none.
+    """
     for position, word in enumerate(argv):
-        is_name = position > 0 and argv[position - 1] in NAMING
-        image = word.removeprefix(IMAGE_FLAG)
-        if IMAGES[system].fullmatch(image) is not None and not is_name:
+        image = word.removeprefix(f"{IMAGE_FLAG}=")
+        if IMAGES[system].fullmatch(image) is None or not _starts_container(argv, position):
+            continue
+        behind = argv[_behind_image(argv, position) :]
+        has_flags = bool(behind) and behind[0].startswith("-")
+        if has_flags or STARTING_IMAGE.fullmatch(image) is not None:
             return position
     return None
+
+
+def _starts_container(argv: Sequence[str], position: int) -> bool:
+    """Return whether the word at `position` is where a container's image stands: in a description,
+    or in the command of an engine that does not replace its program.
+    """
+    in_front = argv[:position]
+    if in_front and in_front[-1] in NAMING:
+        return False
+    program = _entrypoint_in(in_front)
+    if program and not program.rpartition("/")[2].startswith(PROGRAMS):
+        return False
+    if argv[position].startswith(IMAGE_FLAG) or in_front[-1:] == [IMAGE_FLAG]:
+        return True
+    is_in_command = any(word in STARTING for word in in_front)
+    return is_in_command or all(map(_is_no_program, in_front))
+
+
+def _entrypoint_in(argv: Sequence[str]) -> str:
+    """Return the program that a container is told to start instead of its image's; "": none."""
+    for position, word in enumerate(argv):
+        flag, has_value, program = word.partition("=")
+        if flag != ENTRYPOINT_FLAG:
+            continue
+        if has_value:
+            return program
+        return "".join(argv[position + 1 : position + 2])
+    return ""
+
+
+def _is_no_program(word: str) -> bool:
+    """Return whether a word stands in front of a description's image, or sets a variable."""
+    marks = (*VARIABLES_FILES, REPLICAS, PREFILL)
+    return word == "" or word.startswith(marks) or ASSIGNMENT.fullmatch(word) is not None
+
+
+def _behind_image(argv: Sequence[str], image: int) -> int:
+    """Return where the words of a container begin, behind the one at `image` and flags of kubectl's
+    own.
+    """
+    has_flag = argv[image].startswith(IMAGE_FLAG) or IMAGE_FLAG in argv[:image]
+    if has_flag and BEHIND_FLAGS in argv[image:]:
+        return argv.index(BEHIND_FLAGS, image) + 1
+    return image + 1
 
 
 def _end_of_command(system: str, argv: Sequence[str]) -> int:
@@ -566,9 +684,7 @@ def _end_of_command(system: str, argv: Sequence[str]) -> int:
         end = max(end, scripts[0] + 1)
     image = _image_in(system, argv)
     if image is not None:
-        end = max(end, image + 1)
-        if argv[image].startswith(IMAGE_FLAG) and BEHIND_FLAGS in argv[image:]:
-            end = max(end, argv.index(BEHIND_FLAGS, image) + 1)
+        end = max(end, _behind_image(argv, image))
     while end < len(argv) and argv[end] in ("serve", system):
         end += 1
     return end

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 # A break that a shell takes for none (also of Windows), or in front of a flag.
 CONTINUED = re.compile(r"[\\^`]\r?\n|\r?\n(?=\s*-)")
-VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
+VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*)|:?\?[^}]*)?\}|\$\((\w+)\)|\$(\w+)")
 # What stands for a variable that is set; nothing does for one that is not.
 ALTERNATIVE = re.compile(r"\$\{(\w+):?\+((?:[^{}]|\{[^{}]*\})*)\}")
 PIECE = re.compile(
@@ -18,7 +18,7 @@ PIECE = re.compile(
       (?P<array> "?\$\{(?P<array_name>\w+)\[[@*]\]\}"?)  # all words of an array
     | \\. | '[^']*' | "(?:\\.|[^"\\])*"          # of one meaning, whatever is in it
     | \d?>&\d? | &>>?                             # a redirection, whose & ends no command
-    | (?P<variable> \$\{\w+(?::?-[^}]*)?\} | \$\w+)
+    | (?P<variable> \$\{\w+(?::?[-?][^}]*)?\} | \$\w+)
     | (?P<end> [;&|]+)
     | (?P<comment> (?<!\S)\#.*)
     | .
@@ -28,6 +28,7 @@ PIECE = re.compile(
 # A command in brackets, or whose output a variable takes.
 BRACKETED = re.compile(r"\s*(?:\w+=[\"']?\$)?\((.*)\)[\"']?\s*", re.DOTALL)
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+SET_VARIABLE = re.compile(r"(?<![\w-])([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|]*)")
 ARRAY = re.compile(r"=\(([^()]*)\)")  # of words, on several lines
 # A line that sets variables, or has some, which may stand for a command.
 WITH_VARIABLES = re.compile(r"(?:^|[;&])\s*(?:\w+\s+)?\w+\+?=|\$")
@@ -144,10 +145,31 @@ def _assignments(argv: list[str]) -> list[tuple[str, bool, str]] | None:
 
 
 def _alternative(match: re.Match[str], script: str, variables: Mapping[str, str]) -> str:
-    """Return what `${NAME:+words}` stands for: its words where a value of NAME is here."""
-    name, replacement = match[1], match[2]
-    is_set_above = re.search(rf"\b{name}=[\"']?[^\s\"'$]", script[: match.start()]) is not None
-    return replacement if variables.get(name) or is_set_above else ""
+    """Return what `${NAME:+words}` stands for: its words where NAME has a value, nothing where it
+    is empty. Where its value is not here, flags have that as theirs, so that they can be named.
+    """
+    name = match[1]
+    replacement = match[2]
+    value = _values_above(script[: match.start()], variables).get(name)
+    if value == "":
+        return ""
+    if value is not None and "$" not in value:
+        return replacement
+    unset = f"${{{name}}}"
+    flags = list[str]()
+    for word in split(replacement):
+        if word.startswith("-"):
+            flags.append(f"{word.partition('=')[0]}={unset}")
+    return " ".join(flags) or unset
+
+
+def _values_above(script: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of the variables that a script sets; one that is not here has a `$`."""
+    values = dict(variables)
+    for match in SET_VARIABLE.finditer(script):
+        text = match[2].strip("\"'")
+        values[match[1]] = substituted(text, values).replace("`", "$")
+    return values
 
 
 def _quoted_array(match: re.Match[str]) -> str:

@@ -22,6 +22,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
     read_arguments,
     table,
 )
+from sarathi_lab.extensions.replay.server_commands import find_command
 from sarathi_lab.extensions.replay.server_facts import find_facts
 from sarathi_lab.extensions.replay.settings import SETTINGS
 
@@ -688,8 +689,11 @@ def test_further_places_of_a_servers_command(text, stated):
     statement = find_facts(Path("file"), text)
     assert statement is not None
     assert statement.settings.items() >= {"model": "Qwen/Qwen3-8B", **stated}.items()
-    replicas = ["replicas=4 (one of them is)"] if text == APPLIED else []
-    assert statement.not_simulated == replicas
+    notes = {
+        APPLIED: ["replicas=4 (one of them is)"],
+        ARRAY: ["attention_backend=${BACKEND} (nothing here sets the variable)"],
+    }
+    assert statement.not_simulated == notes.get(text, [])
 
 
 @pytest.mark.parametrize(
@@ -701,6 +705,112 @@ def test_further_places_of_a_servers_command(text, stated):
 )
 def test_images_of_servers_with_other_programs_start_none(text):
     assert find_facts(Path("file"), text) is None
+
+
+SERVER = "vllm serve Qwen/Qwen3-8B"
+OPENAI = "vllm/vllm-openai:v0.11.0"
+WITH_OTHERS = """
+services:
+  chat: {image: "vllm/vllm-openai:v0.11.0", command: --model Qwen/Qwen3-8B}
+  other: {image: "%s", command: --port 8000}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (f"cd src/vllm\n{SERVER}", None),
+        (f"cd src/vllm-openai\n{SERVER}", None),
+        (f"rsync -a src/vllm host:/opt\n{SERVER}", None),
+        (f"huggingface-cli download acme/vllm-configs --local-dir c\n{SERVER}", None),
+        (f"docker run --rm rocm/vllm:latest rocm-smi\n{SERVER}", None),
+        (f"docker run --rm --entrypoint nvidia-smi {OPENAI}\n{SERVER}", None),
+        (f"docker run -d rocm/vllm:latest sleep infinity\n{SERVER}", None),
+        (WITH_OTHERS % "myorg/vllm-proxy:1", "0.11.0"),
+        (WITH_OTHERS % "lmcache/vllm-router:1", "0.11.0"),
+        (f"docker run -v cache/vllm {OPENAI} --model Qwen/Qwen3-8B", "0.11.0"),
+        (f"docker run -v cache/vllm-openai {OPENAI} --model Qwen/Qwen3-8B", "0.11.0"),
+        (f"docker run --entrypoint vllm {OPENAI} serve Qwen/Qwen3-8B", "0.11.0"),
+        (f"kubectl run chat --image {OPENAI} --port=80 -- --model Qwen/Qwen3-8B", "0.11.0"),
+        (f"{OPENAI} --model Qwen/Qwen3-8B", "0.11.0"),
+    ],
+)
+def test_names_of_folders_and_other_images_are_no_server(text, version):
+    statement = find_facts(Path("file"), text)
+    assert statement is not None
+    stated = statement.settings
+    assert (stated["model"], stated.get("version")) == ("Qwen/Qwen3-8B", version)
+    assert statement.not_simulated == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cp -r workspace/vllm-fork /opt",
+        "cp -r workspace/vllm-openai /opt",
+        "docker run rocm/vllm-dev:latest bash",
+        f"FROM {OPENAI} AS build\nENTRYPOINT vllm serve Qwen/Qwen3-8B\nFROM alpine\nCMD sh",
+    ],
+)
+def test_what_only_names_an_image_states_no_server(text):
+    assert find_facts(Path("file"), text) is None
+
+
+@pytest.mark.parametrize(
+    ("script", "stated", "note"),
+    [
+        ("N=$1\n%s ${N:+--max-num-seqs $N}", {}, "max_num_seqs=$1"),
+        ("%s ${TP:+--tensor-parallel-size $TP}", {}, "tensor_parallel_size=${TP}"),
+        ("%s ${TP:+-tp 8}", {}, "tensor_parallel_size=${TP}"),
+        ("%s ${EAGER:+--enforce-eager}", {}, "enforce_eager=${EAGER}"),
+        ("N=${N:-64}\n%s ${N:+--max-num-seqs $N}", {"batch": 64}, ""),
+        ("export N='64'\n%s ${N:+--max-num-seqs $N}", {"batch": 64}, ""),
+        ("N=64\n%s --max-num-seqs ${N:?how many}", {"batch": 64}, ""),
+        ("%s --max-num-seqs ${N:?}", {}, "max_num_seqs=${N:?}"),
+        ("N=\n%s ${N:+--max-num-seqs 64}", {}, ""),
+    ],
+)
+def test_flags_behind_a_variable_are_read_or_named(script, stated, note):
+    statement = find_facts(Path("run.sh"), script % SERVER)
+    assert statement is not None
+    assert statement.settings == {"model": "Qwen/Qwen3-8B", **stated}
+    notes = [f"{note} (nothing here sets the variable)"] if note else []
+    assert statement.not_simulated == notes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"FROM {OPENAI}\nENV \nCMD --model Qwen/Qwen3-8B --max-num-seqs 64",
+        f"FROM python AS build\nENTRYPOINT make\nFROM --platform=linux/amd64 {OPENAI}\n"
+        "CMD --model Qwen/Qwen3-8B --max-num-seqs 64",
+        "ARG TAG=v0.11.0\nFROM vllm/vllm-openai:${TAG} AS base\nENV N=64\nFROM alpine\n"
+        "FROM base\nCMD --model Qwen/Qwen3-8B --max-num-seqs $N",
+    ],
+    ids=["empty ENV", "stages", "stage from a stage"],
+)
+def test_a_dockerfiles_last_stage_is_read(text):
+    statement = find_facts(Path("Dockerfile"), text)
+    assert statement is not None
+    stated = {"model": "Qwen/Qwen3-8B", "batch": 64, "version": "0.11.0"}
+    assert statement.settings.items() >= stated.items()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"services: {{a: {{image: '{OPENAI}', command: --model m, deploy: {{replicas: 2}}}}}}",
+        f"services: {{a: {{image: '{OPENAI}', command: --model m, scale: 2}}}}",
+        "modelSpec: [{modelURL: m, replicaCount: 2, vllmConfig: {maxNumSeqs: 64}}]",
+        "service: {replicas: 2}\nrun: vllm serve m",
+        "replicas: 2\ncommands: [vllm serve m]",
+    ],
+    ids=["deploy", "scale", "Helm", "SkyPilot", "dstack"],
+)
+def test_replicas_are_named(text):
+    statement = find_command(text, "file")
+    assert statement is not None
+    assert statement.not_simulated == ["replicas=2 (one of them is)"]
 
 
 def test_flags_in_an_object_are_a_command():
