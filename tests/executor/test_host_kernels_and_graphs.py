@@ -73,6 +73,30 @@ def test_sizes_are_vllms():
         CudaGraphs(mode="full", sizes=[8], largest=64)
 
 
+@pytest.mark.parametrize("setting", ["visible", "visible_sequence"])
+def test_what_a_host_leaves_visible_is_of_one_that_overlaps(setting):
+    batch = make_batch(num_decodes=2)
+    host = replace(load_option("host", "vllm_0_12"), overlaps=True)
+    seen = replace(host, **{setting: 0.25})
+    assert seen.exposed(batch, 9.0) > host.exposed(batch, 9.0)
+    with pytest.raises(UserError, match=rf"host\.{setting}=0\.25 has no effect, as host\.overlaps"):
+        replace(seen, overlaps=False)
+
+
+@pytest.mark.parametrize("stated", [{"largest": 8}, {"sizes": [8]}])
+def test_captured_sizes_need_a_mode(stated):
+    with pytest.raises(UserError, match=r"has no effect, as no mode.*add host\.graphs\.mode"):
+        CudaGraphs(**stated)
+
+
+@pytest.mark.parametrize("stated", [{"sequence": 0.25}, {"overlaps": True}])
+def test_a_pipeline_has_no_host(stated):
+    hardware = load_option("hardware", "h100")
+    host = replace(load_option("host", "none"), **stated)
+    with pytest.raises(UserError, match="has no effect on a pipeline of 2 stages"):
+        SimulatedBackend(hardware, host=host, pipeline_parallel=2)
+
+
 def test_the_longer_of_device_and_launches_counts():
     small, large = make_batch(num_decodes=4), make_batch(num_decodes=4, prefill_tokens=4096)
     free, eager = (

@@ -43,7 +43,8 @@ class Free(Point):
 
     @property
     def device(self) -> SimulatedBackend:
-        host = replace(self.host, iteration=0.0, sequence=0.0, overlaps=False)
+        host = replace(self.host, iteration=0.0, sequence=0.0)
+        host = replace(host, overlaps=False, visible=0.0, visible_sequence=0.0)
         return replace(super().device, host=host)
 
 

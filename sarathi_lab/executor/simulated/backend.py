@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import ClassVar, get_args
 
-from sarathi_lab.config.checked import check_fields, one_of, whole
+from sarathi_lab.config.checked import check_fields, one_of, refuse_unread, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
@@ -127,6 +127,9 @@ class SimulatedBackend:
                 f"host={self.host.name} applies to one batch at a time, not to a pipeline of "
                 f"{self.num_stages} stages; use host=none"
             )
+        if self.num_stages > 1:
+            reason = f" on a pipeline of {self.num_stages} stages, which has no host; drop it"
+            refuse_unread(self.host, ["sequence", "overlaps"], reason, "host.")
         size = self.hardware.dtype_bytes
         valid = ["auto", *(name for name, number in DTYPE_BYTES.items() if number == size)]
         if self.dtype not in valid:

@@ -46,6 +46,9 @@ class CudaGraphs:
 
     def __post_init__(self) -> None:
         check_fields(self, "host.graphs.")
+        if self.mode is None:
+            reason = ", as no mode captures any; add host.graphs.mode=full_and_piecewise"
+            refuse_unread(self, ["sizes", "largest"], reason, "host.graphs.")
         if self.sizes is not None:
             refuse_unread(self, ["largest"], ", as sizes are named; drop one", "host.graphs.")
         if self.piece_launch > self.layer_launch:

@@ -13,7 +13,16 @@ from typing import Any, Self
 
 from omegaconf import DictConfig, OmegaConf
 
-from sarathi_lab.config.checked import check_fields, checked, flag, listed, number, text, whole
+from sarathi_lab.config.checked import (
+    check_fields,
+    checked,
+    flag,
+    listed,
+    number,
+    refuse_unread,
+    text,
+    whole,
+)
 from sarathi_lab.config.errors import UserError, require_number, require_one_of
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.engine.request import Batch
@@ -348,6 +357,10 @@ class Host:
             raise UserError(
                 f"host.graphs={self.graphs} is not a CudaGraphs; use null, or its fields"
             )
+        if not self.overlaps:
+            # The device waits for all of such a host, so that none of it is left to be visible.
+            reason = ", as host.overlaps=false hides nothing of the host; use 0"
+            refuse_unread(self, ["visible", "visible_sequence"], reason, "host.")
 
     @property
     def is_stated(self) -> bool:

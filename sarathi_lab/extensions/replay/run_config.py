@@ -403,11 +403,7 @@ def with_graphs_of_user(cfg: DictConfig, configured: DictConfig) -> DictConfig:
         return cfg
     if graphs.mode is not None:
         return with_settings(cfg, {"host": configured.host})
-    if graphs.sizes or graphs.largest != CudaGraphs().largest:
-        raise UserError(
-            "host.graphs has sizes, but no mode, so that none is captured; add "
-            "host.graphs.mode=full_and_piecewise"
-        )
+    build(graphs, CudaGraphs)  # which refuses sizes without a mode
     return cfg
 
 
