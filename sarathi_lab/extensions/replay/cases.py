@@ -42,6 +42,7 @@ from sarathi_lab.extensions.replay.run_config import (
     shared_experts,
     with_graphs,
     with_graphs_of_user,
+    with_host_of_degrees,
     with_host_of_stages,
     with_server_defaults,
     without_idle_threshold,
@@ -268,7 +269,7 @@ def _config_what_if(
 ) -> DictConfig:
     """Return the configuration with the user's settings."""
     what_if = settings.config_what_if(named, as_run)
-    what_if = with_host_of_stages(with_graphs_of_user(what_if, named), cfg)
+    what_if = with_host_of_degrees(with_graphs_of_user(what_if, named), run, as_run, cfg)
     is_batch_assumed = "batch" not in {**run.settings.stated, **settings.by_user}
     if is_batch_assumed and isinstance(what_if.chunk, int):
         # As assumed: the server's default, but no more than its budget.

@@ -114,8 +114,7 @@ def _find_host(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     name = cfg.host.name
     if name == AUTO:
         degree = run.settings.stated.get("executor.tensor_parallel", cfg.executor.tensor_parallel)
-        # What is no number is refused with the other settings, later.
-        host = _host(run, is_on_several=isinstance(degree, int) and degree > 1)
+        host = _host(run, is_on_several=_is_on_several(degree))
         from_files.settings["host"] = host
         if not run.version:
             from_files.assumed.append(f"host={host.name}")
@@ -184,6 +183,11 @@ def _remedy_of_model(run: RealRun) -> str:
     if is_hub_id(stated):
         return f"model.path={stated}, whose config.json is fetched, or "
     return "model.path=FOLDER with its config.json, or "
+
+
+def _is_on_several(degree: object) -> bool:
+    """Return whether a degree is above 1; one that is no number is refused elsewhere, later."""
+    return isinstance(degree, int) and degree > 1
 
 
 def _host(run: RealRun, *, is_on_several: bool) -> DictConfig:
@@ -316,6 +320,22 @@ def with_host_of_stages(cfg: DictConfig, typed: DictConfig) -> DictConfig:
     files = option_files("host")
     host = read_option("host", files[NO_HOST.name])
     return with_settings(cfg, {"host": host})
+
+
+def with_host_of_degrees(
+    cfg: DictConfig, run: RealRun, as_run: DictConfig, typed: DictConfig
+) -> DictConfig:
+    """Return `cfg` with the host of its own devices, where they are split otherwise than `as_run`,
+    unless the user names a host.
+    """
+    names = ("tensor_parallel", "pipeline_parallel")
+    is_same = all(cfg.executor[name] == as_run.executor[name] for name in names)
+    if is_same or typed.host.name != AUTO:
+        return cfg
+    host = _host(run, is_on_several=_is_on_several(cfg.executor.tensor_parallel))
+    # The graphs are those that the run's own budget and sequences have captured.
+    with_host = with_graphs(with_settings(as_run, {"host": host}), run)
+    return with_host_of_stages(with_settings(cfg, {"host": with_host.host}), typed)
 
 
 def without_unknown_weights(

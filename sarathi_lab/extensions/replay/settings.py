@@ -226,6 +226,8 @@ def differences(first: DictConfig, second: DictConfig) -> list[str]:
     is_other_policy = class_of(first, "policy") is not class_of(second, "policy")
     if is_other_policy:
         changed.append(f"policy {class_name(second.policy)} ({class_name(first.policy)})")
+    if first.host.name != second.host.name:
+        changed.append(f"host={second.host.name} ({first.host.name})")
     for name, value in _compared(second).items():
         if before.get(name) == value:
             continue

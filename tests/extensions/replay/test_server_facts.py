@@ -851,6 +851,26 @@ def test_scheduling_ahead_that_leaves_a_device_waiting_has_a_host_of_its_own(
     assert replay.backend.host.name == host
 
 
+@pytest.mark.parametrize(
+    ("of_run", "asked", "hosts"),
+    [
+        ({"tensor_parallel_size": 1}, "tensor_parallel=2", ("vllm_0_19", "vllm_async")),
+        ({"tensor_parallel_size": 2}, "tensor_parallel=1", ("vllm_async", "vllm_0_19")),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel=1", ("none", "vllm_0_19")),
+        ({"pipeline_parallel_size": 1}, "pipeline_parallel=2", ("vllm_0_19", "none")),
+    ],
+)
+def test_other_devices_have_the_host_of_theirs(of_run, asked, hosts, client):
+    server = {"version": "0.19.0", "model": MODEL, "async_scheduling": True, **of_run}
+    client.write_text(json.dumps({**json.loads(client.read_text()), **server}))
+    case = replayed(client, "hardware=h100", f"executor.{asked}")
+    before, after = hosts
+    assert (case.as_run.backend.host.name, case.what_if.backend.host.name) == hosts
+    assert f"host={after} ({before})" in case.changed
+    named = replayed(client, "hardware=h100", "host=none", f"executor.{asked}")
+    assert {each.backend.host.name for each in (named.as_run, named.what_if)} == {"none"}
+
+
 def test_a_version_is_of_the_server_that_runs():
     log = Statement("vllm.log", {"version": "0.19.0", "batch": 64})
     server = read_command(f"python -m sglang.launch_server --model {MODEL}")
