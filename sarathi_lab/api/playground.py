@@ -54,6 +54,7 @@ class Playground:
                 OmegaConf.update(cfg, setting, value)
         plan, baselines = make_plans(cfg)
         policy = str(changes.get("policy", plan.policy.name))  # some options share a class
+        # The chosen policy first and a baseline last: `gain` is a ratio to the last row.
         ledgers = {policy: self._ledger(plan)}
         for name, baseline in baselines.items():
             if name != policy:
@@ -100,6 +101,7 @@ class PlaygroundRun:
         tokens = sum(request.total_len for request in self.plan.load.requests)
         for name, iterations in self.iterations.items():
             decodes = iterations.num_decode_tokens
+            # A decode rides along where its iteration also computes tokens of a prompt.
             riding = decodes[iterations.num_prefill_tokens > 0]
             rows[name] = {
                 "throughput": tokens / float(iterations.end.max()),

@@ -48,6 +48,7 @@ def verdict(name: str) -> str:
 def verdicts() -> str:
     """Return a row for each claim, with the devices on which it holds, in Markdown."""
     measured = _verdicts().query(f"verdict != '{judged.NOT_MEASURED}'")
+    # In the order of `VERDICTS`, not that of the rows.
     columns = pd.Index(judged.VERDICTS).intersection(measured.verdict.to_list(), sort=False)
     rows = [["experiment", "claim", *columns]]
     for (experiment, claim), group in measured.groupby(["experiment", "claim"]):

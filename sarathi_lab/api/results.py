@@ -120,6 +120,7 @@ class Results:
         if not isinstance(to, str):
             wanted = to
         keys = []
+        # A setting that the other run is chosen by can't agree between the two.
         for key in sweep_analysis.same_work(self.runs):
             if key not in wanted:
                 keys.append(key)
@@ -210,6 +211,7 @@ class Results:
         once = others[~is_repetition]
         # The best of each policy first: the chunks of one alone would fill the picture.
         best_of_policies = once.drop_duplicates("policy")
+        # Further runs of the same policies fill what room is left.
         others_of_policies = once.drop(best_of_policies.index)
         in_order = [*best_of_policies.index, *others_of_policies.index]
         references = runs[is_reference]
@@ -223,6 +225,7 @@ class Results:
                 raise UserError(
                     f"{name} is not a setting of the runs{similar}; use some of {self.varying}"
                 )
+        # A swept run counts before a baseline with the same settings.
         for runs in (sweep_analysis.without_baselines(self.runs), self.runs):
             is_equal = runs[list(wanted)] == pd.Series(wanted)
             matching = runs[is_equal.all(axis="columns")]

@@ -109,6 +109,7 @@ def _arguments(settings: Mapping[str, object], flags: Sequence[str], folder: Pat
     options = PolicyOptions(folder)
     args = []
     for name, value in settings.items():
+        # Only a sweep takes several values apart; a single run has the list as its value.
         if flags and not _is_list_of_metrics(name, value):
             text = _values(value, options)
         else:
@@ -221,6 +222,7 @@ class PolicyOptions:
                 f"policy={policy} can't be written as settings ({reason}); use numbers and text, "
                 "or an option's file"
             ) from None
+        # An option's name is also that of its file, and a value on the command line.
         name = self._unused_name(re.sub(r"\W", "_", cls.name))
         self._folder.mkdir(exist_ok=True)
         (self._folder / f"{name}.yaml").write_text(text)
@@ -250,8 +252,10 @@ def _parameters(policy: Policy | type[Policy]) -> dict[str, object]:
             parameters[field.name] = getattr(policy, field.name)
         elif field.default is not MISSING:
             parameters[field.name] = field.default
+        # A field of a class without either default is left for the user to set.
         elif field.default_factory is not MISSING:
             parameters[field.name] = field.default_factory()
+    # So that a sweep over `chunk` varies the class as it does the lab's own policies.
     if isinstance(policy, type) and policy.budget_field is not None:
         parameters[policy.budget_field] = "${chunk}"
     return parameters

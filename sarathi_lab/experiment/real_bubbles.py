@@ -78,6 +78,7 @@ class PipelineBench:
         """Add the simulated pipeline whose stages take as long as the measured ones, by runs of
         other requests under both policies, which also warm up.
         """
+        # Other requests than those compared: the simulation must not be fitted to its own test.
         lengths = (sizes["shortest"], sizes["longest"])
         requests = self.requests(sizes["num_requests"], CALIBRATING, lengths)
         ledgers = []
@@ -113,6 +114,7 @@ class StagedExperiment(Experiment):
 
     def room_on(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> Room:
         """Return the room of the micro-batches of all stages."""
+        # Some attention kernels take only blocks of a multiple of their own size.
         block_size = math.lcm(BLOCK_SIZE, backend.block_multiple)
         return _room(sizes, backend.num_stages, block_size)
 
@@ -165,6 +167,7 @@ def _check_room(backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
 
 
 def _room(sizes: Sizes, num_stages: int, block_size: int) -> Room:
+    # Room for the longest of all sequences, so that nothing is evicted.
     blocks_each = math.ceil(sizes["longest"] / block_size)
     num_sequences = num_stages * sizes["batch"]
     num_blocks = math.ceil(WATERMARK * num_sequences * blocks_each)

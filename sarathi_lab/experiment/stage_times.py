@@ -106,6 +106,7 @@ def features_of(tokens: int, work: np.ndarray, knots: Sequence[int]) -> np.ndarr
     shares = []
     for at_knots in np.eye(len(knots)):  # 1 at one knot, 0 at the others
         shares.append(np.interp(tokens, knots, at_knots))
+    # Past the largest measured batch, time grows in proportion to tokens.
     beyond = max(1.0, tokens / knots[-1])
     shares_of_knots = beyond * np.array(shares)
     return np.concatenate([shares_of_knots, work])
@@ -120,6 +121,7 @@ def fit_sending(runs: Sequence[StagedRun]) -> tuple[float, float]:
     for run in runs:
         tokens_behind_first = run.tokens[1:]
         for stage in range(1, run.num_stages):
+            # A stage that was still busy began late for another reason than the sending.
             sent = run.ends[1:, stage - 1]
             was_free = run.ends[:-1, stage]
             has_waited = sent > was_free

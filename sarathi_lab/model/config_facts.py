@@ -53,6 +53,7 @@ class Facts:
             return default
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]  # of each layer, all alike
+        # In Python true is an integer, too; as a size it is an error of the file.
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise UserError(f"{name}={value!r} is not a whole number from 0; {AGAIN}")
         return value
@@ -112,6 +113,7 @@ class Facts:
 
     def optional_size(self, name: str, default: int) -> int | None:
         """Return a size that may be null, or `default` for a field that is not there."""
+        # Null means none, a missing field the architecture's default.
         if name in self._config and self._config[name] is None:
             return None
         return self.size(name) if self.has(name) else default
@@ -133,6 +135,7 @@ class Facts:
         of_layers = list(value.values())
         if not of_layers:
             return Facts({})
+        # The formulas have one size for all layers of a kind.
         if of_layers.count(of_layers[0]) != len(of_layers) or not isinstance(of_layers[0], Mapping):
             raise UserError(f"{name} gives layers different sizes, which has no formula")
         return Facts(of_layers[0])

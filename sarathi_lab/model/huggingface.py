@@ -155,6 +155,7 @@ def _rope_scaling(rope: Config, config: Config) -> RopeScaling | None:
         return None
     if kind == "linear":
         return RopeScaling(kind, rope["factor"])
+    # Llama 3's scaling bends by the length that the model was first trained with.
     original = "original_max_position_embeddings"
     length = config.get(original, rope.get(original, config["max_position_embeddings"]))
     return RopeScaling(
@@ -304,6 +305,7 @@ def _linears(
     for linear in spec.layer_linears:
         modules = names[linear.name]
         rows = [linear.out_features // len(modules)] * len(modules)
+        # Separate tensors of q, k and v: with grouped queries k and v are smaller.
         if len(modules) == 3:
             rows = [spec.q_size, spec.kv_size, spec.kv_size]
         by_head = linear.name == "qkv_proj" and "interleaved" in names

@@ -91,6 +91,7 @@ def roofline_time(spec: ModelSpec, work: Work[AmountT], dtype_bytes: int, peaks:
     """Compute the least seconds of one iteration, all operations overlapping: max(FLOPs / peak,
     bytes / bandwidth). By row if `work` is a table of iterations.
     """
+    # A perfect kernel overlaps reading and computing: the slower of the two is its time.
     compute = spec.flops(work) / peaks.rate(spec)
     memory = spec.min_bytes(work, dtype_bytes) / peaks.bytes_per_second
     least: AmountT = np.maximum(compute, memory)  # type: ignore[assignment]  # a column stays one
@@ -120,6 +121,7 @@ def operation_rooflines(
     ) -> float:
         flops = 2 * rows * linear.num_params
         moved = rows * (linear.in_features + linear.out_features) * linear.count * dtype_bytes
+        # Read once for all rows, which is why a larger batch costs less a token.
         weights = used * linear.num_params * weight
         return seconds(flops, weights + moved, peaks.rate(spec))
 
@@ -135,6 +137,7 @@ def operation_rooflines(
         rooflines[linear.name] = product(linear, num_tokens, weight=weight)
     expert_weight = spec.expert_bytes(dtype_bytes)
     expert_share = spec.experts_per_token / max(1, spec.num_experts)
+    # Each token visits a few experts, so an expert's product has fewer rows than the batch.
     num_rows = num_tokens * expert_share  # of the mean expert
     for linear in spec.expert_linears:
         used = spec.share_of_experts(num_tokens)
@@ -226,6 +229,7 @@ def prompt_flops(spec: ModelSpec, requests: pd.DataFrame) -> NDArray[np.float64]
 
 def _whole_prompts(spec: ModelSpec, requests: pd.DataFrame) -> pd.DataFrame:
     """Return the work of an iteration for each of `requests` that computes its whole prompt."""
+    # A token attends to itself and to those before it: n (n + 1) / 2 pairs.
     prompt = requests.prompt_len.astype(float)
     work = _no_work(requests).assign(
         num_prefill_tokens=prompt,
@@ -247,6 +251,7 @@ def _decodes(spec: ModelSpec, requests: pd.DataFrame, batch_size: int) -> pd.Dat
     """Return the work of an iteration for each of `requests` in which `batch_size` like it decode,
     at their mean context.
     """
+    # Attention is linear in the context: the mean stands for all decodes of a request.
     context = requests.prompt_len.astype(float) + requests.output_len.astype(float) / 2
     work = _no_work(requests).assign(
         num_decode_tokens=float(batch_size),

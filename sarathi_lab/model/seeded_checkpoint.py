@@ -40,6 +40,7 @@ def seeded_checkpoint(spec: ModelSpec, device: torch.device, dtype: torch.dtype,
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed when it is whole, so that no process reads half a checkpoint.
     with TemporaryDirectory(dir=folder.parent) as name:
         part = Path(name) / spec.name
         part.mkdir()
@@ -186,6 +187,7 @@ def _tensors(
     parameters = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
     for name, sources in parameter_sources(folder, spec, ()):
+        # Tied to the embedding, which is saved already.
         if sources[0].tied:
             continue
         parameter = parameters[name].detach().cpu()

@@ -63,6 +63,7 @@ def fullest_hybrid(iterations: pd.DataFrame) -> Mix | None:
     hybrids = iterations[(iterations.num_prefills == 1) & (iterations.num_decode_tokens > 0)]
     if hybrids.empty or "num_draft_tokens" in iterations:
         return None
+    # With the most decodes their cost stands out most from the noise of a difference.
     num_decodes = int(hybrids.num_decode_tokens.max())
     fullest = hybrids[hybrids.num_decode_tokens == num_decodes]
     chunk_tokens = int(fullest.num_prefill_tokens.mode().max())
@@ -84,6 +85,7 @@ def measure_decode_cost(
     hybrid_batch = make_batch(**sizes, blocks=BlockManager(num_blocks, block_size))
     items = [(chunk.sequence, chunk.num_tokens) for chunk in hybrid_batch.chunks]
     for sequence, _ in items:
+        # `make_batch` marked them as on their way, but each is run several times.
         sequence.in_flight = False
     *decode_items, _ = items  # the prompt's chunk is the last
 
@@ -100,6 +102,7 @@ def measure_decode_cost(
     for repetition in range(MAX_REPETITIONS):
         if repetition >= MIN_REPETITIONS and time.monotonic() >= deadline:
             break
+        # In turn, not one kind after the other, so that a drift of the clock meets all alike.
         chunks.append(timed(items[-1:]))
         hybrids.append(timed(items))
         decodes.append(timed(decode_items))
@@ -134,6 +137,7 @@ def decode_iteration(
     """Return the median seconds of an iteration of `num_decodes` decodes at `context` tokens, or as
     many as fit; on a pipeline from the first stage to the last.
     """
+    # A decode has at least a prompt's token and its own.
     context = max(2, min(context, num_blocks // num_decodes * block_size))
     blocks = BlockManager(num_blocks, block_size)
     batch = make_batch(num_decodes=num_decodes, context=context, blocks=blocks)

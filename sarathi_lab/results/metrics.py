@@ -117,6 +117,7 @@ def _decodes(run: RunTables) -> dict[str, float]:
     # Drafts that were wrong are computed, but are no tokens of an answer.
     if "num_draft_tokens" in iterations:
         tokens = tokens - (iterations.num_draft_tokens - iterations.num_accepted_tokens)
+    # A decode on a chunk shares its iteration's time, so only its marginal cost counts (Table 2).
     num_alone = tokens[is_decode_only].sum()
     num_hybrid = tokens[~is_decode_only].sum()
     seconds = iterations.busy[is_decode_only].sum()
@@ -153,6 +154,7 @@ def drafts(iterations: pd.DataFrame) -> dict[str, float]:
         return {}
     num_drafts = float(iterations.num_draft_tokens.sum())
     num_accepted = float(iterations.num_accepted_tokens.sum())
+    # Each decode computes its own token and its drafts.
     num_decodes = float(iterations.num_decode_tokens.sum()) - num_drafts
     summary = {"num_draft_tokens": num_drafts}
     if num_drafts:
@@ -252,6 +254,7 @@ def pipeline_metrics(
     iterations: pd.DataFrame, requests: pd.DataFrame, bubbles: pd.DataFrame, num_stages: int
 ) -> dict[str, float]:
     """Return the bubbles of a pipeline of `num_stages` from the ledger's table."""
+    # Bubbles are summed over all stages, busy time is counted once an iteration.
     idle = (bubbles.end - bubbles.start).sum() / num_stages
     share = float(idle / (idle + iterations.busy.sum()))
     return {"bubble_fraction": share, **quantiles("bubble_time", requests.bubble_time)}

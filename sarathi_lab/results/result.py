@@ -106,6 +106,7 @@ class DisplayTable:
         least = [self._least_width(column) for column in columns]
         keys = self._keys_within(columns, least, width // 2)
         width_of_keys = sum(least[key] for key in keys)
+        # At least one column beside the keys, or a narrow terminal would never reach the end.
         others: list[int] = []
         used = width_of_keys
         for number, needed in enumerate(least):
@@ -139,6 +140,7 @@ class DisplayTable:
     def _least_width(self, column: Sequence[str]) -> int:
         """Return the columns of text that a column needs: headings and prose wrap at words."""
         heading, *cells = column
+        # A heading wraps at spaces, a number must not be broken.
         of_heading = max(map(len, heading.split()), default=0)
         of_cells = self._width(cells)
         if self._is_prose(heading):

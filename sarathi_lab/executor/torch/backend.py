@@ -153,6 +153,7 @@ class TorchBackend(MeasuredBackend):
                 f"executor.kernels={self.kernels} needs a {needed}, the device is "
                 f"{self.device_name}; use executor.kernels=auto"
             )
+        # A setting that nothing here would read is refused, not dropped.
         if self.isa != "auto" and not self.wants_native:
             raise UserError(
                 f"executor.isa={self.isa} is for a CPU's C++, which does not compute here; use auto"

@@ -86,6 +86,7 @@ class VllmExecutor(WallClock):
     def start(self) -> None:
         if self._stop is not None:
             raise self._stop
+        # Workers outlive a run, and are told to forget what it left with them.
         self._in_flight.clear()  # of a run that stopped half-way
         self._ended |= {held.name for held in self._held.values()}
         self._held.clear()
@@ -130,6 +131,7 @@ class VllmExecutor(WallClock):
         start = self.timeline.wait(done.start)
         end_mark = self.timeline.mark() if done.end is None else done.end
         end = self.timeline.wait(end_mark)
+        # A batch that was submitted ahead begins when the one before it ends.
         start = max(start, self._last_end)
         self._last_end = end
         return StepResult(
@@ -183,6 +185,7 @@ class VllmExecutor(WallClock):
             step.num_tokens[held.name] = num_tokens
             if emits:
                 emitting.append(held.name)
+            # After its last token a sequence is over: the next step tells the workers.
             if emits and chunk.output_index >= sequence.request.output_len - 1:
                 self._ended.add(held.name)
                 self._held.pop(sequence, None)

@@ -34,6 +34,7 @@ def confirmed(runs: PolicyRuns, leader: Leader | None = None) -> pd.DataFrame:
         is_behind = math.isfinite(least_use) and row["is_behind"]
         if is_behind or row["expected_use"] >= least_use:
             break
+        # Longer runs are costly: rows that would miss as those near them did are passed over.
         if row["throughput"] < overload or _is_close_to_missed(row, rows):
             continue
         longer = runs.longer(row)
@@ -45,6 +46,7 @@ def confirmed(runs: PolicyRuns, leader: Leader | None = None) -> pd.DataFrame:
         elif not longer["is_steady"]:
             overload = max(overload, (1 - AS_GOOD) * row["throughput"])
     others = runs.table[~is_within]
+    # Without a run within the objective the answer says how near one comes.
     needs_nearest = math.isinf(least_use) and not (rows and is_beaten)
     if needs_nearest and not others.empty:
         rows.append(runs.longer(choose(others)))

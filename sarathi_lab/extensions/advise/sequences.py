@@ -79,6 +79,7 @@ def _sequences_in_cache(plan: Plan) -> int | None:
     num_fitting = sequences_in_cache(blocks_used, ledger.requests(), num_slots, engine.num_blocks)
     if num_fitting is None:
         return None
+    # Slots are of all stages and instances, the setting `batch` of one of them.
     return num_fitting * engine.batch_size // num_slots
 
 
@@ -92,6 +93,7 @@ def _with_sequences(best: PolicyRuns, row: Row, present: int, batch_size: int) -
     is_whole = bool(row["is_whole"])
     chunk = int(row["chunk"])
     if is_whole:
+        # A budget for whole prompts must grow with the decodes that it also pays for.
         chunk += batch_size - present  # the longest prompt beside all decodes
     else:
         chunk = -(-max(chunk, least_budget(policy, batch_size)) // unit) * unit

@@ -109,6 +109,8 @@ class Advise(Task):
     def check(self, cfg: DictConfig) -> list[Option]:
         """Return the policies to compare, of which the first can run."""
         check_settings(cfg)
+        # The first option is the policy that the user runs: it is planned now, so that an error in
+        # its settings is told before anything is simulated.
         options = options_of(with_requests(cfg), self.policies)
         first_plan(options[0])
         for chunk in self.chunks or ():
@@ -117,6 +119,7 @@ class Advise(Task):
 
     def advise(self, options: Sequence[Option]) -> Advice:
         """Simulate the policies, and choose."""
+        # The user's policy is tried first, and is what the others have to beat.
         first, *others = options
         compared = {}
         left_out = []
@@ -243,6 +246,7 @@ def with_requests(cfg: DictConfig) -> DictConfig:
     """
     workload = cfg.workload
     is_free = "num_requests" in workload and OmegaConf.is_interpolation(workload, "num_requests")
+    # A stated number, and requests that are all there at once, are the user's to decide.
     if not is_free or workload.get("rate") is None:
         return cfg
     number = max(FEWEST_REQUESTS, math.ceil(workload.num_requests / LONGER))
@@ -293,6 +297,7 @@ def graphs_gain(runs: PolicyRuns, best: pd.Series, chunks: Sequence[int] | None)
     graphs = build(cfg.host).graphs
     if graphs is None or graphs.mode in (None, "none"):
         return []
+    # The largest batch: a whole prompt with all other sequences decoding.
     longest = runs.plan.max_model_len + runs.plan.engine.batch_size - 1
     cfg.host.graphs.update(sizes=None, largest=longest)
     larger = try_chunks(replace(runs.option, cfg=cfg), chunks)

@@ -49,6 +49,7 @@ def _is_task(folder: Path) -> bool:
 
 def _of_sweep(sweep: Path, runs: pd.DataFrame, folder: Path) -> Section:
     """A sweep, or a single run with its baselines; `folder` is what was asked for."""
+    # Columns of other sweeps in the same folder would be empty in this table.
     runs = runs.dropna(axis="columns", how="all")
     varying = sweep_analysis.varied(runs)
     swept = sweep_analysis.without_baselines(runs)

@@ -212,6 +212,7 @@ def _table(rows: Sequence[HeatRow], layout: _Layout) -> pd.DataFrame:
         scales = column_of([row.scale] * len(row.cells), row.cells)
         tables.append(row.cells.assign(panel=panels, scale=scales))
     table = pd.concat(tables, ignore_index=True)
+    # Repetitions share a cell, which can show only one of them.
     table = table.drop_duplicates(["panel", layout.x, layout.y], keep="last")
     table[layout.x] = pd.Categorical(table[layout.x], layout.along)
     table[layout.y] = pd.Categorical(table[layout.y], layout.upwards)

@@ -99,6 +99,7 @@ def equal_names_once(rows: pd.DataFrame, names: pd.Series, settings: Sequence[st
         columns = [group[setting].map(text) for setting in settings]
         digits = _digits(group["value"])
         cells = zip(*columns, group["quantity"], digits, strict=True)
+        # A set, as policies that act alike may have their rows in another order.
         names_of_cells[frozenset(cells)].append(str(name))
     joint_name_of_first = {}
     for same in names_of_cells.values():
