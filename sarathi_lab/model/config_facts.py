@@ -8,10 +8,13 @@ from sarathi_lab.config.errors import UserError
 
 Config = Mapping[str, object]
 AGAIN = "fetch the file again, or write conf/model/NAME.yaml"
-FULL, SLIDING, CHUNKED, LINEAR, MAMBA, CONV = (
-    *("full_attention", "sliding_attention", "chunked_attention"),
-    *("linear_attention", "mamba", "conv"),
-)
+# Kinds of layers, in the words of the files.
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+CHUNKED = "chunked_attention"
+LINEAR = "linear_attention"
+MAMBA = "mamba"
+CONV = "conv"
 WITHOUT_CONTEXT = (LINEAR, MAMBA, CONV)
 FFN_LAYERS = "num_ffn_layers"  # no field of a file: by `of_blocks`
 HEADS = ("num_attention_heads", "n_head", "num_heads")

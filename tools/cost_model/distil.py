@@ -85,18 +85,22 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="the folder systems/data of the package")
     parser.add_argument("--gpu", nargs="+", default=[*silicon.FOLDERS, RUN])
     parser.add_argument("--tables", type=Path, default=TABLES, help="where to write folders")
-    given = parser.parse_args()
-    for name in given.gpu:
+    options = parser.parse_args()
+    for name in options.gpu:
         if name == RUN:
-            frames, meta = frames_of_run(), RUN_META
+            frames = frames_of_run()
+            meta = RUN_META
         else:
-            source = source_of(given.source)
-            frames, meta = frames_of_gpu(source, name), _meta(source, name)
-            meta |= {"experts": BALANCED} if "moe" in frames else {}
-        write_tables(given.tables / name, frames, meta, TITLE)
+            source = source_of(options.source)
+            frames = frames_of_gpu(source, name)
+            meta = _meta(source, name)
+            if "moe" in frames:
+                meta["experts"] = BALANCED
+        folder = options.tables / name
+        write_tables(folder, frames, meta, TITLE)
         written = {}
         for file, frame in frames.items():
-            path = csv_file(given.tables / name / f"{file}.csv")
+            path = csv_file(folder / f"{file}.csv")
             written[file] = f"{len(frame)} rows, {path.stat().st_size / 1e3:.0f} kB"
         print(name, written)
 
@@ -117,17 +121,25 @@ def frames_of_run() -> dict[str, pd.DataFrame]:
     """Products and attention of one server's model with their shapes, so that they hold for others:
     the attention of `MIXED` sizes.
     """
-    tables, spec = read_tables(str(SERVER)), load_option("model", "llama3-8b")
+    tables = read_tables(str(SERVER))
+    spec = load_option("model", "llama3-8b")
+    layer_of_operation = {LAYERS[name].operation: name for name in tables.layers}
     products = []
     for linear in (*spec.layer_linears, spec.lm_head):
-        name = next(name for name in tables.layers if LAYERS[name].operation == linear.name)
-        rows = tables.layers[name][1]
-        shape = {"in_features": linear.in_features, "out_features": linear.out_features}
-        times = rows.seconds.to_numpy(float) * 1e6
-        rows = pd.DataFrame({"dtype": "bfloat16", "tokens": rows["size"], **shape, TIME: times})
+        measured = tables.layers[layer_of_operation[linear.name]][1]
+        times = measured.seconds.to_numpy(float) * 1e6
+        columns = {
+            "dtype": "bfloat16",
+            "tokens": measured["size"],
+            "in_features": linear.in_features,
+            "out_features": linear.out_features,
+            TIME: times,
+        }
+        rows = pd.DataFrame(columns)
         products.append(rows[_knots(rows.tokens.to_numpy(float), times)])
     calls = tables.frames["attention"]
-    calls = calls[np.all([calls[name].isin(sizes) for name, sizes in MIXED.items()], axis=0)]
+    for name, sizes in MIXED.items():
+        calls = calls[calls[name].isin(sizes)]
     heads = dict(zip(SHAPE, (spec.num_heads, spec.num_kv_heads, spec.head_size), strict=True))
     return {
         "products": pd.concat(products, ignore_index=True),
@@ -137,7 +149,8 @@ def frames_of_run() -> dict[str, pd.DataFrame]:
 
 def source_of(given: Path | None) -> Path:
     """The folder that was given, or the installed package's."""
-    if (folder := given or silicon.find_folder()) is None:
+    folder = given or silicon.find_folder()
+    if folder is None:
         raise SystemExit(f"{PACKAGE} is not installed; pip install -e '.[silicon]', or --source")
     return folder
 
