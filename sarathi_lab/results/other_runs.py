@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -22,11 +23,12 @@ LEAST_DIFFERENCE = 0.005
 def run_names(runs: pd.DataFrame, settings: Sequence[str]) -> pd.Series:
     """Return the policy of each run and those of the `settings` that it has, as people name it."""
     names = []
-    for run in runs.to_dict("records"):
+    columns = [name for name in settings if name != "policy"]
+    for run in runs[["policy", *columns]].to_dict("records"):
         policy_and_settings = [str(run["policy"])]
-        for name in settings:
+        for name in columns:
             value = analysis.text(run[name])
-            if name != "policy" and value != "-":
+            if value != "-":
                 policy_and_settings.append(f"{name}={value}")
         names.append(" ".join(policy_and_settings))
     return pd.Series(names, runs.index)
@@ -68,10 +70,11 @@ def equal_runs(runs: pd.DataFrame) -> list[str]:
 def _equal_names(medians: pd.DataFrame) -> list[tuple[str, ...]]:
     """Return the names (the index) of rows that agree in all digits of every quantity."""
     has_enough = medians.notna().sum(axis="columns") >= FEWEST_QUANTITIES
+    comparable = medians[has_enough]
     names_by_digits = defaultdict(list)
-    for name, values in medians[has_enough].iterrows():
-        digits = values.map(f"{{:{DIGITS}}}".format)
-        names_by_digits[tuple(digits)].append(str(name))
+    for name, values in zip(comparable.index, comparable.to_numpy().tolist(), strict=True):
+        digits = tuple(format(value, DIGITS) for value in values)
+        names_by_digits[digits].append(str(name))
     sets = map(tuple, names_by_digits.values())
     return [names for names in sets if len(names) > 1]
 
@@ -108,10 +111,13 @@ def runs_behind(
     if others.empty or not ratios:
         return []
     behind = []
-    run_name = run_names(others, settings)
-    for name, group in others.groupby(run_name, sort=False):
-        medians = analysis.medians(group, ["policy"], *ratios, level=noise)
-        worst = _worst_difference(medians)
+    named = others.assign(run_of_sweep=run_names(others, settings))
+    medians = analysis.medians(named, ["policy", "run_of_sweep"], *ratios, level=noise)
+    medians_of_run: defaultdict[str, list[Mapping[Hashable, Any]]] = defaultdict(list)
+    for row in medians.to_dict("records"):
+        medians_of_run[row["run_of_sweep"]].append(row)
+    for name, of_run in medians_of_run.items():
+        worst = _worst_difference(of_run)
         if worst:
             behind.append(f"{name} ({worst})")
     if not behind:
@@ -122,15 +128,15 @@ def runs_behind(
     return [f"Worse than {base} in {compared_in_words}: {_listed(behind)}."]
 
 
-def _worst_difference(medians: pd.DataFrame) -> str:
+def _worst_difference(medians: Sequence[Mapping[Hashable, Any]]) -> str:
     """Return the largest of the differences in words; "" if there is none, or one for the better.
 
     Args:
-        medians: Of ratios (`sweep_analysis.medians`).
+        medians: Rows of `sweep_analysis.medians`, of ratios.
     """
     largest = 1.0
     in_words = ""
-    for row in medians.to_dict("records"):
+    for row in medians:
         quantity, _, _ = row["quantity"].partition("_vs_")
         ratio = row["value"]
         if not row["is_decided"] or abs(ratio - 1) < LEAST_DIFFERENCE:
