@@ -16,7 +16,7 @@ WITHOUT_HEADING = frozenset(
         *("prefix_hit_rate", "ttft", "tbt", "request_gap", "tpot", "latency"),
         *("normalised_latency", "scheduling_delay", "window_start", "window_end", "is_steady"),
         *("is_overloaded", "in_service_first", "in_service_last", "scheduling_delay_slope"),
-        "slot_use",
+        *("slot_use", "fitting_sequences"),
         *("stall_threshold", "stall_time", "stalled_share", "slo_met", "slo_attainment_ttft"),
         *("slo_attainment_tbt", "slo_attainment_tpot", "slo_attainment_scheduling_delay"),
         *("slo_decode_time", "slowdown", "slowdown_jain", "capacity_high", "capacity_trials"),

@@ -270,16 +270,21 @@ def unsteady_note(runs: pd.DataFrame) -> list[str]:
 
 
 def _where_batch_is_full(overloaded: pd.DataFrame) -> str:
-    """State a higher batch as a remedy of runs whose sequences were all in use; "" of others."""
-    if "slot_use" not in overloaded:
+    """State a higher batch as a remedy of runs whose sequences were all in use while the cache had
+    room for more; "" of others.
+    """
+    if "fitting_sequences" not in overloaded:
         return ""
-    num_full = int((overloaded["slot_use"] == 1).sum())
-    if not num_full:
+    num_fitting = overloaded["fitting_sequences"].dropna()
+    if num_fitting.empty:
         return ""
     which = "all sequences are in use"
-    if num_full < len(overloaded):
-        which = f"in {num_full} of them {which}"
-    return f"; {which}: raise batch (--max-num-seqs)"
+    if len(num_fitting) < len(overloaded):
+        which = f"in {len(num_fitting)} of them {which}"
+    return (
+        f"; {which}, and the KV cache has room for about {num_fitting.min():.0f}: raise batch "
+        "(--max-num-seqs)"
+    )
 
 
 def _share_of(is_so: pd.Series, what: str = "runs") -> str:

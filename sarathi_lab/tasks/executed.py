@@ -154,6 +154,9 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
     if run.trend is not None:
         summary |= run.trend.metrics()
         summary["slot_use"] = _slot_use(run)
+        num_fitting = _fitting_sequences(run)
+        if num_fitting is not None:
+            summary["fitting_sequences"] = num_fitting
     if run.slo_reference is not None:
         summary["slo_decode_time"] = run.slo_reference
     # A user's own come last: they may not have the name of any other.
@@ -242,18 +245,24 @@ def load_grows(run: ExecutedRun) -> list[str]:
     return [f"  {caution}"]
 
 
+def _fitting_sequences(run: ExecutedRun) -> int | None:
+    """Return how many sequences the cache has room for, where all that may be held are in use."""
+    return sequences_in_cache(
+        run.tables[ITERATIONS].num_blocks_used,
+        run.tables[REQUESTS],
+        run.plan.engine.num_slots,
+        run.plan.engine.num_blocks,
+    )
+
+
 def _more_sequences(run: ExecutedRun) -> str:
     """Return the remedy of a run whose cache has room for more sequences than it may hold."""
-    engine = run.plan.engine
-    blocks_used = run.tables[ITERATIONS].num_blocks_used
-    num_slots = engine.num_slots
-    requests = run.tables[REQUESTS]
-    num_fitting = sequences_in_cache(blocks_used, requests, num_slots, engine.num_blocks)
+    num_fitting = _fitting_sequences(run)
     if num_fitting is None:
         return ""
     return (
-        f"; all {num_slots} sequences are in use, and the KV cache has room for about "
-        f"{num_fitting}: raise batch (--max-num-seqs)"
+        f"; all {run.plan.engine.num_slots} sequences are in use, and the KV cache has room for "
+        f"about {num_fitting}: raise batch (--max-num-seqs)"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -114,9 +116,10 @@ def test_a_sweep_states_which_runs_are_not_steady() -> None:
     overloaded, short, baselines = unsteady_note(swept())
     assert overloaded.startswith("1 of 4 runs is overloaded (!): requests come faster")
     assert overloaded.endswith("lower workload.rate or use task=capacity")
-    full, _, _ = unsteady_note(swept(slot_use=[0.5, 1, 1, 1, 1, 1]))
+    full, _, _ = unsteady_note(swept(fitting_sequences=[math.nan, 32, 24, 32, 32, 32]))
     assert full.endswith(
-        "use task=capacity; all sequences are in use: raise batch (--max-num-seqs)"
+        "use task=capacity; all sequences are in use, and the KV cache has room for about 32: "
+        "raise batch (--max-num-seqs)"
     )
     assert short.startswith("1 of 4 runs is too short (!) to tell")
     assert baselines == "1 of 2 baselines is not steady (!)"
