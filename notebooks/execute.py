@@ -19,7 +19,7 @@ NOTEBOOKS = Path(__file__).parent
 PNG = "image/png"
 PALETTES = (32, 64, 128, 256)  # colours of a picture, the fewest that are near enough
 # Visitors see the figures here; those of the other notebook stand larger on the pages it links to.
-DOTS_PER_INCH = {"figures": 90, "after_sarathi": 62}
+DOTS_PER_INCH = {"figures": 90, "after_sarathi": 62, "compare_runs": 100}
 MOST_WIDTH = 1200  # pixels: a picture that a run has drawn, at 150 dots an inch, is wider
 NEAR = 24  # of 255: a colour may be off by, in all but a thousandth of the pixels
 
@@ -28,10 +28,14 @@ def execute(path: Path) -> None:
     """Execute all cells in the notebook's folder, and write the notebook with its outputs."""
     notebook = nbformat.read(path, as_version=4)
     options = {"bbox_inches": "tight", "dpi": DOTS_PER_INCH.get(path.stem, 72)}
-    settings = nbformat.v4.new_code_cell(f"%config InlineBackend.print_figure_kwargs = {options}")
-    notebook.cells.insert(0, settings)
-    NotebookClient(notebook, resources={"metadata": {"path": str(path.parent)}}).execute()
-    notebook.cells.pop(0)
+    client = NotebookClient(
+        notebook,
+        resources={"metadata": {"path": str(path.parent)}},
+        # Not in a cell of its own, which the kernel would count.
+        extra_arguments=[f"--InlineBackend.print_figure_kwargs={options}"],
+        store_widget_state=False,  # it is long, and its names differ each time
+    )
+    client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times, which differ each time
         for output in cell.get("outputs", []):

@@ -41,7 +41,7 @@ class PolicyStalled(RunError):
             stuck = f"{_requests(len(decodes), 'decoding')} got no token"
             move = "add_decodes"
         elif prompts:
-            stuck = f"{_requests(len(prompts), 'running')} got no part of their prompts"
+            stuck = f"{_requests(len(prompts), 'running')} got no prompt tokens"
             move = "continue_prefills"
         else:
             stuck = f"{_requests(num_waiting, 'waiting')} never entered"

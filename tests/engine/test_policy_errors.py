@@ -51,7 +51,7 @@ class WithAWrongCall(Forgetful):
     [
         (WithoutAdmissions, ("3 waiting requests never entered", "scheduler.admit?")),
         (WithoutDecodes, ("2 decoding requests got no token", "scheduler.add_decodes?")),
-        (WithoutContinuation, ("got no part of their prompts", "scheduler.continue_prefills?")),
+        (WithoutContinuation, ("got no prompt tokens", "scheduler.continue_prefills?")),
         (Misspelt, ("AttributeError", "test_policy_errors.py:")),
         (WithAWrongCall, ("AttributeError", "test_policy_errors.py:")),
     ],
