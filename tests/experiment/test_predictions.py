@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import runpy
 
+import pandas as pd
 import pytest
 import yaml
 
-from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 
 LEDGER = EXPERIMENTS / "lab" / "predictions"
 PAGE = (LEDGER / "README.md").read_text()
@@ -74,3 +75,29 @@ def test_the_page_has_the_errors_of_the_recorded_values(entry, doubted, capsys):
         errors = [float(error) for error in re.findall(r"([\d.]+)%", printed)]
         assert errors == pytest.approx([mean, median], abs=0.5)
         assert f"  {count} predictions:" in printed
+
+
+def test_the_page_has_the_errors_of_both_hosts_on_h200s():
+    errors = pd.read_csv(LEDGER / "hosts.csv").query("card == 'h200'")
+    several = errors.query("devices > 1")
+    for _, rows in several.groupby("entry"):
+        for _, by_host in rows.groupby("host"):
+            stated = ", ".join(f"{100 * error:.1f}" for error in by_host.mean_error)
+            assert f"| {stated} % |" in PAGE
+    predicted = several.query("host == 'vllm_async'")
+    assert f"Of these {predicted.points.sum()} values {predicted.too_fast.sum()} are" in PAGE
+    alone = errors.query("devices == 1").set_index("host").mean_error
+    assert f"is {100 * alone['vllm_0_19']:.1f} % off" in PAGE
+    assert f"would be {100 * alone['vllm_async']:.1f} % off" in PAGE
+
+
+def test_the_page_on_measuring_counts_the_recorded_rows_of_a_cpu():
+    page = (REPOSITORY / "docs" / "explanation" / "measuring.md").read_text()
+    tables = []
+    for path in EXPERIMENTS.glob("*/*/results/cpu/*.csv*"):
+        table = pd.read_csv(path)
+        if "y" in table:
+            tables.append(table.y)
+    values = pd.concat(tables)
+    assert f"Of the {len(values)} recorded rows of a CPU" in page
+    assert f"{values.notna().sum()} have a number" in page

@@ -118,13 +118,20 @@ def test_the_page_of_changes_states_the_recorded_scores(script):
 def test_the_page_of_published_servers_states_the_recorded_orders_first():
     folder = EXPERIMENTS / "lab" / "silicon_points"
     first = (folder / "README.md").read_text().partition("**Question.**")[0]
-    orders = pd.read_csv(folder / "results" / "orders.csv").query("gpu == 'b200'")
-    right = orders.pivot(index="cost_model", columns="metric", values="right")
+    orders = pd.read_csv(folder / "results" / "orders.csv")
+    b200 = orders.query("gpu == 'b200'")
+    right = b200.pivot(index="cost_model", columns="metric", values="right")
     formula, tables = right.loc["analytic"], right.loc["vLLM's by tables"]
     assert f"**{formula.tpot} of 57** points" in first
     assert f"at {formula.e2e} of 57" in first
     assert f"at {formula.ttft} of 57" in first
     assert f"**{tables.tpot}, {tables.e2e} and {tables.ttft} of 57**" in first
+    h200 = orders.query("gpu == 'h200'")
+    right = h200.pivot(index="cost_model", columns="metric", values="right")
+    formula, tables = right.loc["analytic"], right.loc["vLLM's by tables"]
+    assert f"**{formula.tpot} of 58**, the whole answer at {formula.e2e} of 56" in first
+    assert f"the first token at {formula.ttft} of 50" in first
+    assert f"{tables.tpot} of 58, {tables.e2e} of 56 and {tables.ttft} of 50" in first
 
 
 def test_the_page_on_two_gpus_states_the_errors_of_both_hosts():
