@@ -77,6 +77,19 @@ class Policy(ABC):
         return budget
 
     @property
+    def chunk_of_runs(self) -> int | None:
+        """The chunk that runs are labelled by: the budget, or for a policy that states no
+        `budget_field` its own field `chunk`, which the setting of that name fills, too; None
+        without either.
+        """
+        if self.budget_field is None and is_dataclass(self):
+            for field in fields(self):
+                if field.name == "chunk":
+                    chunk: int = getattr(self, field.name)
+                    return chunk
+        return self.budget
+
+    @property
     def smallest_budget(self) -> int | None:
         """Tokens of its smallest iteration, which must hold a full batch; None: no budget."""
         return self.budget

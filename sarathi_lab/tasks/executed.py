@@ -233,6 +233,34 @@ def host_is_busy(run: ExecutedRun) -> list[str]:
     return host_caution("the times of decodes", run.decode_cost.host_share or 0.0)
 
 
+def over_budget(run: ExecutedRun) -> list[str]:
+    """State that the policy broke its own budget, as `check_policy` finds by random queues."""
+    engine = run.plan.engine
+    policy = engine.policy
+    # The roles of a cluster have budgets of their own, and drafts come on top of one.
+    if policy.budget is None or engine.cluster.num_instances > 1 or engine.speculation.tokens:
+        return []
+    iterations = run.tables[ITERATIONS]
+    num_decodes = iterations.num_decode_tokens
+    num_tokens = iterations.num_prefill_tokens
+    if not policy.decodes_on_top:
+        num_tokens = num_tokens + num_decodes
+    # Decodes are never cut: more of them than the budget are a batch of their own.
+    is_over = (num_tokens > policy.budget) & (iterations.num_prefill_tokens > 0)
+    if not policy.is_capped:  # batches without decodes may take whole prompts
+        # A sequence that comes back to its cached tokens looks like a decode beside these.
+        is_over &= (num_decodes > 0) & (not engine.shares_prefixes)
+    if not is_over.any():
+        return []
+    what = "prompt tokens" if policy.decodes_on_top else "tokens"
+    return [
+        f"  policy {policy.name} breaks its own budget: {is_over.sum():,} of {len(iterations):,} "
+        f"iterations have more {what} than {policy.budget_field}={policy.budget}, up to "
+        f"{num_tokens[is_over].max():,}; give the moves in `fill` token_budget="
+        f"self.{policy.budget_field} (check_policy shows a queue that does it)"
+    ]
+
+
 def load_grows(run: ExecutedRun) -> list[str]:
     """State that waits depend on how long the run was."""
     if run.trend is None:
@@ -266,5 +294,5 @@ def _more_sequences(run: ExecutedRun) -> str:
     )
 
 
-CAUTIONS: Sequence[Caution] = (not_steady, host_is_busy)
+CAUTIONS: Sequence[Caution] = (not_steady, host_is_busy, over_budget)
 CAUTIONS_OF_ONE: Sequence[Caution] = (*CAUTIONS, load_grows)  # a sweep's table marks its runs

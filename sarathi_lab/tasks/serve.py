@@ -110,7 +110,7 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
     varied = {}
     for key, value in context.varied.items():
         is_of_policy = key.startswith("policy.") or key == "policy"
-        is_unread_chunk = key == "chunk" and plan.policy.budget is None
+        is_unread_chunk = key == "chunk" and plan.policy.chunk_of_runs is None
         if not is_of_policy and not is_unread_chunk:
             varied[key] = value
     settings = [f"{key}={value}" for key, value in varied.items()]
@@ -311,7 +311,7 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
         "policy": plan.policy.name,
         "batch": plan.config["batch"],
         "seed": plan.config["seed"],
-        "chunk": plan.policy.budget,
+        "chunk": plan.policy.chunk_of_runs,
         "pd_ratio": workload.get("pd_ratio"),
         "seq_len": workload.get("seq_len"),
         "workload": plan.load.name,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pandas as pd
 
 from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.policy import Orca, Policy
 from sarathi_lab.run import main
 
 CHUNK = 64
@@ -34,3 +37,36 @@ def test_the_policy_of_the_readme_serves_decodes_and_one_chunk(tmp_path, monkeyp
     requests = pd.read_parquet(path.with_name("requests.parquet"))
     assert len(requests) == 8
     assert (requests.output_token_ids.map(len) == requests.output_len).all()
+
+
+@dataclass(frozen=True)
+class WithoutBudgetField(Policy):
+    """As one forgets to name the field; its chunk is another number in each run all the same."""
+
+    name: ClassVar[str] = "without_budget_field"
+    chunk: int = CHUNK
+
+    def fill(self, batch, scheduler):
+        scheduler.add_decodes(batch)
+        scheduler.admit(batch)
+
+
+@dataclass(frozen=True)
+class OverBudget(WithoutBudgetField):
+    name: ClassVar[str] = "over_budget"
+    budget_field: ClassVar[str] = "chunk"
+
+
+def test_runs_of_a_policy_without_a_budget_field_keep_their_chunk():
+    assert WithoutBudgetField(chunk=32).chunk_of_runs == 32
+    assert Orca().chunk_of_runs is None
+
+
+def test_a_run_states_that_its_policy_breaks_its_own_budget(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    policy = f"policy._target_={__name__}.OverBudget"
+    chosen = ["chunk=64", "baselines=[]", "workload.num_requests=6", "output=runs"]
+    assert main([*SETTINGS, policy, *chosen]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "policy over_budget breaks its own budget:" in out
+    assert "more tokens than chunk=64" in out
