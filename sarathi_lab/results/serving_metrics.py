@@ -112,12 +112,18 @@ class Slo:
         bounds = []
         if self.tbt_factor is not None:
             bounds.append(f"{percentile} TBT {self.tbt_factor:g} decode iterations")
-        for name, bound in self.bounds.items():
+        for name in self.bounds:
             label = f"{percentile} {name.upper()}"
             if name == "scheduling_delay":
                 label = "P50 scheduling delay"
-            bounds.append(f"{label} {1e3 * bound:.4g} ms")
+            bounds.append(f"{label} {self.bound_in_ms(name)} ms")
         return ", ".join(bounds) or "no bounds"
+
+    def bound_in_ms(self, name: str) -> str:
+        """Return a bound in milliseconds, as text without an exponent."""
+        milliseconds = 1e3 * self.bounds[name]
+        # Bounds of `tbt_factor` have any number of digits, of which four are shown.
+        return f"{milliseconds:.0f}" if milliseconds >= 1e3 else f"{milliseconds:.4g}"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from sarathi_lab.results.table import heading
 
 AS_GOOD_MARK = " *"
 LONG_STALLS = 2  # times the longest gap of another policy, from which it is pointed out
+# Seconds from which a bound was probably meant in milliseconds.
+MEANT_MILLISECONDS = {"ttft": 100.0, "tbt": 10.0, "tpot": 10.0}
 MOVED = 1.1  # times the P99 of a short run from which the longer one's is pointed out
 
 
@@ -42,6 +44,7 @@ def best_lines(
             )
     else:
         lines = [f"objective {runs.slo.name}: {runs.slo.describe()}"]
+        lines += _bounds_in_doubt(runs.slo)
         lines += _within_objective(name, best, runs, table)
     if leaves_whole(best, runs):
         longest = runs.longest_prompt
@@ -52,6 +55,18 @@ def best_lines(
             "state workload.rate for requests that arrive over time"
         )
     return [f"  {line}" for line in (*lines, *left_out)]
+
+
+def _bounds_in_doubt(slo: Slo) -> list[str]:
+    """Name the bounds that were probably meant in milliseconds."""
+    lines = []
+    for name, bound in slo.bounds.items():
+        if bound >= MEANT_MILLISECONDS.get(name, math.inf):
+            lines.append(
+                f"slo.{name}={bound:g} is {amount(bound)} seconds, in which bounds are stated; "
+                f"slo.{name}={bound / 1e3:g} is {amount(bound)} ms"
+            )
+    return lines
 
 
 def _within_objective(
@@ -76,7 +91,7 @@ def _within_objective(
         ]
     return [
         "nothing meets it: requests come faster than any of these serves them, and wait the longer "
-        f"the longer it runs; shown is {name}, of the shortest stalls"
+        f"the longer it runs; {name} is shown, as it stalls requests the shortest"
     ]
 
 
@@ -250,8 +265,8 @@ def _bound_heading(slo: Slo, name: str) -> str:
     """Return the heading of a bounded quantity with its bound: TBT, P99 [ms], <= 50 in lines."""
     quantity = slo.quantity_of(name)
     _, _, quantile = quantity.rpartition("_p")
-    bound = 1e3 * slo.bounds[name]
-    return f"{NAMES[name]}\nP{quantile} [ms]\n<= {bound:.4g}"
+    bound = slo.bound_in_ms(name)
+    return f"{NAMES[name]}\nP{quantile} [ms]\n<= {bound}"
 
 
 def _against(value: float, bound: float) -> str:
@@ -265,7 +280,7 @@ def remedy_lines(remedies: Sequence[Remedy]) -> list[str]:
     """Show what would meet the objective, each with the command that shows it."""
     if not remedies:
         return []
-    lines = ["  what would meet it:"]
+    lines = ["  what would meet it, or come nearer:"]
     for remedy in remedies:
         lines += [f"    {remedy.text}", f"      {remedy.command}"]
     return lines
@@ -281,7 +296,9 @@ def flag_lines(servers: Sequence[ServerFlags], *, is_met: bool, has_server: bool
     if not is_met:
         title = "  the server that comes nearest, which MISSES the objective"
     if has_server:
-        title = "  the server that meets it by a remedy above; as asked for it MISSES the objective"
+        title = (
+            "  the server of the first remedy that meets it; as asked for it MISSES the objective"
+        )
     lines = [title]
     for server in servers:  # flags on a separate line, so that they can be copied
         lines.append(f"  {server.server}, {server.effective_budget} tokens: {server.note}")
@@ -301,7 +318,7 @@ def closing(table: pd.DataFrame, runs: PolicyRuns, seed: int) -> str:
     longer = ""
     if not confirmed.empty:
         longer = (
-            f" and, for what was to be told apart, {len(confirmed)} of {LONGER * number:,} "
+            f" and, to decide between chunks, {len(confirmed)} of {LONGER * number:,} "
             f"(workload.num_requests={number} states the first number)"
         )
     return (

@@ -124,9 +124,10 @@ class Advise(Task):
         compared = {}
         left_out = []
         leader = None
-        with progress_of("advising"):
+        with progress_of("advising", len(options), "policies") as advance:
             compared[first.label] = self._runs_of(first, None)
             leader = new_leader(None, compared[first.label])
+            advance(1)
             for option in others:
                 try:
                     runs = self._runs_of(option, leader)
@@ -135,6 +136,7 @@ class Advise(Task):
                 else:
                     compared[option.label] = runs
                     leader = new_leader(leader, runs)
+                advance(1)
             if leader is not None and leader.runs is not compared[first.label]:
                 # Found beside another one, and maybe not searched to a tenth.
                 overtaking = self._runs_of(leader.runs.option, None)

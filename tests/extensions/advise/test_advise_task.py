@@ -242,6 +242,14 @@ def test_what_is_advised_or_has_flags_was_confirmed_by_longer_runs(rate, tmp_pat
         assert row["num_requests"] == longest
 
 
+def test_a_bound_that_was_meant_in_milliseconds_is_pointed_out(tmp_path):
+    result = run(tmp_path, *ALONE, "task.chunks=[128]", "slo.tbt=50")
+    said = lines_of(result)
+    assert "P99 TBT 50000 ms" in said
+    assert "slo.tbt=50 is 50 seconds" in said
+    assert "slo.tbt=0.05 is 50 ms" in said
+
+
 def test_equal_schedules_are_not_distinguished_and_the_first_policy_is_taken(tmp_path):
     """Mixed chunks of SGLang in pages of a token are vLLM's schedule."""
     policies = "task.policies=[{sglang: {enable_mixed_chunk: true}}]"
