@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.config.checked import listed
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_int
-from sarathi_lab.config.instantiate import as_written, build
+from sarathi_lab.config.instantiate import as_written, build, name_of
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, marked
@@ -180,6 +180,7 @@ class Advise(Task):
         flags = flags_of(advice, remedied)
         shown: list[DisplayTable | str] = [
             *answer.best_lines(advice.best, runs, advice.judged, advice.left_out),
+            *assumed_workload(plan, context),
             *answer.policies_table(advice.judged, advice.best, runs.slo),
             *answer.remedy_lines(remedied.commands),
             *graphs_gain(runs, advice.best, self.chunks),
@@ -215,6 +216,17 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(usual, *older)
+
+
+def assumed_workload(plan: Plan, context: RunContext) -> list[str]:
+    """Say which requests and sequences decide where no setting states any."""
+    stated = {name_of(setting).partition(".")[0] for setting in context.settings}
+    if not stated.isdisjoint({"workload", "pd_ratio", "seq_len", "experiment"}):
+        return []
+    return [
+        f"  assumed unless stated: {plan.load.describe()}, batch {plan.engine.batch_size}; "
+        "for requests as yours, state such as workload=openchat_sharegpt4 workload.rate=4"
+    ]
 
 
 def check_settings(cfg: DictConfig) -> None:

@@ -250,6 +250,13 @@ def test_a_bound_that_was_meant_in_milliseconds_is_pointed_out(tmp_path):
     assert "slo.tbt=0.05 is 50 ms" in said
 
 
+def test_assumed_requests_are_named_where_none_are_stated(tmp_path):
+    args = ["task=advise", "tracking=none", "task.policies=[]", "task.chunks=[128]"]
+    assumed = "assumed unless stated: workload"
+    assert assumed in lines_of(run(tmp_path, *args))
+    assert assumed not in lines_of(run(tmp_path, *args, "workload.num_requests=12"))
+
+
 def test_equal_schedules_are_not_distinguished_and_the_first_policy_is_taken(tmp_path):
     """Mixed chunks of SGLang in pages of a token are vLLM's schedule."""
     policies = "task.policies=[{sglang: {enable_mixed_chunk: true}}]"
