@@ -41,7 +41,13 @@ def figure(name: str, *, is_all: bool = False) -> Figure:
 
 
 def verdict(name: str) -> str:
-    """Return what an experiment's claims come to on each device, in Markdown."""
+    """Return what an experiment's claims come to on each device, in Markdown.
+
+    Raises:
+        UserError: For no experiment.
+    """
+    # First, as judging all claims takes half a minute.
+    require_one_of("verdict", name, CATALOG)
     return judged.verdict(name, _verdicts())
 
 

@@ -206,12 +206,17 @@ def load_claims(*paths: Path) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
-def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) -> pd.DataFrame:
+def verdicts(
+    root: Path = EXPERIMENTS,
+    claims: Sequence[Claim] | None = None,
+    advance: Callable[[float], None] = lambda steps: None,
+) -> pd.DataFrame:
     """Return a row per claim and device: `COLUMNS`; of simulated devices where they have results.
 
     `expected` is in words, `note` the reason why nothing was measured or nothing can be decided,
     else the claim's caveat, and whether the policies differ in what was replayed; `mark` is
-    `FITTED` where the value is no prediction. `attrs["names"]` are the machines that were measured.
+    `FITTED` where the value is no prediction. `attrs["names"]` are the machines that
+    were measured. `advance` is called after each claim, with 1.
     """
     if claims is None:
         claims = load_claims()
@@ -237,6 +242,7 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
             row = _judged(claim, device, value)
             row["note"] = "; ".join(notes)
             judged.append(row)
+        advance(1)
     table = pd.DataFrame(judged, columns=COLUMNS)
     names_in_words = {}
     for device, names in machines.items():
@@ -690,11 +696,28 @@ def in_words(row: Row) -> str:
     return f"{text} {row['mark']}".rstrip()
 
 
+def figure_pattern(experiment: str) -> str | None:
+    """Return the expression for the name of a figure of the paper in a claim's source, such as
+    "Fig 9" for fig09; None for other experiments.
+    """
+    _, is_figure, number = experiment.partition("fig")
+    if not is_figure or not number.isdigit():
+        return None
+    # Fig 1 is not Fig 10. The later paper on SARATHI-Serve has figures of the same numbers.
+    return rf"^SARATHI,.*Fig {int(number)}(?!\d)"
+
+
 def verdict(experiment: str, table: pd.DataFrame) -> str:
-    """Summarise the claims of an experiment in Markdown, from the table of `verdicts`."""
+    """Summarise the claims of an experiment, or those on its figure that another experiment
+    judges, in Markdown, from the table of `verdicts`.
+    """
     judged = table[table.experiment == experiment]
     if judged.empty:
-        return "- No claim is read from it alone."
+        pattern = figure_pattern(experiment)
+        if pattern is not None:
+            judged = table[table.source.str.contains(pattern)]
+    if judged.empty:
+        return "- No claim is read from it."
     lines = []
     for claim, rows in judged.groupby("claim", sort=False):
         values = []

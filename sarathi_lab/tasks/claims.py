@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from sarathi_lab.config.console import console, print_place, typed
+from sarathi_lab.config.console import console, print_place, progress_of, typed
 from sarathi_lab.config.errors import UserError, exit_code, nearest_name, require_number, suggestion
 from sarathi_lab.config.paths import EXPERIMENTS as RECORDS
 from sarathi_lab.config.paths import OUTPUTS, make_folder
@@ -20,6 +21,8 @@ from sarathi_lab.experiment.claims import (
     FAILS,
     NOT_MEASURED,
     VERDICTS,
+    Claim,
+    figure_pattern,
     in_words,
     kind_of,
     load_claims,
@@ -214,7 +217,11 @@ def _main(options: argparse.Namespace, run: Command) -> int:
             f"--results {options.results} has no recorded results; leave --results out, or add "
             "--simulate or --run to fill it"
         )
-    table = verdicts(results)
+    if not is_running:
+        _require_claims(options)
+    claims = load_claims()
+    with progress_of("judging", len(claims), "claims") as advance:
+        table = verdicts(results, claims, advance)
     is_narrowed = options.only or options.claims or options.device
     if is_narrowed or is_running or options.verbose or options.long:
         print_verdicts(_selected(table, options), is_long=options.long)
@@ -272,26 +279,23 @@ def _check_claims(names: Sequence[str], *, is_running: bool) -> None:
             raise UserError(f"{name} is a claim, and experiments are run; use --only EXPERIMENT")
 
 
-def _judging(names: Sequence[str], table: pd.DataFrame) -> list[str]:
+def _judging(name: str, claims: Sequence[Claim]) -> list[str]:
     """Return the experiments that judge what a figure of the paper claims, such as fig09's."""
-    experiments = []
-    for name in names:
-        if not name.startswith("fig"):
-            continue
-        number = name.removeprefix("fig").lstrip("0")
-        # Fig 1 is not Fig 10.
-        is_of_figure = table.source.str.contains(rf"Fig {number}(?!\d)")
-        experiments += list(table.experiment[is_of_figure].unique())
-    return experiments
+    pattern = figure_pattern(name)
+    if pattern is None:
+        return []
+    experiments = [claim.experiment for claim in claims if re.search(pattern, claim.source)]
+    return list(dict.fromkeys(experiments))
 
 
-def _require_claims(options: argparse.Namespace, table: pd.DataFrame) -> None:
-    """Raise UserError for an experiment that was asked for and has no claim in `table`."""
-    with_claims = list(table.experiment.unique())
+def _require_claims(options: argparse.Namespace) -> None:
+    """Raise UserError for an experiment that was asked for and has no claim."""
+    claims = load_claims()
+    with_claims = list(dict.fromkeys(claim.experiment for claim in claims))
     for name in options.only or []:
         if name not in with_claims:
             as_typed = name if name in options.names else f"--only {name}"
-            experiments = _judging([name], table) or with_claims
+            experiments = _judging(name, claims) or with_claims
             raise UserError(f"{as_typed} has no claim; use one of {', '.join(experiments)}")
 
 
@@ -301,8 +305,6 @@ def _selected(table: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     if options.only or options.claims:
         is_of_experiment = table.experiment.isin(options.only or [])
         chosen = table[is_of_experiment | table.id.isin(options.claims)]
-    if not (options.run or options.simulate):
-        _require_claims(options, table)
     if options.device:
         chosen = chosen[chosen.device.str.contains(options.device, regex=False)]
         if chosen.empty:

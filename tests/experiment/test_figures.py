@@ -13,7 +13,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+import sarathi_lab as lab
 from sarathi_lab.config.csv_files import csv_file
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
@@ -146,6 +148,18 @@ def test_the_verdict_is_that_of_the_claims_on_every_device_that_has_a_number():
     assert said == "- it gains (at least 2): cpu **2.5 (2 to 3, 96 %)** (holds)."
     said = verdict("fig08", pd.DataFrame([none]))
     assert said.endswith("No device has recorded results of it.")
+
+
+def test_a_figures_claims_may_be_judged_by_another_experiment():
+    row = dict.fromkeys(CLAIM_COLUMNS, "")
+    row |= {"experiment": "chunk_optimum", "verdict": "fails", "confidence": 0.95}
+    row |= {"claim": "it peaks", "measured": 1.0, "low": 1.0, "high": 1.0, "device": "cpu"}
+    sources = ["SARATHI, section 5.1.2 and Fig 9", "Sarathi-Serve, Fig 9"]
+    table = pd.DataFrame([{**row, "source": source} for source in sources])
+    assert verdict("fig09", table).startswith("- it peaks")
+    assert verdict("fig09", table.iloc[1:]) == "- No claim is read from it."
+    with pytest.raises(UserError, match="verdict=fig9 is unknown"):
+        lab.verdict("fig9")
 
 
 def test_recorded_results_of_devices_are_among_the_points(monkeypatch):
