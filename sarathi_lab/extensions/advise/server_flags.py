@@ -207,13 +207,23 @@ def chosen_parameters(policy: Policy) -> dict[str, object]:
     return chosen
 
 
+def _longest_of_workload(plan: Plan) -> int:
+    """Return the most tokens of a sequence: the workload's bound, as other seeds draw longer
+    requests than those of the run, within the model's positions.
+    """
+    bound = plan.config["workload"].get("max_len")
+    if plan.config["max_model_len"] is not None or not isinstance(bound, int):
+        return plan.max_model_len
+    return max(plan.max_model_len, min(bound, plan.spec.max_position))
+
+
 def simulated(plan: Plan) -> Simulated:
     """Return what a server must repeat of a run."""
     engine = plan.engine
     return Simulated(
         plan.policy,
         engine.batch_size,
-        plan.max_model_len,
+        _longest_of_workload(plan),
         engine.num_blocks * engine.block_size,
         simulated_options(plan.config),
     )

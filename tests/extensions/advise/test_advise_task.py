@@ -250,6 +250,13 @@ def test_a_bound_that_was_meant_in_milliseconds_is_pointed_out(tmp_path):
     assert "slo.tbt=0.05 is 50 ms" in said
 
 
+def test_servers_take_the_longest_request_of_the_workload_not_of_the_seed(tmp_path):
+    workload = ["workload=openchat_sharegpt4", "workload.max_len=8192"]
+    args = ["task=advise", "tracking=none", *H100, *workload, "workload.num_requests=4"]
+    flags = run(tmp_path, *args, "task.policies=[]", "task.chunks=[512]").tables["flags"]
+    assert "--max-model-len 8192" in flags["flags"].item()
+
+
 def test_assumed_requests_are_named_where_none_are_stated(tmp_path):
     args = ["task=advise", "tracking=none", "task.policies=[]", "task.chunks=[128]"]
     assumed = "assumed unless stated: workload"
