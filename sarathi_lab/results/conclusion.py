@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from sarathi_lab.config.console import amount
+from sarathi_lab.config.instantiate import option_files
 from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.intervals import (
     FEWEST_PAIRS,
@@ -105,7 +106,8 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     if comparison is not None:
         every_best = _best_of_workloads(comparison)
     if comparison is None or not every_best:
-        return ["", *equal] if equal else []
+        remarks = [*_without_reference(runs), *equal]
+        return ["", *remarks] if remarks else []
     described = every_best
     if len(every_best) > MOST:
         described = _extremes(every_best, comparison)
@@ -124,6 +126,24 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
         sentences.append(caution)
     sentences[0] = f"\n{sentences[0]}"
     return sentences
+
+
+def _without_reference(runs: pd.DataFrame) -> list[str]:
+    """State why the policies of a sweep are not compared, where none of them is the reference."""
+    is_sweep = "swept" in runs
+    if not is_sweep or _is_replay(runs):
+        return []
+    policies = list(runs.policy.unique())
+    if len(policies) < 2 or analysis.reference(runs) is not None:
+        return []
+    # Classes of a user's own are no options that `baselines` can name.
+    options = option_files("policy")
+    named = [policy for policy in policies if policy in options]
+    reference = named[-1] if named else analysis.REFERENCES[0]
+    return [
+        f"No policy is the reference, so none is called better or worse; baselines=[{reference}] "
+        f"compares with {reference}, with an interval where there are several seeds."
+    ]
 
 
 def _best_of_workloads(comparison: _Comparison) -> list[_Best]:
