@@ -183,7 +183,7 @@ def test_a_file_is_replayed_with_the_servers_arguments_beside_it(tmp_path):
         (json.dumps(NOT_STREAMED), "were not streamed"),
         (json.dumps(guidellm(prompt_tokens=0)), "prompt_len=0"),
         (json.dumps({**VLLM, "errors": 3 * ["timeout"]}), "all 3 requests failed"),
-        (json.dumps({**VLLM, "ttfts": [0.1]}), "is damaged"),
+        (json.dumps({**VLLM, "ttfts": [0.1]}), "ttfts has 1 entries, input_lens has 3"),
         (json.dumps({**SGLANG, "request_rate": 0}), "request_rate=0 is not above 0"),
         (str({**PPAS, "phase_schedule": "2:0"}), "is damaged"),
         ('{"benchmarks": [{"requests": {"successful": []}}]}', "it has no request"),

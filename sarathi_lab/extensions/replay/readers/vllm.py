@@ -95,7 +95,9 @@ def _rows(result: Object) -> list[dict[str, object]]:
     lists["latencies"] = list_of(result.get("latencies")) or [None] * number
     lists["start_times"] = list_of(result.get("start_times")) or [None] * number
     lists["cached_tokens"] = list_of(result.get("cached_tokens")) or [0] * number
-    # Lists of one length, or ValueError.
+    for name, entries in lists.items():
+        if len(entries) != number:
+            raise ValueError(f"{name} has {len(entries)} entries, input_lens has {number}")
     requests = pd.DataFrame(lists)
     return [_row(row) for row in requests.to_dict("records")]
 
