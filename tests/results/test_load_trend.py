@@ -113,6 +113,9 @@ def test_a_sweep_states_which_runs_are_not_steady() -> None:
         *("orca *", "vllm_v1", "sglang", "orca * !", "vllm_v1 !", "sglang !"),
     ]
     assert "!: not steady" in table.title
+    targets = swept().policy.map("my_policies.{}".format)
+    names = swept(**{"policy._target_": targets}).assign(swept="[policy._target_,workload.rate]")
+    assert list(sweep_table(names, "All").rows[0])[:2] == ["policy", "rate"]
     overloaded, short, baselines = unsteady_note(swept())
     assert overloaded.startswith("1 of 4 runs is overloaded (!): requests come faster")
     assert overloaded.endswith("lower workload.rate or use task=capacity")
