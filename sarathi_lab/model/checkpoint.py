@@ -58,19 +58,21 @@ class Stored:
 
 
 def find_checkpoint(path: str, files: Sequence[str] = HUB_FILES) -> Path:
-    """The folder `path`, or if it is a hub id the `files` that are fetched first. Raises UserError
-    if there is none.
+    """The folder `path`, or that of its config.json, or if it is a hub id the `files` that are
+    fetched first. Raises UserError if there is none.
     """
     directory = Path(path).expanduser()
     if directory.is_dir():
         return directory
+    if directory.name == "config.json" and directory.is_file():
+        return directory.parent
     if directory.exists() or path.startswith((".", "/", "~")) or not HUB_ID.fullmatch(path):
         reason = "is a file" if directory.exists() else "is missing"
         if path.lower().endswith(".gguf"):
             reason = "is a GGUF file, which is not read"
         raise UserError(
-            f"model.path={path} {reason}; name a folder that holds config.json and the weights, or "
-            "a hub id such as Qwen/Qwen3-0.6B"
+            f"model.path={path} {reason}; name a folder that holds config.json (and the weights, "
+            "where a model is run), or a hub id such as Qwen/Qwen3-0.6B"
         )
     from huggingface_hub import snapshot_download
 

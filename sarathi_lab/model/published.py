@@ -78,7 +78,7 @@ NOT_COUNTED: Mapping[str, tuple[str, Sequence[object]]] = {
 }
 # What can be done with a model that no formula is for.
 OTHERWISE = (
-    "use executor=vllm, which runs it, or state a shape of about its size in conf/model/NAME.yaml"
+    "use executor=vllm if vLLM runs it, or state a shape of about its size in conf/model/NAME.yaml"
 )
 ENCODERS = ("vision_config", "audio_config")
 

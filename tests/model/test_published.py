@@ -33,6 +33,7 @@ from sarathi_lab.executor.simulated.kernel_times import (
 )
 from sarathi_lab.executor.simulated.kv_capacity import served_tokens
 from sarathi_lab.experiment.scenario import Scenario, request_times
+from sarathi_lab.model.checkpoint import find_checkpoint
 from sarathi_lab.model.families import FAMILIES
 from sarathi_lab.model.layers import CachedWindow, Window
 from sarathi_lab.model.published import published_spec, read_published
@@ -1014,3 +1015,9 @@ def test_several_devices_share_windows_as_they_share_other_layers() -> None:
     setup = ServerSetup(VLLM_MEMORY, 8192, 256)
     one = served_tokens(gemma, H100, 2, setup)
     assert served_tokens(gemma, H100, 2, setup, Parallel(tensor=2)) > 2 * one
+
+
+def test_the_path_of_a_config_json_is_that_of_its_folder(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    assert find_checkpoint(str(path)) == tmp_path

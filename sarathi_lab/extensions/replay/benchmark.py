@@ -143,7 +143,10 @@ class RecordedLoad(Load):
         table, check = _checked_table(path, self.rows, has_arrivals=self.has_arrivals)
         recording = recorded(table, check, damaged)
         if recording.requests.empty:
-            raise UserError(f"{path}: {_reason_for_nothing(recording)}; see the server's log")
+            remedy = "see the server's log"
+            if recording.left_out.get(DAMAGED):  # of which a server logs nothing
+                remedy = "correct these values, or run the benchmark again"
+            raise UserError(f"{path}: {_reason_for_nothing(recording)}; {remedy}")
         cautions = [recording.describe_left_out(), *self.cautions]
         requests = recording.requests
         client = self.client

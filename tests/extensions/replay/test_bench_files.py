@@ -188,7 +188,7 @@ def test_a_file_is_replayed_with_the_servers_arguments_beside_it(tmp_path):
         (str({**PPAS, "phase_schedule": "2:0"}), "is damaged"),
         ('{"benchmarks": [{"requests": {"successful": []}}]}', "it has no request"),
         (json.dumps({**VLLM, "ttfts": 3 * [float("nan")]}), "row 1: first_token is missing"),
-        (json.dumps({**VLLM, "output_lens": [-1, -2, 0]}), "row 1: output_len=-1"),
+        (json.dumps({**VLLM, "output_lens": [-1, -2, 0]}), "correct these values"),
         (json.dumps({"backend": "vllm", "completed": 2}), "--save-detailed"),
         (json.dumps({**AIPERF[0], "metrics": {}}), "row 1: prompt_len is missing"),
     ],
