@@ -492,7 +492,11 @@ class Parallel(Degrees):
             ("tensor", self.tensor, "heads", spec.num_heads),
         ):
             if size % degree:
-                return uneven(kind, degree, size, f"{part} {of_model}", limit=size)
+                kv_heads = []
+                if kind == "tensor":
+                    kv_heads = [spec.heads.num_kv_heads, spec.window_heads.num_kv_heads]
+                what = f"{part} {of_model}"
+                return uneven(kind, degree, size, what, limit=size, kv_heads=kv_heads)
         for heads in (spec.heads, spec.window_heads):
             complaint = refuse_kv_heads(self.tensor, heads.num_heads, heads.num_kv_heads, of_model)
             if complaint is not None:
