@@ -36,14 +36,19 @@ from sarathi_lab.workload.recording import Recording, RowCheck, recorded
 from sarathi_lab.workload.text_files import JsonRows, json_rows, kind_of_text, read_text
 
 DATE = 0  # unit of a column of dates
-UNSTATED = -1  # of one whose name tells none: dates, seconds, or milliseconds since 1970
-FIRST_IN_MILLISECONDS = 10**11  # numbers from here on are no seconds: the year 5138
-SECOND, MILLISECOND, NANOSECOND = 10**9, 10**6, 1  # in nanoseconds
+UNSTATED = -1  # of one whose name tells none: dates, seconds, or smaller units since 1970
+SECOND, MILLISECOND, MICROSECOND, NANOSECOND = 10**9, 10**6, 10**3, 1  # in nanoseconds
+# Numbers from the first of these on are times since 1970 in the unit behind it: as seconds, 1e11
+# is the year 5138.
+FIRST_OF_UNITS = ((1e17, NANOSECOND), (1e14, MICROSECOND), (1e11, MILLISECOND), (1e9, SECOND))
+# More requests a second than any trace has: whole numbers that dense are no milliseconds.
+IMPLAUSIBLE_RATE = 1000
 UNITS = {
     DATE: "dates",
     UNSTATED: "seconds or dates",
     SECOND: "seconds",
     MILLISECOND: "milliseconds",
+    MICROSECOND: "microseconds",
     NANOSECOND: "nanoseconds",
 }
 FIX = "name a trace, such as AzureLLMInferenceTrace_conv.csv of github.com/Azure/AzurePublicDataset"
@@ -241,16 +246,18 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
     """
     cells, damaged = _read_cells(file)
     trace_format = _recognise(file, cells)
+    notes = list[str]()
+    if trace_format.unit == UNSTATED:
+        unit = _unit_of(file, cells[trace_format.time])
+        trace_format = replace(trace_format, unit=unit)
+        notes.append(f"{trace_format.time} read as {UNITS[unit]}")
     recording = _recording(cells, trace_format, damaged)
     if recording.requests.empty:
         raise UserError(
             f"{file} {recording.example or 'has no request'}: no row can be read; correct it, or "
             f"{FIX}"
         )
-    notes = _notes_on_columns(cells, trace_format)
-    if trace_format.unit == UNSTATED:
-        unit = UNITS[_unit_of(cells[trace_format.time])]
-        notes.append(f"{trace_format.time} read as {unit}")
+    notes = [*_notes_on_columns(cells, trace_format), *notes]
     if _is_chained(cells, trace_format):
         notes.append(
             f"no {trace_format.ids}: a prompt is taken to begin with that of its "
@@ -498,8 +505,6 @@ def _arrivals(
 
 def _nanoseconds(column: pd.Series, unit: int) -> tuple[pd.Series, pd.Series]:
     """Read times as nanoseconds from any zero, and which of them are valid."""
-    if unit == UNSTATED:
-        unit = _unit_of(column)
     text = column.astype(str)
     if unit == DATE:
         text = text.where(text.str[:1].str.isdigit())  # pandas reads "now" as a time
@@ -515,12 +520,27 @@ def _nanoseconds(column: pd.Series, unit: int) -> tuple[pd.Series, pd.Series]:
     return whole_units.astype("int64") * unit + fraction, is_valid
 
 
-def _unit_of(column: pd.Series) -> int:
-    """Tell the unit of times whose column states none."""
+def _unit_of(file: Path, column: pd.Series) -> int:
+    """Tell the unit of times whose column states none. Raises UserError for whole numbers that may
+    be seconds or milliseconds.
+    """
     numbers = pd.to_numeric(column.astype(str), errors="coerce")
     if numbers.isna().mean() > 0.5:
         return DATE
-    return MILLISECOND if numbers.median() >= FIRST_IN_MILLISECONDS else SECOND
+    numbers = numbers.dropna()
+    for first, unit in FIRST_OF_UNITS:
+        if numbers.median() >= first:
+            return unit
+    span = numbers.max() - numbers.min()
+    is_whole = bool((numbers % 1 == 0).all())
+    seconds = span * MILLISECOND / SECOND  # if they are milliseconds
+    is_too_dense = len(numbers) - 1 > IMPLAUSIBLE_RATE * seconds
+    if not is_whole or span == 0 or is_too_dense:
+        return SECOND
+    raise UserError(
+        f"{file} has whole numbers up to {numbers.max():.0f} as {column.name}, which may be "
+        f"seconds or milliseconds; rename the column {column.name}_s or {column.name}_ms"
+    )
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:

@@ -547,7 +547,10 @@ def test_public_traces_load_whole(name, rows, lengths):
     ("time", "values", "gap", "note"),
     [
         ("timestamp", (0.5, 2.0), 1.5, "seconds"),
+        ("timestamp", (1767600000, 1767600002), 2, "seconds"),
         ("timestamp", (1767600000000, 1767600001500), 1.5, "milliseconds"),
+        ("timestamp", (1767600000000000, 1767600001500000), 1.5, "microseconds"),
+        ("timestamp", (7, 7), 0, "seconds"),
         ("timestamp", ("2026-01-05T08:00:00Z", "2026-01-05T08:00:01.5Z"), 1.5, "dates"),
         ("arrival_s", (1, 2.5), 1.5, ""),
         ("timestamp_ms", (100, 1600), 1.5, ""),
@@ -559,6 +562,14 @@ def test_plain_files_have_times_by_their_name_or_size(load, time, values, gap, n
     loaded = load(text)
     assert rows_of(loaded) == [(0, 74, 9), (pytest.approx(gap), 80, 8)]
     assert not note or f"timestamp read as {note}" in str(loaded)
+
+
+def test_whole_times_without_a_unit_are_seconds_only_where_they_are_dense(load):
+    header = "timestamp,prompt_tokens,completion_tokens\n"
+    with pytest.raises(UserError, match=r"up to 250000 as timestamp.*timestamp_s or timestamp_ms"):
+        load(header + "0,74,9\n250000,80,8\n")
+    loaded = load(header + "0,74,9\n0,74,9\n0,74,9\n1,80,8\n")
+    assert [row[0] for row in rows_of(loaded)] == [0, 0, 0, 1]
 
 
 def test_a_pause_of_no_conversation_is_named(load):
