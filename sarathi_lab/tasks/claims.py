@@ -124,7 +124,7 @@ def _print_by_claim(table: pd.DataFrame) -> None:
     """Print a block for each claim, a line for each device."""
     for claim, rows in table.groupby("claim", sort=False):
         first = rows.to_dict("records")[0]
-        title = f"{claim} ({first['expected']}; {first['source']})"
+        title = f"{first['id']}: {claim} ({first['expected']}; {first['source']})"
         lines = [_line(row, BY_CLAIM, is_long=False) for row in rows.to_dict("records")]
         show([DisplayTable(lines, BY_CLAIM, unbroken=BY_CLAIM, title=title, markup=True)])
 
@@ -136,7 +136,9 @@ def _line(row: Row, columns: Sequence[str], *, is_long: bool) -> dict[str, objec
         value, _, _ = value.partition(" (")
     style = STYLES[kind_of(row["verdict"])]
     verdict = f"[{style}]{row['verdict']}[/]"
-    shown = {**row, "measured": value, "verdict": verdict}
+    # A claim is asked for by its name, which a column of its own would leave no width for.
+    claim = f"[bold]{row['id']}[/]: {row['claim']}"
+    shown = {**row, "claim": claim, "measured": value, "verdict": verdict}
     return {name: shown[name] for name in columns}
 
 
