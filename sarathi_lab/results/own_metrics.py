@@ -82,7 +82,9 @@ def own_quantities(
     first_error: RunError | None = None
     for name, function in metrics.items():
         try:
-            value = _value_of(name, function, run, quantities)
+            if name in quantities:
+                raise RunError(f"metrics: {name} has the name of another quantity; rename it")
+            value = value_of(name, function, run)
         except RunError as error:
             first_error = first_error or error
             continue
@@ -91,11 +93,10 @@ def own_quantities(
     return own, first_error
 
 
-def _value_of(
-    name: str, function: Callable[..., object], run: RunTables, quantities: Collection[str]
-) -> float:
-    if name in quantities:
-        raise RunError(f"metrics: {name} has the name of another quantity; rename it")
+def value_of(name: str, function: Callable[..., object], run: RunTables) -> float:
+    """Compute a user's quantity. Raises RunError for a function that fails, with its error as the
+    cause, or that returns anything but a number.
+    """
     try:
         value = function(run)
     except Exception as error:  # any of a user's code

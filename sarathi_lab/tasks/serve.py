@@ -49,6 +49,7 @@ from sarathi_lab.tasks.executed import (
     execute,
     summary_of,
 )
+from sarathi_lab.tasks.metric_trial import try_metrics
 from sarathi_lab.tasks.plan import Plan, make_plans
 from sarathi_lab.tasks.run_cache import cap_caution
 
@@ -72,7 +73,9 @@ class Serve(Task):
     num_rounds = 3  # the fewest of which a median leaves out the slowest and the fastest
 
     def check(self, cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
-        return make_plans(cfg)
+        plan, baselines = make_plans(cfg)
+        try_metrics(plan)
+        return plan, baselines
 
     def expected_seconds(self, cfg: DictConfig) -> dict[str, float]:
         plan, baselines = make_plans(cfg)

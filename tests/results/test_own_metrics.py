@@ -52,6 +52,18 @@ def a_column(run):
 
 def broken(run):
     return run.requests.absent
+
+
+def many_in_words(run):
+    return 1.0 if len(run.requests) < 3 else "many"
+
+
+def nine_requests(run):
+    return run.requests.prompt_len.iloc[8]
+
+
+def of_all_columns(run):
+    return float(run.iterations.graph_use.eq("none").sum() + run.iterations.instance.sum())
 """
 
 
@@ -88,6 +100,9 @@ def test_a_metric_of_the_users_is_a_quantity_of_each_run(tmp_path, capsys):
         ("[my_metrics.half,my_metrics.half]", "half has the name of another quantity"),
         ("my_metrics.half", "my_metrics.half is not a list; write 'metrics=["),
         ("null", "metrics=None is not a list"),
+        ("[my_metrics.in_words]", "metrics: in_words returned 'many'; return a number"),
+        ("[my_metrics.half,my_metrics.a_column]", "metrics: a_column returned 0 56 1 56"),
+        ("[my_metrics.broken]", "metrics: broken failed (AttributeError"),
     ],
 )
 def test_what_is_no_metric_is_refused_before_the_run(value, reason, capsys, tmp_path):
@@ -99,9 +114,10 @@ def test_what_is_no_metric_is_refused_before_the_run(value, reason, capsys, tmp_
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("in_words", "metrics: in_words returned 'many'; return a number"),
-        ("a_column", "metrics: a_column returned 0 56 1 56"),
-        ("broken", "metrics: broken failed (AttributeError"),
+        # A trial of two requests does not show what fails with more of them, or with fewer.
+        ("many_in_words", "metrics: many_in_words returned 'many'; return a number"),
+        ("nine_requests", "metrics: nine_requests failed (IndexError"),
+        ("of_all_columns", "metrics: of_all_columns failed (AttributeError"),
         ("num_requests", "metrics: num_requests has the name of another quantity; rename it"),
     ],
 )
@@ -114,15 +130,15 @@ def test_a_metric_that_fails_leaves_the_run_with_all_others(name, reason, capsys
 
 
 def test_a_sweep_says_once_why_its_runs_failed(capsys):
-    assert main([*RUN, "metrics=[my_metrics.in_words]", "seed=0,1", "baselines=[]", "-m"]) == 2
+    assert main([*RUN, "metrics=[my_metrics.many_in_words]", "seed=0,1", "baselines=[]", "-m"]) == 2
     printed, error = capsys.readouterr()
     assert printed.count("returned 'many'") == 1
     assert "[2/2] seed=1 failed as [1/2]" in printed
-    assert error.startswith("error: 2 runs stopped: metrics: in_words returned")
+    assert error.startswith("error: 2 runs stopped: metrics: many_in_words returned")
 
 
 def test_a_metric_that_fails_for_a_baseline_leaves_its_other_ratios(capsys, tmp_path):
-    assert main([*RUN, "metrics=[my_metrics.broken]"]) == 2
+    assert main([*RUN, "metrics=[my_metrics.many_in_words]"]) == 2
     assert len(list(tmp_path.rglob("run.json"))) == 2
     assert re.search(r"tokens/s.* [\d.]+x", capsys.readouterr().out)
 
