@@ -97,10 +97,15 @@ def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
     raise UserError(f"{name}={value} is unknown{similar}; use one of {', '.join(options)}")
 
 
-# Settings that are gone, and what does it now.
+LATENCY = (
+    "bounds are slo.ttft, slo.tbt, slo.tpot and slo.scheduling_delay; use slo.ttft with slo.tpot, "
+    "or look at the quantity latency_p99 of results.parquet (plot.y=latency_p99 in a sweep)"
+)
+# Settings that are gone, or that other tools have, and what does it here.
 SUCCESSORS = {
     "executor.attention": "executor=torch attends by Triton's kernels; for FlashAttention or "
     "FlashInfer use executor=vllm +executor.options.attention_backend=FLASH_ATTN or FLASHINFER",
+    **dict.fromkeys(("slo.e2e", "slo.e2el", "slo.e2e_latency", "slo.latency"), LATENCY),
 }
 
 
@@ -108,7 +113,11 @@ def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
     """For a key that is not `what`."""
     if key in SUCCESSORS:
         return UserError(f"{key} is not {what}: {SUCCESSORS[key]}")
-    similar = suggestion(key, valid)
+    # The group, which all of its names share, makes none of them more likely.
+    group, dot, parameter = key.rpartition(".")
+    full_names = {name.removeprefix(group + dot): name for name in valid}
+    nearest = nearest_name(parameter, list(full_names))
+    similar = f" (did you mean {full_names[nearest]}?)" if nearest is not None else ""
     remedy = "it has none; drop it"
     if valid:
         remedy = f"use one of {', '.join(sorted(valid))}"
