@@ -170,6 +170,15 @@ def test_a_simulation_says_what_it_does_not_count():
         profiled.check(spec, 16)
 
 
+@pytest.mark.parametrize(("weights", "card"), [("w8a8", "h100"), ("fp8", "a100")])
+def test_tables_have_no_weights_of_other_products(weights, card):
+    hardware = load_option("hardware", card)
+    backend = SimulatedBackend(hardware, weights=weights, cost_model="profiled")
+    spec = backend.with_weights(load_option("model", "llama3-8b"), None)
+    with pytest.raises(UserError, match=f"has {weights} on {card}; use executor.cost_model=analyt"):
+        backend.check(spec, 16)
+
+
 @pytest.mark.parametrize(
     ("setting", "fix"),
     [

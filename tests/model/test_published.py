@@ -758,7 +758,9 @@ def test_parts_that_are_quantised_count_with_their_bytes() -> None:
     assert after["qkv_proj"] == before["qkv_proj"]
     (caution,) = (each for each in backend.cautions(ffns) if "weights are read" in each)
     assert "0.562 bytes in 100% of the FFNs" in caution
-    with pytest.raises(UserError, match="no tables of weights in modelopt nvfp4"):
+    with pytest.raises(
+        UserError, match=r"has modelopt nvfp4 on .*use executor.cost_model=analytic"
+    ):
         SimulatedBackend(H100, cost_model="profiled").check(ffns, 0)
 
 

@@ -285,19 +285,15 @@ def tables_for(formula: AnalyticOperations, level: str = "profiled") -> Operatio
             f"analytic has figures of; {analytic}"
         )
     stored = spec.stored
-    has_table = (
-        stored is None
-        or stored.of == "experts"
-        or (
-            stored.of == "layers"
-            and stored.product_type == "fp8"
-            and hardware.fp8_flops_per_second is not None
-        )
-    )
+    has_table = stored is None or stored.of == "experts"
+    if stored is not None and stored.of == "layers":
+        # Without products of 8 bits a card computes such weights in 16, by kernels without a table.
+        has_fp8_products = hardware.fp8_flops_per_second is not None
+        has_table = stored.product_type == "fp8" and has_fp8_products
     if stored is not None and not has_table:
         raise UserError(
-            f"{setting} has no tables of weights in {stored.name}, which model {spec.name} has; "
-            f"{analytic}"
+            f"{setting} has tables of weights in 16 bits, and in fp8 on cards with such products; "
+            f"model {spec.name} has {stored.name} on {hardware.name}; {analytic}"
         )
     if hardware.tables is None:
         raise UserError(
