@@ -30,7 +30,6 @@ from sarathi_lab.results.table import (
     Row,
     display_unit,
     factor,
-    heading,
     less_is_better,
 )
 
@@ -124,8 +123,8 @@ def summary_line(summary: Mapping[str, float]) -> str:
     quantities = []
     for name in LINE:
         if name in summary:  # outputs of one token have no TBT
-            label, _, unit = heading(name).partition(" [")
-            value = cell(name, summary[name])
+            heading_of_line, value = _with_heading(name, summary[name])
+            label, _, unit = heading_of_line.partition(" [")
             quantities.append(f"{label} {value} {unit.rstrip(']')}".rstrip())
     return f"  {', '.join(quantities)}"
 
@@ -146,7 +145,10 @@ def summary_table(
     shown = [name for name in names if is_whole or name in MAIN or name in own]
     rows = []
     for name in shown:
-        row = {"": _run_heading(name, summary), policy: cell(name, summary[name])}
+        label, value = _with_heading(name, summary[name])
+        if name == "duration" and "window_start" in summary:
+            label = COUNTED_TIME  # the time of a part is not that of the run
+        row = {"": label, policy: value}
         for baseline in baselines:
             ratio = f"{name}_vs_{baseline}"
             row[f"/ {baseline}"] = cell(ratio, summary.get(ratio))
@@ -158,11 +160,12 @@ def summary_table(
     return [table, f"  {num_hidden} more in results.parquet; -v prints them"]
 
 
-def _run_heading(name: str, summary: Mapping[str, float]) -> str:
-    """Return the heading of a run's quantity; the time of a part is not that of the run."""
-    if name == "duration" and "window_start" in summary:
-        return COUNTED_TIME
-    return heading(name)
+def _with_heading(name: str, value: float) -> tuple[str, str]:
+    """Return the heading and the text of one value, a long time in seconds."""
+    scale, label = display_unit(name, value)
+    if scale == factor(name):
+        return label, cell(name, value)
+    return label, amount(value * scale)
 
 
 def print_sweep(sweep_dir: Path, num_jobs: int, axes: SweepAxes) -> None:
@@ -591,7 +594,7 @@ def cell(name: str, value: float | None) -> str:
         return "noise"  # a difference of two times that are equal within the noise
     number = value * factor(name)
     _, _, how = HEADINGS.get(name, (name, 1.0, "g"))
-    return amount(number) if how.endswith("g") else format(number, how)
+    return amount(number) if how.endswith("g") else format(number, f",{how}")
 
 
 def operation_display(table: pd.DataFrame) -> DisplayTable:
