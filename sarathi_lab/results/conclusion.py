@@ -19,7 +19,7 @@ from sarathi_lab.results.intervals import (
     level_of,
     samples_for,
 )
-from sarathi_lab.results.load_trend import LONG_ENOUGH, LONGER
+from sarathi_lab.results.load_trend import longer_than
 from sarathi_lab.results.other_runs import LEAST_DIFFERENCE, equal_runs, run_names, runs_behind
 from sarathi_lab.results.table import Row, display_unit, less_is_better
 
@@ -307,7 +307,7 @@ def _difference_in_steadiness(runs: pd.DataFrame, references: pd.DataFrame, base
     neither = "neither is steady, so that their waits are not compared"
     longer = longer_run(runs)
     if longer:
-        neither += f" (a longer run shows which keeps up: {longer})"
+        neither += f" (a longer run may show which keeps up: {longer})"
     return neither
 
 
@@ -316,15 +316,13 @@ def _are_overloaded(runs: pd.DataFrame) -> bool:
 
 
 def longer_run(runs: pd.DataFrame) -> str:
-    """Return the setting of a run that is long enough to show which server keeps up; "" if these
-    are, or if their requests are recorded.
+    """Return the setting of a run that is long enough to show, perhaps, which server keeps up; ""
+    if the requests of these are recorded.
     """
     if not _are_drawn(runs) or "workload.num_requests" not in runs:
         return ""
     num_requests = int(runs["workload.num_requests"].max())
-    if num_requests >= LONG_ENOUGH:
-        return ""
-    return f"workload.num_requests={LONGER * num_requests}"
+    return f"workload.num_requests={longer_than(num_requests)}"
 
 
 def _sentence(best: _Best, comparison: _Comparison) -> str:

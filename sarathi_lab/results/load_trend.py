@@ -16,10 +16,10 @@ FEWEST_BATCHES = 5  # of the second half of a short run: the fewest that can pas
 LEAST_EXCESS = 1 / 3  # of the requests in service, beyond what the first ones' latency explains
 LEAST_REQUESTS = 5  # of such: fewer are chance
 FEWEST_COMPARED = 2 * NUM_BATCHES  # requests whose number in service is tested for a trend
-# Of shorter runs that keep up, the requests in service grow by chance in one of two or three: where
-# answers take half a minute, the load of a minute has few independent values.
+# A server that keeps up fills for several latencies, the longer the more these differ. Shorter runs
+# are often all of that.
 LONG_ENOUGH = 1_000  # requests
-LONGER = 8  # times the requests tell a server that keeps up from one that does not
+LONGER = 8  # times the requests may tell a server that keeps up from one that does not
 Floats = NDArray[np.float64]
 
 
@@ -27,15 +27,22 @@ class Crowd(NamedTuple):
     """Requests in service at arrivals, in the mean of the first and the last batch of them.
 
     `expected_last` is what would be in service then if requests took as long as the early ones.
-    With `is_growing` the excess over that grows to a third of it. A run `is_short` if it ends
-    before that can be judged, while ever more requests are in service.
+    With `is_growing` the excess over that grows to a third of it; with `still_grows` it does so in
+    the second half of the run too, when a server that keeps up has filled. A run `is_short` if it
+    ends before that can be judged, while ever more requests are in service.
     """
 
     first: float
     last: float
     expected_last: float
     is_growing: bool
+    still_grows: bool
     is_short: bool
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Return whether the growth may be that of a server that fills."""
+        return self.is_growing and not self.still_grows
 
 
 class LoadTrend(NamedTuple):
@@ -57,8 +64,8 @@ class LoadTrend(NamedTuple):
         """Return whether the run is too short to tell that more arrives than is served."""
         if self.delay.is_growing:
             return False
-        is_in_doubt = self.crowd.is_growing and self.num_requests < LONG_ENOUGH
-        return is_in_doubt or self.crowd.is_short
+        has_few = self.crowd.is_growing and self.num_requests < LONG_ENOUGH
+        return has_few or self.crowd.is_in_doubt or self.crowd.is_short
 
     @property
     def is_steady(self) -> bool:
@@ -87,8 +94,8 @@ class LoadTrend(NamedTuple):
             if self.is_short:
                 return (
                     f"too short to judge: {growth}, which may be chance in {self.num_requests} "
-                    f"requests; workload.num_requests={LONGER * self.num_requests} shows whether "
-                    "the server keeps up"
+                    f"requests; workload.num_requests={longer_than(self.num_requests)} may show "
+                    "whether the server keeps up"
                 )
             return (
                 f"not steady: {growth}, so times depend on the length of the run; lower the load, "
@@ -139,6 +146,7 @@ def _crowd(arrivals: Floats, ends: Floats) -> Crowd:
             last=second_half[-1],
             expected_last=second_half[-1],
             is_growing=False,
+            still_grows=False,
             is_short=_ascends(second_half),
         )
     early_latency = float(np.median(latencies[num_first : 2 * num_first]))
@@ -150,13 +158,21 @@ def _crowd(arrivals: Floats, ends: Floats) -> Crowd:
     excess = counts - expected
     least = max(LEAST_EXCESS * expected[-1], LEAST_REQUESTS)
     is_large = bool(excess[-1] >= least)
+    late_excess = (in_service - num_recent)[len(arrivals) // 2 :]
+    late_means = batch_means(late_excess, FEWEST_BATCHES)
     return Crowd(
         first=float(counts[0]),
         last=float(counts[-1]),
         expected_last=float(expected[-1]),
         is_growing=is_large and _ascends(excess),
+        still_grows=_ascends(late_means),
         is_short=False,
     )
+
+
+def longer_than(num_requests: int) -> int:
+    """Return how many requests may show whether a server keeps up, where so many do not."""
+    return max(LONGER * num_requests, LONG_ENOUGH)
 
 
 def _ascends(means: Sequence[float] | Floats) -> bool:

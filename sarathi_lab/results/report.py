@@ -261,7 +261,7 @@ def unsteady_note(runs: pd.DataFrame) -> list[str]:
         )
     if is_short.any():
         longer = longer_run(swept[is_short])
-        remedy = f"{longer} shows it" if longer else "raise the number of requests"
+        remedy = f"{longer} may show it" if longer else "raise the number of requests"
         lines.append(
             f"{_share_of(is_short)} too short ({UNSTEADY}) to tell whether requests come faster "
             f"than they are served; {remedy}"

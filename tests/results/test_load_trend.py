@@ -44,11 +44,28 @@ def test_a_server_without_a_queue_is_overloaded_by_what_it_has_in_service() -> N
     assert "the requests in service grew from 9 to 39, where 14 would be" in caution
     # So few may be more by chance.
     assert caution.startswith("too short to judge")
-    assert "workload.num_requests=800 shows whether" in caution
+    assert "workload.num_requests=1000 may show whether" in caution
     assert trend.metrics()["is_overloaded"] == 0
     longer = trend._replace(num_requests=1_000)
     assert str(longer.caution()).startswith("not steady")
     assert longer.metrics()["is_overloaded"] == 1
+
+
+@pytest.mark.parametrize("num_requests", [1_000, 1_440])
+def test_a_server_that_fills_is_not_called_overloaded(num_requests: int) -> None:
+    """No request waits for another: whatever grows is the server that fills, and chance."""
+    num_growing = 0
+    num_overloaded = 0
+    for seed in range(25):
+        draws = np.random.default_rng(seed)
+        arrivals = np.cumsum(draws.exponential(1 / 3, num_requests))
+        latencies = 30 * draws.lognormal(-0.5, 1.0, num_requests)
+        trend = load_trend(requests_of(arrivals, latencies))
+        assert trend is not None
+        num_growing += trend.crowd.is_growing
+        num_overloaded += int(trend.metrics()["is_overloaded"])
+    assert num_growing > 0  # as if it were overloaded
+    assert num_overloaded <= 1
 
 
 @pytest.mark.parametrize(
