@@ -26,12 +26,16 @@ DTYPE_BYTES = 2
 SMALLEST = 512  # features of a product: no model has narrower ones on a device
 FEWEST_TOKENS = 128  # of products that are bound by arithmetic, a full tile
 RATIOS = (1, 1.03, 1.07, 1.15, 1.3, 1.6, 2.1, 4)
+NEAR = 1.15
 
 
 def main() -> None:
-    pairs = pd.concat([pairs_of(errors_of(gpu)) for gpu in GPUS])
+    pairs = pd.concat([pairs_of(errors_of(gpu)).assign(gpu=gpu) for gpu in GPUS])
     by_ratio = pairs.groupby(pd.cut(pairs.ratio, RATIOS), observed=True).share
     print(by_ratio.agg(["mean", "size"]).round(2).to_string())
+    near = pairs[pairs.ratio <= NEAR].groupby("gpu").share
+    print(f"\nUp to a ratio of {NEAR}, by GPU:")
+    print(near.agg(["mean", "size"]).round(2).to_string())
 
 
 def errors_of(gpu: str) -> pd.DataFrame:
@@ -51,12 +55,12 @@ def errors_of(gpu: str) -> pd.DataFrame:
 
 def pairs_of(errors: pd.DataFrame) -> pd.DataFrame:
     """Return all pairs of products with the same weights, by the ratio of their tokens."""
-    variance = errors.error.var(ddof=0)
+    large = errors[errors.tokens >= FEWEST_TOKENS]
+    variance = large.error.var(ddof=0)
     pairs = []
-    for _, products in errors.groupby(["in_features", "out_features"]):
+    for _, products in large.groupby(["in_features", "out_features"]):
         by_tokens = products.groupby("tokens").error.mean()
-        large = by_tokens[by_tokens.index >= FEWEST_TOKENS]
-        for (tokens, error), (more, other) in combinations(large.items(), 2):
+        for (tokens, error), (more, other) in combinations(by_tokens.items(), 2):
             pairs.append((more / tokens, (error - other) ** 2 / 2 / variance))
     return pd.DataFrame(pairs, columns=["ratio", "share"])
 
