@@ -369,7 +369,8 @@ def _are_of_rounds(queried: Sequence[pd.DataFrame]) -> bool:
     """Return whether rows are simulated in rounds, and in no draw of the constants."""
     for rows in queried:
         is_drawn = rows.draws.notna() & (rows.draws != "")
-        if is_drawn.any() or not rows.is_simulated.all() or rows.samples.isna().any():
+        has_rounds = rows.samples.notna() | (rows.num_pairs > 0)  # old tables have no samples
+        if is_drawn.any() or not rows.is_simulated.all() or not has_rounds.all():
             return False
     return True
 

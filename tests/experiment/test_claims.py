@@ -423,10 +423,10 @@ def test_a_page_is_rewritten_between_its_marks(tmp_path):
     assert "after" in text
     assert claim_tables.readme_table(judged).splitlines()[2] == (
         "| it gains | a paper | at least 1.33 "
-        "| **holds**: rtx-4090-llama3.1-8b 1.45 (1.35 to 1.55, 96 %) "
+        "| **holds**: rtx-4090-llama3.1-8b 1.45 (1.35 to 1.55, 96 % of rounds) "
         "| **holds within 10 %**: 1.4 (1.3 to 1.5, 96 %) "
-        "| **holds**: a6000 1.5 (1.4 to 1.6, 96 %); "
-        "**direction holds**: a6000 profiled 1.15 (1.05 to 1.25, 96 %) |"
+        "| **holds**: a6000 1.5 (1.4 to 1.6, 96 % of rounds); "
+        "**direction holds**: a6000 profiled 1.15 (1.05 to 1.25, 96 % of rounds) |"
     )
     path.write_text("nothing")
     with pytest.raises(UserError, match=r"has no .*; put both on separate lines"):

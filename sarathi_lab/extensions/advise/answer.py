@@ -169,8 +169,8 @@ def _tie_lines(best: pd.Series, table: pd.DataFrame, slo: Slo | None) -> list[st
         return []
     margin = margin_of_tie(best, slo)
     return [
-        f"tied with it (within {margin:.0%}, the simulator's median error in a ratio of two runs): "
-        f"{', '.join(alike)}"
+        f"tied with it (within {margin:.0%}, by which half of the simulator's ratios of two runs' "
+        f"means are off): {', '.join(alike)}"
     ]
 
 
