@@ -63,7 +63,7 @@ def equal_runs(runs: pd.DataFrame) -> list[str]:
         sentences.append(f"Equal in every quantity{workloads}: {_listed(equal)}.")
     num_more = len(num_equal) - MOST_SETS
     if num_more > 0:
-        sentences.append(f"So are {counted(num_more, 'more set')} of runs.")
+        sentences.append(f"And {counted(num_more, 'further set')} of runs.")
     return sentences
 
 
