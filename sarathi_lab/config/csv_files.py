@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-LONGEST_TEXT = 20_000  # bytes; longer tables are of numbers for programs, and shrink sevenfold
+LONGEST_TEXT = 20_000  # characters; longer tables are of numbers for programs, and shrink sevenfold
 GZIPPED = ".gz"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,8 +94,7 @@ def roofline_time(spec: ModelSpec, work: Work[AmountT], dtype_bytes: int, peaks:
     # A perfect kernel overlaps reading and computing: the slower of the two is its time.
     compute = spec.flops(work) / peaks.rate(spec)
     memory = spec.min_bytes(work, dtype_bytes) / peaks.bytes_per_second
-    least: AmountT = np.maximum(compute, memory)  # type: ignore[assignment]  # a column stays one
-    return least
+    return cast(AmountT, np.maximum(compute, memory))  # numpy's types lose that a column stays one
 
 
 def operation_rooflines(

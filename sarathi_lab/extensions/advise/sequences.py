@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,7 +55,7 @@ def more_sequences(best: PolicyRuns, row: Row) -> MoreSequences | None:
     tried: dict[int, MoreSequences] = {}
     rows: list[dict[str, Any]] = [{**row, "number": 0}]
     for doublings in range(1, MOST_DOUBLINGS + 1):
-        batch_size = present << doublings
+        batch_size = present * 2**doublings
         if batch_size > num_fitting:
             break
         try:
@@ -96,7 +97,8 @@ def _with_sequences(best: PolicyRuns, row: Row, present: int, batch_size: int) -
         # A budget for whole prompts must grow with the decodes that it also pays for.
         chunk += batch_size - present  # the longest prompt beside all decodes
     else:
-        chunk = -(-max(chunk, least_budget(policy, batch_size)) // unit) * unit
+        least = max(chunk, least_budget(policy, batch_size))
+        chunk = math.ceil(least / unit) * unit
     plan = first_plan(option)
     short = option.simulate(chunk, best.slo, is_whole=is_whole)
     runs = PolicyRuns(option, plan, best.slo, marked(pd.DataFrame([short])))
