@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import pandas as pd
-
 from sarathi_lab.experiment.bench import CostBench, room_of
-from sarathi_lab.experiment.points import Part, Point, predicted_table
+from sarathi_lab.experiment.points import Part
 from sarathi_lab.experiment.registry import (
     COUNTED,
     Experiment,
@@ -39,11 +37,6 @@ class Grid(Experiment):
         # Composed kernels have times at measured sizes alone; serving would meet others.
         is_counting = job.method == COUNTED or backend.composes_kernels
         return CostBench(backend.cost_of(job.spec), is_counting=is_counting)
-
-    def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
-        """Return predicted points with intervals, without those that have no prediction."""
-        table = predicted_table(self.name, points_of_parts)
-        return table.dropna(subset="y").reset_index(drop=True)
 
     def measure(self, job: MeasuredJob) -> Measured:
         from sarathi_lab.experiment.measure import measure_parts  # torch takes seconds

@@ -28,7 +28,7 @@ from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
 from sarathi_lab.executor.simulated.iteration_table import IterationTable
 from sarathi_lab.experiment.bench import CostBench
-from sarathi_lab.experiment.points import Estimate, Part, Point, predicted_table
+from sarathi_lab.experiment.points import Estimate, Part, Point
 from sarathi_lab.experiment.registry import (
     ErrorRow,
     Experiment,
@@ -284,9 +284,6 @@ class PipelineExperiment(Experiment):
     def bench(self, job: SimulatedJob) -> tuple[ModelSpec, Hardware]:
         return job.spec, job.backend.hardware
 
-    def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
-        return predicted_table(self.name, points_of_parts)
-
     def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
         needed = _limits(sizes).sizes
         kv_tokens = needed.num_blocks * needed.block_size
@@ -322,8 +319,8 @@ class PipelineExperiment(Experiment):
         how = f"simulated pipeline of {sizes['stages']} stages, times measured on "
         return {"": table.assign(device_name=how + table.device_name)}
 
-    def recorded_as(self, device: str) -> tuple[str, str]:
-        return f"{SIMULATED}pipeline-{device}", "simulated"
+    def folder_of(self, device: str) -> str:
+        return f"{SIMULATED}pipeline-{device}"
 
 
 def _limits(sizes: Sizes) -> Limits:

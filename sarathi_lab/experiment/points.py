@@ -278,10 +278,14 @@ def _drawn_median(
 
 
 def predicted_table(figure: str, points_of_parts: Iterable[Sequence[Point]]) -> pd.DataFrame:
-    """Return predicted points as they are recorded, with the interval of their draws and these."""
+    """Return predicted points as they are recorded, with their draws and the interval by these.
+    What has no prediction is left out.
+    """
     rows = []
     for point in chain.from_iterable(points_of_parts):
         value = point.y.value
+        if math.isnan(value):
+            continue
         ends = within_range(point.y.ends, point.unit)
         row = point._asdict()
         row["x"] = float(point.x)

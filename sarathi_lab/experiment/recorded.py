@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
 from sarathi_lab.config.csv_files import csv_files
@@ -9,8 +11,9 @@ from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.experiment.registry import CATALOG, COUNTED, KEYS, PAPERS, ErrorRow
 from sarathi_lab.results import load
+from sarathi_lab.results.table import PAPER, SIMULATED
 
-COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
+COLUMNS = ["figure", *KEYS, "y", "low", "high", "unit", "source", "device"]
 # What was simulated, in separate columns; empty for the paper's points and a device's.
 LABELS = ["hardware", "level", "model", "method"]
 TEXTS = ["panel", "series", "dataset", "slo", *LABELS]
@@ -45,7 +48,7 @@ def paper(name: str) -> pd.DataFrame:
 
 
 def _of_paper(table: pd.DataFrame) -> pd.DataFrame:
-    return table.assign(source="paper", device="paper", uncertainty=0.0)
+    return table.assign(source=PAPER, device=PAPER, low=math.nan, high=math.nan)
 
 
 def points_of(*names: str) -> pd.DataFrame:
@@ -70,7 +73,7 @@ def _recorded(name: str) -> pd.DataFrame:
     tables = [load.load(name)]
     for path in csv_files(EXPERIMENTS, f"*/{name}/results/*/{name}-{COUNTED}.csv"):
         counted = pd.read_csv(path)
-        tables.append(counted.assign(is_simulated=True, device="", method=COUNTED))
+        tables.append(counted.assign(is_simulated=True, device=path.parent.name, method=COUNTED))
     table = pd.concat(tables, ignore_index=True)
     # Without missing values, by which pandas would leave points out of groups and merges.
     texts = table.reindex(columns=TEXTS).fillna("").astype(str)
@@ -79,7 +82,8 @@ def _recorded(name: str) -> pd.DataFrame:
     device = _device_and_model(table)
     if CATALOG[name].has_paper:  # the name of what was simulated has level, model and method
         device = device.where(~table.is_simulated, table.device_name)
-    return points_of_table(table.assign(device=device), _source_of(table))
+    source = table.device.map(load.source_of)
+    return table.assign(device=device, source=source)
 
 
 def _device_and_model(table: pd.DataFrame) -> pd.Series:
@@ -89,31 +93,14 @@ def _device_and_model(table: pd.DataFrame) -> pd.Series:
     return with_model.mask(is_named, table.device)
 
 
-def _source_of(table: pd.DataFrame) -> pd.Series:
-    """Return whether each point was measured, simulated, or composed of measured kernels."""
-    source = table.is_simulated.map({True: "simulated", False: "measured"})
-    # Their constants are a GPU's kernels that were timed: neither a run nor a data sheet's GPU.
-    is_composed = table.device.str.startswith(load.COMPOSED)
-    return source.mask(is_composed, load.COMPOSED_SOURCE)
-
-
-def points_of_table(table: pd.DataFrame, source: str | pd.Series) -> pd.DataFrame:
-    """Return a table of an experiment as points, with half the interval as their uncertainty."""
-    half_width = (table.high - table.low) / 2
-    points = table.assign(source=source, uncertainty=half_width / table.y.abs())
-    if "device" not in table:
-        points["device"] = table.device_name + ", " + table.model
-    return points
-
-
 def compare(points: pd.DataFrame) -> pd.DataFrame:
     """Return predicted points beside the paper's y (`paper`), and their relative, signed `error`.
 
     Points that the paper does not show are left out, as are GPUs that it did not use.
     """
     key_columns = ["figure", *KEYS]
-    simulated = points[points.source == "simulated"]
-    papers_points = points[points.source == "paper"]
+    simulated = points[points.source == SIMULATED]
+    papers_points = points[points.source == PAPER]
     papers_y = papers_points.rename(columns={"y": "paper"})[[*key_columns, "paper"]]
     # Inner joins: what the paper does not show has no error.
     on_papers_gpus = simulated.merge(_gpus_of_paper(), on=["figure", "hardware"])
@@ -154,11 +141,12 @@ def _errors(error_row: ErrorRow, group: pd.DataFrame) -> dict[str, object]:
     level = str(group.level.iloc[0])
     hardware = str(group.hardware.iloc[0])
     aim_mean, aim_largest = error_row.aims.get(level, (None, None))
+    half_widths = (group.high - group.low) / 2
     return {
         "points": len(group),
         "mean": errors.mean(),
         "largest": errors.max(),
-        "stated": group.uncertainty.mean(),
+        "stated": (half_widths / group.y.abs()).mean(),
         "aim_mean": aim_mean,
         "aim_largest": aim_largest,
         "verdict": _verdict(error_row, level, hardware, errors),

@@ -24,7 +24,7 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.drawn_times import NUM_DRAWN_RUNS, NUM_DRAWS
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.tables import read_tables
-from sarathi_lab.experiment.points import Part, Point
+from sarathi_lab.experiment.points import Part, Point, predicted_table
 from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
@@ -208,17 +208,19 @@ class Experiment(ABC):
     def bench(self, job: SimulatedJob) -> object:
         """Return what its parts are evaluated on in simulation."""
 
-    @abstractmethod
     def table(self, points_of_parts: Sequence[Sequence[Point]]) -> pd.DataFrame:
-        """Return recorded points of simulated ones."""
+        """Return the points of a simulation as they are recorded."""
+        return predicted_table(self.name, points_of_parts)
 
     @abstractmethod
     def measure(self, job: MeasuredJob) -> Measured:
         """Measure on a real device: the table of points, and others by the end of their name."""
 
-    def recorded_as(self, device: str) -> tuple[str, str]:
-        """Return the folder of what was measured on a device, and the source of its points."""
-        return device, "measured"
+    def folder_of(self, device: str) -> str:
+        """Return the folder of what was measured on a device, which states the points' source
+        (`load.source_of`).
+        """
+        return device
 
 
 # Makes a policy by its name and token budget; None where there is none of that name.

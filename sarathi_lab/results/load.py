@@ -15,7 +15,8 @@ from sarathi_lab.config.csv_files import csv_files, csv_name, write_csv
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_object, readable
 from sarathi_lab.config.run_context import SweepRecord
-from sarathi_lab.results.table import COLUMNS, RESULTS, rows_of_run
+from sarathi_lab.results.table import COLUMNS, MEASURED, RESULTS, rows_of_run
+from sarathi_lab.results.table import SIMULATED as SIMULATED_SOURCE
 
 POINTS = "figure.parquet"  # recomputed figures of the paper
 LABELS = "run.json"  # written last, so its presence marks a complete run
@@ -300,6 +301,16 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     if "confidence" in rows:
         rows = rows.astype({"confidence": float})
     return rows
+
+
+def source_of(device: str) -> str:
+    """Return how the points in a device's folder came about."""
+    if device.startswith(COMPOSED):
+        # Their constants are a GPU's kernels that were timed: neither a run nor a data sheet's GPU.
+        return COMPOSED_SOURCE
+    if device.startswith(SIMULATED):
+        return SIMULATED_SOURCE
+    return MEASURED
 
 
 def load_serving(experiment: str, device: str, root: Path = EXPERIMENTS) -> pd.DataFrame:

@@ -9,7 +9,7 @@
 | value, low, high | SI value and the ends of its interval, NaN without one |
 | unit | SI unit of the value |
 | device | name of the device |
-| level | how it came about: "measured", "simulated" ("profiled", "analytic") or "paper" |
+| level | how it came about: "measured" or "simulated" |
 | seed | of the workload, empty where there is none |
 | commit | of the program, "" outside git |
 
@@ -28,13 +28,11 @@ import pandas as pd
 # A row of a table by its columns, as `to_dict("records")` has it: text, numbers, NaN for nothing.
 Row = Mapping[Any, Any]
 COLUMNS = ["case", "quantity", "value", "low", "high", "unit", "device", "level", "seed", "commit"]
-CASE = ("panel", "dataset", "slo", "series", "x")  # columns of points that name theirs
 RESULTS = "results.parquet"
-# Levels.
+# Levels of runs, and sources of experiments' points.
 MEASURED = "measured"
 SIMULATED = "simulated"
 PAPER = "paper"
-COMPOSED = "measured_kernels"  # of kernels that others measured
 MILLISECONDS = 1e3  # factor of times that are displayed in milliseconds
 LONG = 10.0  # seconds from which they are displayed in seconds
 
@@ -108,37 +106,3 @@ def rows_of_run(quantities: Mapping[str, float], labels: Mapping[str, Any]) -> p
         commit=labels.get("git_commit") or "",
     )
     return rows[COLUMNS]
-
-
-def rows_of_points(points: pd.DataFrame) -> pd.DataFrame:
-    """Return recorded points (`load.POINT`) as rows; other columns, such as x, are settings."""
-    empty = pd.Series("", points.index)
-    source = points.get("source", empty).replace({"recorded": MEASURED, "": MEASURED})
-    level_of_model = points.get("level", empty).fillna("")
-    level = level_of_model.where(level_of_model != "", source)
-    figure = points.get("figure", empty)
-    device_name = points.get("device_name", empty)
-    rows = points.rename(columns={"y": "value"})
-    rows = rows.assign(
-        case=_cases_of(points),
-        quantity=points.get("quantity", figure),
-        level=level,
-        device=points.get("device", device_name),
-        commit="",
-    )
-    columns = dict.fromkeys([*COLUMNS, *rows])
-    return rows.reindex(columns=list(columns))
-
-
-def _cases_of(points: pd.DataFrame) -> list[str]:
-    """Return what each point is of: its place in its figure, in words."""
-    names = [name for name in CASE if name in points]
-    cases = []
-    for values in points[names].itertuples(index=False):
-        texts = map(_text_of, values)
-        cases.append(", ".join(filter(None, texts)))
-    return cases
-
-
-def _text_of(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -26,7 +26,6 @@ from sarathi_lab.experiment.recorded import (
     error_table,
     paper,
     points_of,
-    points_of_table,
 )
 from sarathi_lab.experiment.registry import CATALOG, PAPERS, SimulatedJob, paper_jobs
 from sarathi_lab.experiment.simulate import simulate
@@ -37,7 +36,7 @@ from sarathi_lab.results.plots import panels
 from sarathi_lab.results.plots.files import save_figure
 from sarathi_lab.results.plots.sweeps import draw_sweep, policies
 from sarathi_lab.results.result import DisplayTable, Result
-from sarathi_lab.results.table import rows_of_points
+from sarathi_lab.results.table import SIMULATED
 from sarathi_lab.tasks.base import Task
 
 GPUS = sorted(path.stem for path in CONF.glob("hardware/*.yaml") if path.stem != "auto")
@@ -134,7 +133,7 @@ def _pictures(name: str, *, is_all: bool) -> dict[str, Picture]:
 
 def draw(name: str, *, is_all: bool = False) -> Picture:
     """Draw what is recorded of an experiment; `is_all` draws every simulated line."""
-    return panels.draw(CATALOG[name].look, rows_of_points(points_of(name)), is_all=is_all)
+    return panels.draw(CATALOG[name].look, points_of(name), is_all=is_all)
 
 
 def _some(name: str, valid: Sequence[str]) -> Any:
@@ -172,7 +171,7 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
     """Return simulated `tables` of the paper's figures beside its points, with their errors."""
     names = list(dict.fromkeys(table.figure.iloc[0] for table in tables))
     papers = [paper(name) for name in names]
-    simulated = [points_of_table(table, "simulated") for table in tables]
+    simulated = [table.assign(source=SIMULATED) for table in tables]
     points = pd.concat([*papers, *simulated], ignore_index=True)[[*COLUMNS, *LABELS]]
     errors = error_table(points)
     shown: list[DisplayTable | str] = []
@@ -190,8 +189,8 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
         summary[f"error/{row}, {device}"] = mean
     pictures = {}
     for name in names:
-        rows = rows_of_points(points[points.figure == name])
-        pictures[name] = panels.draw(CATALOG[name].look, rows)
+        of_figure = points[points.figure == name]
+        pictures[name] = panels.draw(CATALOG[name].look, of_figure)
     return Result(
         tables={POINTS: points, "errors": errors},
         figures=pictures,

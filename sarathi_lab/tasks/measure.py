@@ -22,7 +22,7 @@ from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.drawn_times import NUM_DRAWS
-from sarathi_lab.experiment.recorded import paper, points_of_table
+from sarathi_lab.experiment.recorded import paper
 from sarathi_lab.experiment.registry import (
     CATALOG,
     COMPOSITIONS,
@@ -45,7 +45,6 @@ from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import panels
 from sarathi_lab.results.provenance import device_folder
 from sarathi_lab.results.result import DisplayTable, Result
-from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.figures import PROCESSES, counts, lines, recompute
 from sarathi_lab.tasks.plan import changed
@@ -248,7 +247,7 @@ class Measure(Task):
             return self._composed(tables, context)
         if self.declared.has_paper:
             return self._recomputed(tables)
-        return self._result(by_folder(tables), "simulated", context, {})
+        return self._result(by_folder(tables), context, {})
 
     def _recomputed(self, tables: Sequence[pd.DataFrame]) -> Result:
         """Record a figure of the paper, also of points that were counted, with its errors."""
@@ -278,7 +277,7 @@ class Measure(Task):
                 f"{self.declared.name} has no point at which all kernels were measured; use "
                 "executor.cost_model=profiled"
             )
-        return self._result(by_folder(composed), load.COMPOSED_SOURCE, context, {})
+        return self._result(by_folder(composed), context, {})
 
     def _refuse(self, name: str, reason: str) -> None:
         refuse_unread(self, [name], f": it {reason}; drop it", "task.")
@@ -317,8 +316,8 @@ class Measure(Task):
             joined[name] = pd.concat(tables, ignore_index=True)
         points = joined.pop("")
         device = self._folder(jobs[0].backend, jobs[0].spec.name)
-        folder, source = self.declared.recorded_as(device)
-        return self._result({folder: points}, source, context, joined)
+        folder = self.declared.folder_of(device)
+        return self._result({folder: points}, context, joined)
 
     def _folder(self, backend: MeasuredBackend, model: str) -> str:
         """Return the name of the results' folder: "cpu", "nvidia-h200", "vllm-cpu-pp2"."""
@@ -339,20 +338,25 @@ class Measure(Task):
             names.append(model)
         return "-".join(names)
 
-    def _result(self, tables: Tables, source: str, context: RunContext, others: Tables) -> Result:
+    def _result(self, tables: Tables, context: RunContext, others: Tables) -> Result:
         """`others` are further tables of the one device that was measured."""
         declared = self.declared
         self._record(tables)
         for name, rows in others.items():
             self._record(dict.fromkeys(tables, rows), f"-{name}")
-        points = points_of_table(pd.concat(tables.values(), ignore_index=True), source)
+        points_of_folders = []
+        for folder, table in tables.items():
+            device_and_model = table.device_name + ", " + table.model
+            source = load.source_of(folder)
+            points_of_folders.append(table.assign(device=device_and_model, source=source))
+        points = pd.concat(points_of_folders, ignore_index=True)
         pictures = {}
         if points.y.notna().any():
             # Beside the points of the paper, if it has any.
             drawn = points
             if declared.has_paper:
                 drawn = pd.concat([paper(declared.name), points], ignore_index=True)
-            pictures[declared.name] = panels.draw(declared.look, rows_of_points(drawn))
+            pictures[declared.name] = panels.draw(declared.look, drawn)
         # A map has too many cells for a line each.
         describe = counts if declared.look.kind == "heat" else lines
         shown: list[DisplayTable | str] = []

@@ -25,7 +25,6 @@ from sarathi_lab.experiment.registry import CATALOG, load_experiment
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.panels import draw
 from sarathi_lab.results.plots.spec import PlotSpec
-from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.run import main as run
 from sarathi_lab.tasks import figures
 from sarathi_lab.tasks.figures import lines, main
@@ -85,8 +84,7 @@ def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkey
     assert run([*chosen, *places]) == 0
     assert is_drawn(tmp_path / "chunk_gain.png")
     points = load.load("chunk_gain", tmp_path).assign(source="simulated")
-    rows = rows_of_points(points.assign(device="a"))
-    (ax,) = draw(load_experiment("tour.chunk_gain").look, rows).axes
+    (ax,) = draw(load_experiment("tour.chunk_gain").look, points.assign(device="a")).axes
     assert ax.get_xlabel() == "chunk"
     assert " ".join(ax.get_ylabel().split()).startswith("gain, axis from 0.")
     assert list(ax.lines[0].get_xdata()) == [8, 16]
@@ -95,8 +93,8 @@ def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkey
 def test_an_axis_shows_more_than_the_last_digits_and_says_where_it_begins():
     columns = {"figure": "f", "panel": "p", "series": "s", "unit": "ratio", "device": "cpu"}
     points = pd.DataFrame({"x": [1.0, 2.0], "y": [0.56, 0.560006], "low": None, "high": None})
-    rows = rows_of_points(points.assign(**columns, source="recorded"))
-    (ax,) = draw(PlotSpec(x="P:D", y="gain", log_x=True), rows).axes
+    points = points.assign(**columns, source="measured")
+    (ax,) = draw(PlotSpec(x="P:D", y="gain", log_x=True), points).axes
     low, high = ax.get_ylim()
     assert high - low > 0.02
     assert ax.get_ylabel().split() == ["gain,", *f"axis from {low:.3g}".split()]
@@ -104,7 +102,7 @@ def test_an_axis_shows_more_than_the_last_digits_and_says_where_it_begins():
 
 
 def test_bars_of_the_paper_are_drawn_where_too_little_was_measured():
-    picture = draw(CATALOG["table2"].look, rows_of_points(paper("table2")))
+    picture = draw(CATALOG["table2"].look, paper("table2"))
     assert [ax.get_ylabel() for ax in picture.axes if ax.has_data()] == ["ms"] * 3
 
 

@@ -21,7 +21,6 @@ from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.results.plots import sweeps
 from sarathi_lab.results.plots.panels import draw
 from sarathi_lab.results.plots.style import POLICIES, colours, finished, panels, tick_in_steps
-from sarathi_lab.results.table import rows_of_points
 
 PAGE = 830  # pixels to which a page shrinks a picture
 SMALLEST = 8.0  # pixels of a font's height, there
@@ -60,7 +59,7 @@ def pictures(runs) -> dict[str, Figure]:
 
 
 def drawn(name: str) -> Figure:
-    return draw(CATALOG[name].look, rows_of_points(points_of(name)))
+    return draw(CATALOG[name].look, points_of(name))
 
 
 def texts_of(figure: Figure) -> list[Text]:
@@ -148,9 +147,10 @@ def test_a_policy_has_one_colour_everywhere(pictures):
     assert light == sorted(light)
     for label, line in keys_by_label(pictures["rates"]).items():
         assert to_hex(line.get_color()) == alone[label]
-    two = {"series": ["orca", "sarathi_serve"], "y": [1.0, 2.0], "unit": "s", "device": "cpu"}
-    table = pd.DataFrame({**two, "x": 0, "dataset": "d", "quantity": "capacity"})
-    bars = draw(CATALOG["sarathi_serve_capacity"].look, rows_of_points(table)).axes[0].patches
+    points = {"series": ["orca", "sarathi_serve"], "y": [1.0, 2.0], "unit": "s", "x": 0}
+    points |= {"dataset": "d", "quantity": "capacity", "device": "cpu", "source": "measured"}
+    table = pd.DataFrame(points)
+    bars = draw(CATALOG["sarathi_serve_capacity"].look, table).axes[0].patches
     assert [to_hex(bar.get_facecolor()) for bar in bars] == [alone["orca"], alone["sarathi_serve"]]
 
 
@@ -172,7 +172,7 @@ def test_baselines_are_dashed_and_a_series_has_a_marker(runs):
 def test_of_a_gpu_one_line_is_drawn_and_the_rest_on_demand():
     look = CATALOG["fig09"].look
     points = points_of("fig09").query("source != 'measured'")
-    one, every = (draw(look, rows_of_points(points), is_all=is_all) for is_all in (False, True))
+    one, every = (draw(look, points, is_all=is_all) for is_all in (False, True))
     assert [len(ax.get_lines()) for ax in one.axes] == [6, 6, 6]  # the paper's and one a chunk
     assert [len(ax.get_lines()) for ax in every.axes] == [15, 15, 15]
     labels = " ".join(text.get_text() for text in one.legends[0].get_texts())
@@ -191,10 +191,10 @@ def test_panels_of_a_device_with_few_points_are_left_out_and_said():
     points = points_of("fig08").query("source in ('paper', 'simulated')")
     row = {"figure": "fig08", "panel": "", "series": "256", "source": "measured", "device": "cpu"}
     own = pd.DataFrame([{**row, "x": float(x), "y": 2.0 if x == 2 else np.nan} for x in (2, 4, 6)])
-    figure = draw(look, rows_of_points(pd.concat([points, own])))
+    figure = draw(look, pd.concat([points, own]))
     assert len([ax for ax in figure.axes if ax.has_data()]) == 1
     assert "1 of 3 points on cpu" in " ".join(figure.legends[0].get_title().get_text().split())
-    both = draw(look, rows_of_points(pd.concat([points, own])), is_all=True)
+    both = draw(look, pd.concat([points, own]), is_all=True)
     assert len([ax for ax in both.axes if ax.has_data()]) == 2
 
 
@@ -211,7 +211,7 @@ def test_a_budget_is_drawn_where_both_of_its_times_were_measured():
             ("gpu", "TBT P99", 64, 0.3),
         )
     ]
-    figure = draw(CATALOG["sarathi_serve_budget"].look, rows_of_points(pd.DataFrame(rows)))
+    figure = draw(CATALOG["sarathi_serve_budget"].look, pd.DataFrame(rows))
     (axes,) = [ax for ax in figure.axes if ax.axison]
     assert axes.get_title() == "gpu\nd"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["32"]

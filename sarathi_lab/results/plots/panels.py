@@ -19,12 +19,13 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sarathi_lab.results.load import COMPOSED_SOURCE
 from sarathi_lab.results.plots import heat, style
 from sarathi_lab.results.plots.axes import LOG_SCALE
 from sarathi_lab.results.plots.plot import Dash, Kind, Look, PanelLayout, column_of, plot, styled
 from sarathi_lab.results.plots.selection import is_simulated, selected, without_sparse
 from sarathi_lab.results.plots.spec import PlotSpec
-from sarathi_lab.results.table import COMPOSED, MEASURED, PAPER
+from sarathi_lab.results.table import MEASURED, PAPER
 
 SIMULATED: Sequence[Dash] = (
     style.LINES["simulated"],
@@ -49,14 +50,14 @@ Cell = tuple[str, str]  # of the grid: a group and a panel
 PATH = Look("", "0.6", marker="")  # between the points of a pair of quantities
 
 
-def draw(spec: PlotSpec, rows: pd.DataFrame, *, is_all: bool = False) -> Figure:
-    """Draw the rows of one figure (`table.rows_of_points`), one axes a panel.
+def draw(spec: PlotSpec, points: pd.DataFrame, *, is_all: bool = False) -> Figure:
+    """Draw the points of one experiment (`load.POINT`, `source` and `device`), one axes a panel.
 
     Of a simulated GPU the best level is drawn, of measured kernels the GPU with the most points,
     and of a measured device the panels with at least half of their points, with a note on what is
     left out; `is_all` draws everything.
     """
-    stated = selected(rows, spec)
+    stated = selected(points, spec)
     notes: list[str] = []
     if is_all:
         shown = stated.dropna(subset="value")
@@ -162,8 +163,8 @@ def _by_source(rows: pd.DataFrame) -> pd.DataFrame:
     """Add each row's `group`: the paper with its simulated GPUs, then each measured device, and
     each of which others measured the kernels.
     """
-    is_measured = rows.level == MEASURED
-    is_composed = rows.level == COMPOSED
+    is_measured = rows.source == MEASURED
+    is_composed = rows.source == COMPOSED_SOURCE
     group = pd.Series(PREDICTED, rows.index)
     group = group.mask(is_measured, "measured on " + rows.device)
     group = group.mask(is_composed, rows.device)
@@ -179,7 +180,7 @@ def _by_device(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
 
     Simulated GPUs that ran the same model share their bars' group.
     """
-    is_paper = rows.level == PAPER
+    is_paper = rows.source == PAPER
     of_paper = rows[is_paper]
     others = rows[~is_paper]
     if others.empty:
@@ -217,7 +218,7 @@ def _of_same_hardware(of_paper: pd.DataFrame, group: pd.DataFrame) -> pd.DataFra
 
 def _has_several_devices(rows: pd.DataFrame) -> bool:
     """Return whether a group has several devices, without the paper."""
-    others = rows[rows.level != PAPER]
+    others = rows[rows.source != PAPER]
     num_devices = others.groupby("group").device.nunique()
     return bool((num_devices > 1).any())
 
@@ -267,8 +268,8 @@ def _height_of_names(rows: pd.DataFrame, spec: PlotSpec) -> float:
 def _panel_title(rows: pd.DataFrame, spec: PlotSpec, letters: int, num_groups: int) -> str:
     group, panel = rows["cell"].iloc[0]
     if group == PREDICTED:  # the words that hold for this panel
-        is_paper = rows.level == PAPER
-        sources = rows.level.where(is_paper, PREDICTED)
+        is_paper = rows.source == PAPER
+        sources = rows.source.where(is_paper, PREDICTED)
         group = " and ".join(sorted(sources.unique()))
     titles = [spec.panel_name(panel)]
     if num_groups > 1 or spec.is_by_device:
@@ -327,7 +328,7 @@ def _with_coordinates(
         for _, rows_of_cell in rows.groupby("cell", sort=False):
             bars.append(_bars(rows_of_cell, looks))
         return pd.concat(bars)
-    is_paper = rows.level == PAPER
+    is_paper = rows.source == PAPER
     cells_with_paper = set(rows.cell[is_paper])
     series = []
     for _, points in rows.groupby(["cell", "key", "device"], sort=False):
@@ -335,7 +336,7 @@ def _with_coordinates(
         look = _look_of_points(first, looks[first.key], spec)
         line = points.sort_values("x")
         line = line.assign(at=line.x)
-        if first.level == PAPER:
+        if first.source == PAPER:
             line = line.assign(**NO_INTERVAL)
         elif first.device in dashes:
             # The interval of a simulated point is the cost model's error, not a spread.
@@ -354,14 +355,14 @@ def _look_of_points(first: pd.Series, look_of_series: Look, spec: PlotSpec) -> L
     look = replace(look_of_series, dash=_dash_of(spec), is_thinned=is_line)
     if spec.is_by_device:
         look = replace(look, size=4.0)
-    if first.level == PAPER:
+    if first.source == PAPER:
         look = replace(look, dash="", is_hollow=True)
     return look
 
 
 def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
     """Place a bar for each series and device of a panel, and the paper's values on them."""
-    is_paper = rows.level == PAPER
+    is_paper = rows.source == PAPER
     bars = rows[~is_paper]
     bars = bars.drop_duplicates(["device", "key"])
     look = bars.key.map(dict(looks))
@@ -471,7 +472,7 @@ def _scale_y(ax: Axes, values: pd.Series, *, is_log: bool) -> str:
 
 
 def _label_bars(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
-    bars = rows[rows.level != PAPER]
+    bars = rows[rows.source != PAPER]
     if bars.empty:
         bars = rows
     num_devices = bars.device.nunique()
@@ -521,15 +522,15 @@ LABEL = {"line": _label_lines, "point": _label_lines, "bar": _label_bars, "pair"
 def _source_keys(rows: pd.DataFrame, spec: PlotSpec, dashes: Mapping[str, Dash]) -> list[Artist]:
     """Explain the kinds of lines and markers."""
     keys: list[Artist] = []
-    levels = set(rows.level)
-    if PAPER in levels:
+    sources = set(rows.source)
+    if PAPER in sources:
         keys.append(HOLLOW.key())
     for device, dash in dashes.items():
         line = Look(device, "black", dash, marker="")
         keys.append(line.key())
-    if MEASURED in levels and not spec.is_by_device:
+    if MEASURED in sources and not spec.is_by_device:
         label = "measured, with its interval"
-        if COMPOSED in levels:
+        if COMPOSED_SOURCE in sources:
             label = "measured, or of measured kernels"
         measured = Look(label, "black", "-", "o")
         keys.append(measured.key())

@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 
 import pandas as pd
 
+from sarathi_lab.results.load import COMPOSED_SOURCE
 from sarathi_lab.results.plots.spec import PlotSpec, in_tokens
-from sarathi_lab.results.table import COMPOSED, MEASURED, PAPER
+from sarathi_lab.results.table import MEASURED, SIMULATED
 
-LABELS = ("panel", "hardware", "model", "method", "dataset", "slo")
-NOT_SIMULATED = (PAPER, MEASURED, COMPOSED)
+LABELS = ("panel", "hardware", "level", "model", "method", "dataset", "slo")
 # Of a simulated GPU the first of these is drawn that there is.
 BEST_LEVEL = "profiled"
 LEAST_SHARE = 0.5  # of a panel's points, that must have a value for the panel to be drawn
@@ -19,11 +19,11 @@ LEAST_SHARE = 0.5  # of a panel's points, that must have a value for the panel t
 
 def is_simulated(rows: pd.DataFrame) -> pd.Series:
     """Mark what is computed by a cost model."""
-    return ~rows.level.isin(NOT_SIMULATED)
+    return rows.source == SIMULATED
 
 
 def selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
-    """Return what the spec draws, with its `panel` and the `key` of its series."""
+    """Return the points that are drawn, with their `panel`, `value` and `key` of their series."""
     shown = _of_stated_names(_with_all_labels(rows), spec)
     if spec.quantities:
         panel = _panels_of_quantities(shown, spec)
@@ -85,8 +85,8 @@ def _with_both_quantities(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
 def _with_axes_swapped(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     """Exchange x and value in the panels that are drawn as a distribution."""
     is_swapped = rows.panel.isin(spec.swapped)
-    x = rows.x.mask(is_swapped, rows.value)
-    value = rows.value.mask(is_swapped, rows.x)
+    x = rows.x.mask(is_swapped, rows.y)
+    value = rows.y.mask(is_swapped, rows.x)
     return rows.assign(x=x, value=value)
 
 
@@ -134,7 +134,7 @@ def _sparse_panels(rows: pd.DataFrame, spec: PlotSpec) -> list[pd.DataFrame]:
     """Return the measured rows of each panel with too few of them."""
     sparse = []
     for _, panel in rows.groupby(["device", "panel"], sort=False):
-        measured = panel[panel.level == MEASURED]
+        measured = panel[panel.source == MEASURED]
         if len(measured) and _is_sparse(panel, spec):
             sparse.append(measured)
     return sparse
@@ -169,7 +169,7 @@ def _is_of_chosen_kernels(rows: pd.DataFrame) -> pd.Series:
 
     A panel counts where the GPU has two of its series, or all that any device has.
     """
-    is_composed = rows.level == COMPOSED
+    is_composed = rows.source == COMPOSED_SOURCE
     num_series_of_panel = rows.groupby("panel").key.nunique()
     panels_of_device: defaultdict[str, list[str]] = defaultdict(list)
     num_series_of_device: Counter[str] = Counter()

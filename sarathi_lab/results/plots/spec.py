@@ -31,7 +31,7 @@ Kind = Literal["line", "point", "bar", "pair", "heat"]
 
 @dataclass(frozen=True)
 class PlotSpec:
-    """How the rows of one figure (`table.rows_of_points`) become panels.
+    """How the points of one experiment become panels.
 
     Attributes:
         title: Of the picture.

@@ -30,7 +30,6 @@ from sarathi_lab.policy import Orca, PrefillFirst, SarathiServe
 from sarathi_lab.policy.zoo import PPas
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.panels import draw
-from sarathi_lab.results.table import rows_of_points
 from sarathi_lab.run import main
 
 SERVING = [name for name, figure in CATALOG.items() if figure.is_in_rounds]
@@ -202,10 +201,10 @@ def test_the_papers_models_are_served_on_its_gpus_or_as_many_of_the_chosen_kind(
 def test_a_picture_has_a_panel_per_device_and_data_set(name):
     rounds = [Part(lambda bench, seed: make_points(name, seed), seed=0)]
     samples = measure(rounds, None, max_rounds=2)
-    points = table_of(name, samples, np.inf).assign(source="recorded")
+    points = table_of(name, samples, np.inf).assign(source="measured")
     points["y"] = points.q20  # of two rounds, which say no number
     both = pd.concat([points.assign(device=f"cpu, {model}") for model in ("tiny", "30m")])
-    figure = draw(replace(CATALOG[name].look, title="A title"), rows_of_points(both))
+    figure = draw(replace(CATALOG[name].look, title="A title"), both)
     titles = [ax.get_title() for ax in figure.axes if ax.has_data()]
     one = ("sarathi_serve_stalls", "sarathi_serve_budget")
     one += ("disaggregation", "dynamic_chunks", "long_prompts")
@@ -218,13 +217,13 @@ def test_a_picture_has_a_panel_per_device_and_data_set(name):
 def test_the_papers_values_are_marked_at_their_bars():
     columns = ["device", "source", "dataset", "series", "y"]
     points = [
-        ("a100, tiny", "recorded", "a", series, 1.0)
+        ("a100, tiny", "measured", "a", series, 1.0)
         for series in ("hybrid only", "hybrid and chunked")
     ]
     papers = [("paper", "paper", name, "hybrid only", y) for name, y in (("a", 0.5), ("b", 9.0))]
     table = pd.DataFrame([*points, *papers], columns=columns)
     table = table.assign(unit="s", x=0.0, slo="", quantity="TTFT P50", hardware="a100")
-    (ax,) = draw(CATALOG["sarathi_serve_ablation"].look, rows_of_points(table)).axes
+    (ax,) = draw(CATALOG["sarathi_serve_ablation"].look, table).axes
     assert [line.get_ydata().tolist() for line in ax.get_lines()] == [[0.5]]
     (line,), bar = ax.get_lines(), ax.patches[0]
     assert line.get_xdata().tolist() == [bar.get_x() + bar.get_width() / 2]
