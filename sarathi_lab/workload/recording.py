@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 FINISHED = "finished"  # status of a request with an answer
+FAILED = "failed"
 # Columns that a reader may leave out, with what stands for "not recorded".
 OPTIONAL: Mapping[str, str | float] = {
     "arrival": np.nan,

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.ledger import REQUEST_COLUMNS
 from sarathi_lab.extensions.replay.clients import CLOCK, Client, inferred
+from sarathi_lab.extensions.replay.json_values import count_of
 from sarathi_lab.extensions.replay.server_arguments import Statement
 from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.serving_metrics import latency
@@ -29,6 +30,7 @@ from sarathi_lab.workload.recording import DAMAGED, FINISHED, Recording, RowChec
 # Columns that a reader fills in for each finished request, with their least value.
 LENGTHS = ("prompt_len", "output_len")
 SECONDS = ("first_token", "latency")
+WAITS = ("ttft", "tpot", "latency")  # of metrics.md, whose means clients state
 # Share of tokens that have a time each, below which a client has recorded chunks of several.
 TOKENS_TIMED = 0.9
 # Share by which what was read may differ from what the file states of all its requests.
@@ -91,7 +93,9 @@ class Load(ABC):
 
     Attributes:
         client_name: Of the program that wrote the file.
-        means: Mean waits in seconds that the file states, by the names of metrics.md.
+        numbers: What the file states of all its requests: mean waits (seconds) as ttft, tpot and
+            latency, num_requests, num_failed, num_incomplete, num_prompt_tokens,
+            num_output_tokens, prompt_len and output_len (mean tokens), and others of metrics.md.
         client: How requests were sent.
         labels: Further ones for tables.
         server: What is recorded of the server's arguments.
@@ -100,12 +104,17 @@ class Load(ABC):
     """
 
     client_name: str
-    means: Mapping[str, float] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
     client: Client = CLOCK
     labels: Mapping[str, object] = field(default_factory=dict)
     server: Sequence[Statement] = ()
     policy: str = "vllm_v1"
     cautions: Sequence[str] = ()
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Mean waits in seconds that the file states."""
+        return {wait: self.numbers[wait] for wait in WAITS if wait in self.numbers}
 
     @abstractmethod
     def benchmark(self, path: Path, damaged: Sequence[str]) -> Benchmark:
@@ -131,13 +140,10 @@ class RecordedLoad(Load):
     Attributes:
         rows: All requests, with columns of `Recording.requests`: tokens and seconds.
         has_arrivals: Whether they have times of sending.
-        totals: What the file states of all its requests, by names of metrics.md, and
-            `num_requests`, `num_prompt_tokens`, `num_output_tokens`.
     """
 
     rows: Iterable[Mapping[str, object]]
     has_arrivals: bool = True
-    totals: Mapping[str, float] = field(default_factory=dict)
 
     def benchmark(self, path: Path, damaged: Sequence[str]) -> Benchmark:
         table, check = _checked_table(path, self.rows, has_arrivals=self.has_arrivals)
@@ -161,9 +167,10 @@ class RecordedLoad(Load):
             requests = requests.assign(gaps=pd.Series(no_gaps, requests.index))
         in_ledger = _with_token_times(requests)
         if DAMAGED not in recording.left_out:
-            totals = {**self.totals}
-            totals |= {f"{name}_mean": mean for name, mean in self.means.items()}
-            cautions += _cautions_of_totals(in_ledger, totals, is_drawn=is_drawn)
+            totals = {f"{wait}_mean": mean for wait, mean in self.means.items()}
+            cautions += _cautions_of_totals(
+                in_ledger, {**self.numbers, **totals}, is_drawn=is_drawn
+            )
         conversation = _conversation(requests)
         cautions += _cautions_of_conversations(requests)
         if not client.source and not conversation.delay.notna().any():
@@ -185,16 +192,9 @@ class Summary(Load):
     """What a client that recorded no request states of all of them.
 
     Attributes:
-        num_requests: Finished ones.
-        prompt_len, output_len: Mean tokens.
-        num_failed: Those without an answer.
         record: The client's file that has each request.
     """
 
-    num_requests: float
-    prompt_len: float
-    output_len: float
-    num_failed: int = 0
     record: str = "the client's file with a record of each request, such as by --save-detailed"
 
     def benchmark(self, path: Path, damaged: Sequence[str]) -> Benchmark:
@@ -206,8 +206,8 @@ class Summary(Load):
         number = round(self.num_requests)
         table = pd.DataFrame(
             {
-                "prompt_len": [max(1, round(self.prompt_len))] * number,
-                "output_len": max(1, round(self.output_len)),
+                "prompt_len": [max(1, round(self._mean_tokens("prompt")))] * number,
+                "output_len": max(1, round(self._mean_tokens("output"))),
                 "arrival": np.nan,
                 "latency": means.get("latency", means.get("ttft", 0.0)),
                 "first_token": np.nan,
@@ -227,14 +227,32 @@ class Summary(Load):
             client.limited_to(len(requests)),
         )
 
+    @property
+    def num_requests(self) -> float:
+        """Finished ones; NaN where it is not stated."""
+        return self.numbers.get("num_requests", math.nan)
+
+    @property
+    def num_failed(self) -> int:
+        """Requests without an answer."""
+        return count_of(self.numbers.get("num_failed"))
+
+    def _mean_tokens(self, kind: str) -> float:
+        """Return the mean tokens of a "prompt" or an "output"; NaN where they do not follow."""
+        total = self.numbers.get(f"num_{kind}_tokens", math.nan)
+        mean = math.nan
+        if self.num_requests > 0:
+            mean = total / self.num_requests
+        return self.numbers.get(f"{kind}_len", mean)
+
     def _check(self, path: Path) -> None:
         """Raise UserError for a load without an answer, or without a mean that requests need."""
         if self.num_failed and not self.num_requests:
             raise UserError(f"{path}: all {self.num_failed} requests failed; see the server's log")
         needed = {
             "the number of requests": self.num_requests,
-            "the mean tokens of a prompt": self.prompt_len,
-            "the mean tokens of an answer": self.output_len,
+            "the mean tokens of a prompt": self._mean_tokens("prompt"),
+            "the mean tokens of an answer": self._mean_tokens("output"),
         }
         missing = [name for name, value in needed.items() if not value > 0]
         if missing:
@@ -252,6 +270,9 @@ class Summary(Load):
         if client.named_rate:
             how += f", as the rate is {client.named_rate}"
         cautions = [*self.cautions]
+        num_incomplete = count_of(self.numbers.get("num_incomplete"))
+        if num_incomplete:
+            cautions.append(f"{num_incomplete} more requests were incomplete")
         if not client.source:
             cautions.append("the file does not state how requests were sent, as workload.users may")
         if self.num_failed:
@@ -259,8 +280,9 @@ class Summary(Load):
             cautions.append(f"{number} of {num_all} requests; {self.num_failed} failed")
         cautions += self._cautions_of_means()
         cautions.append(
-            f"the file has means only: {number} requests of {round(self.prompt_len)} prompt and "
-            f"{round(self.output_len)} output tokens are sent {how}, and only means are compared"
+            f"the file has means only: {number} requests of {round(self._mean_tokens('prompt'))} "
+            f"prompt and {round(self._mean_tokens('output'))} output tokens are sent {how}, and "
+            "only means are compared"
         )
         return cautions
 
@@ -269,9 +291,10 @@ class Summary(Load):
         which takes parts of a token's message for tokens.
         """
         means = self.means
-        if not {"ttft", "tpot", "latency"} <= {*means} or self.output_len < MOST_DIFFERENT:
+        output_len = self._mean_tokens("output")
+        if len(means) < len(WAITS) or output_len < MOST_DIFFERENT:
             return []
-        follows = (means["latency"] - means["ttft"]) / (self.output_len - 1)
+        follows = (means["latency"] - means["ttft"]) / (output_len - 1)
         if 1 / MOST_DIFFERENT < means["tpot"] / max(follows, 1e-9) < MOST_DIFFERENT:
             return []
         return [
@@ -286,12 +309,17 @@ def _checked_table(
     """Make a table of rows with `LENGTHS`, `SECONDS` and `arrival` (seconds), and check those of
     finished requests. Raises UserError where no answer was streamed.
     """
-    table = pd.DataFrame(list(rows))
+    table = pd.DataFrame(list(rows), dtype=object)  # ids of sessions may be numbers
     columns = (*LENGTHS, *SECONDS, "arrival")
     for name in (*columns, "status"):
         if name not in table:
             table[name] = FINISHED if name == "status" else np.nan
     table.index += 1
+    for name in ("cached_len", "turn"):
+        if name in table:
+            table[name] = table[name].map(count_of)
+    if "session" in table:
+        table["session"] = table.session.map(lambda session: str(session or ""))
     finished = table[table.status == FINISHED]
     if _is_not_streamed(finished):
         raise UserError(f"{path} {NOT_STREAMED}")

@@ -414,6 +414,10 @@ def test_means_that_contradict_each_other_are_named(tmp_path):
     summary = {**SUMMARIES["vllm"], "mean_tpot_ms": 5.0}
     assert "between tokens is 5 ms, and by its latency" in cautions_of(tmp_path, summary)
     assert "between tokens" not in cautions_of(tmp_path, SUMMARIES["vllm"])
+    # Nor is a mean contradicted that a file does not state.
+    of_latency = dict(SUMMARIES["evalscope"])
+    del of_latency["Average time to first token (s)"]
+    assert "between tokens" not in cautions_of(tmp_path, of_latency)
 
 
 def cautions_of(tmp_path: Path, content) -> str:

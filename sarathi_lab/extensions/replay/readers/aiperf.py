@@ -30,29 +30,45 @@ from sarathi_lab.extensions.replay.clients import (
 )
 from sarathi_lab.extensions.replay.json_values import count_of, list_of, number_of, numbers_of
 from sarathi_lab.extensions.replay.readers.content import (
+    MILLISECOND,
+    NANOSECOND,
     Content,
     Object,
-    nested,
+    field,
     stated_numbers,
+    stated_values,
+    value_at,
 )
 from sarathi_lab.extensions.replay.server_arguments import as_object
-from sarathi_lab.workload.recording import FINISHED
+from sarathi_lab.workload.recording import FAILED, FINISHED
 
 AIPERF_SUMMARY = "profile_export_aiperf.json"
 GENAI_PERF_SUMMARY = "profile_export_genai_perf.json"
-MILLISECOND = 1e-3
-NANOSECOND = 1e-9
 PROFILING = ("profiling", None)  # phases whose requests count
-# Names of a metric, and what it is in metrics.md.
-MEANS = {
-    "time_to_first_token": "ttft",
-    "inter_token_latency": "tpot",
-    "request_latency": "latency",
+REQUEST = {
+    "prompt_len": field("metrics.input_sequence_length.value"),
+    "output_len": field("metrics.output_sequence_length.value"),
+    "arrival": field("metadata.request_start_ns", unit=NANOSECOND),
+    # Also as the first versions called it.
+    "first_token": field(
+        "metrics.time_to_first_token.value", "metrics.ttft.value", unit=MILLISECOND
+    ),
+    "latency": field("metrics.request_latency.value", unit=MILLISECOND),
+    "cached_len": field("metrics.usage_prompt_cache_read_tokens.value"),
+    # The user's session: several may be of one conversation of the data set.
+    "session": field("metadata.x_correlation_id", "metadata.conversation_id"),
+    "turn": field("metadata.turn_index"),
 }
-TOTALS = {
-    "request_throughput": "request_throughput",
-    "output_token_throughput": "output_throughput",
-    "request_count": "num_requests",
+# Of a summary.
+NUMBERS = {
+    "ttft": field("time_to_first_token.avg", unit=MILLISECOND),
+    "tpot": field("inter_token_latency.avg", unit=MILLISECOND),
+    "latency": field("request_latency.avg", unit=MILLISECOND),
+    "request_throughput": field("request_throughput.avg"),
+    "output_throughput": field("output_token_throughput.avg"),
+    "num_requests": field("request_count.avg"),
+    "prompt_len": field("input_sequence_length.avg"),
+    "output_len": field("output_sequence_length.avg"),
 }
 # Tokens that a server counts itself, in the last of its responses.
 COUNTS = ("prompt_tokens", "completion_tokens")
@@ -74,14 +90,13 @@ def is_of_aiperf(content: Content) -> bool:
 def read_aiperf(content: Content, _: Object) -> Load:
     """Read all lines."""
     rows = [_row(record) for record in content.objects]
-    if not any(row["turn"] for row in rows):
+    if not any(count_of(row["turn"]) for row in rows):
         rows = [{**row, "session": ""} for row in rows]
     summary = content.beside(AIPERF_SUMMARY)
     return RecordedLoad(
         client_name="aiperf",
         rows=rows,
-        means=stated_numbers(summary, MEANS, MILLISECOND, "avg"),
-        totals=stated_numbers(summary, TOTALS, statistic="avg"),
+        numbers=stated_numbers(summary, NUMBERS),
         server=content.server(_model_of(summary)),
         client=_client_of_aiperf(summary),
     )
@@ -89,30 +104,17 @@ def read_aiperf(content: Content, _: Object) -> Load:
 
 def _row(record: Object) -> dict[str, object]:
     metadata = as_object(record.get("metadata"))
-    metrics = {
-        name: as_object(metric).get("value")
-        for name, metric in as_object(record.get("metrics")).items()
-    }
-    # As its first versions called it.
-    first_token = metrics.get("time_to_first_token", metrics.get("ttft"))
+    gaps = numbers_of(value_at(record, "metrics.inter_chunk_latency.value"))
     status = FINISHED
     if metadata.get("benchmark_phase") not in PROFILING:
         status = "of the warm-up"
     elif metadata.get("was_cancelled"):
         status = "cancelled"
     elif record.get("error"):
-        status = "failed"
+        status = FAILED
     return {
-        "prompt_len": metrics.get("input_sequence_length"),
-        "output_len": metrics.get("output_sequence_length"),
-        "arrival": NANOSECOND * number_of(metadata.get("request_start_ns")),
-        "first_token": MILLISECOND * number_of(first_token),
-        "latency": MILLISECOND * number_of(metrics.get("request_latency")),
-        "gaps": tuple(MILLISECOND * gap for gap in numbers_of(metrics.get("inter_chunk_latency"))),
-        "cached_len": count_of(metrics.get("usage_prompt_cache_read_tokens")),
-        # The user's session: several may be of one conversation of the data set.
-        "session": str(metadata.get("x_correlation_id") or metadata.get("conversation_id") or ""),
-        "turn": count_of(metadata.get("turn_index")),
+        **stated_values(record, REQUEST),
+        "gaps": tuple(MILLISECOND * gap for gap in gaps),
         "status": status,
     }
 
@@ -128,11 +130,8 @@ def read_summary(content: Content, summary: Object) -> Load:
     is_of_genai = "perf_analyzer" in as_object(summary.get("input_config"))
     return Summary(
         client_name="genai-perf" if is_of_genai else "aiperf",
-        num_requests=_average(summary, "request_count"),
-        prompt_len=_average(summary, "input_sequence_length"),
-        output_len=_average(summary, "output_sequence_length"),
+        numbers=stated_numbers(summary, NUMBERS),
         record="profile_export.jsonl of the same run",
-        means=stated_numbers(summary, MEANS, MILLISECOND, "avg"),
         client=_client_of_aiperf(summary),
         server=content.server(_model_of(summary)),
     )
@@ -164,10 +163,6 @@ def read_csv_summary(content: Content, summary: Object) -> Load:
     return load
 
 
-def _average(summary: Object, name: str) -> float:
-    return number_of(nested(summary, name, "avg"))
-
-
 def _client_of_aiperf(summary: Object) -> Client:
     """Read how requests were sent from the configuration in a summary, if it is there."""
     config = as_object(summary.get("input_config"))
@@ -177,7 +172,7 @@ def _client_of_aiperf(summary: Object) -> Client:
     load = as_object(config.get("loadgen"))
     cv = _cv_of_aiperf(load)
     if not load:
-        load = as_object(nested(config, "perf_analyzer", "stimulus"))
+        load = as_object(value_at(config, "perf_analyzer.stimulus"))
         cv = EVEN  # perf_analyzer's default, which genai-perf leaves as it is
     if not (load.get("concurrency") or load.get("request_rate")):
         return CLOCK
@@ -219,13 +214,13 @@ def _cv_of_aiperf(load: Object) -> float:
 
 def _model_of(summary: Object) -> object:
     config = as_object(summary.get("input_config"))
-    stated = config.get("model_names") or nested(config, "endpoint", "model_names")
+    stated = config.get("model_names") or value_at(config, "endpoint.model_names")
     if isinstance(stated, str):
         return stated
     names = list_of(stated)
     if not names:
         # As newer versions write it.
-        models = list_of(nested(config, "models", "items"))
+        models = list_of(value_at(config, "models.items"))
         names = [as_object(model).get("name") for model in models]
     return next(iter(names), None)
 
@@ -238,7 +233,7 @@ def is_of_genai_perf(content: Content) -> bool:
 def read_genai_perf(content: Content, experiment: Object) -> Load:
     """Read one experiment. Raises UserError without lengths of prompts."""
     summary = content.beside(GENAI_PERF_SUMMARY)
-    prompt_len = _average(summary, "input_sequence_length")
+    prompt_len = stated_numbers(summary, NUMBERS).get("prompt_len", math.nan)
     rows = list(_rows_of_responses(list_of(experiment["requests"]), prompt_len))
     if all(math.isnan(number_of(row["prompt_len"])) for row in rows):
         raise UserError(
@@ -274,7 +269,7 @@ def _rows_of_responses(
         if outputs and END_OF_STREAM in outputs[-1] and len(times) == len(outputs):
             times.pop()
         counts = {name: _counted(pattern, outputs) for name, pattern in COUNTED.items()}
-        status = FINISHED if times else "failed"
+        status = FINISHED if times else FAILED
         row: dict[str, object] = {"arrival": NANOSECOND * sent, "status": status}
         if times:
             row |= {

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sarathi_lab.config.paths import json_object
 from sarathi_lab.extensions.replay.json_values import number_of
@@ -14,6 +15,8 @@ from sarathi_lab.workload.text_files import read_text
 
 # An object of JSON; what its values are is asked where they are read (`number_of` and others).
 Object = Mapping[str, object]
+MILLISECOND = 1e-3
+NANOSECOND = 1e-9
 
 
 @dataclass(frozen=True)
@@ -50,24 +53,53 @@ class Content:
         return json_object(read_text(neighbour, str(neighbour), remedy), str(neighbour), remedy)
 
 
-def nested(content: Object, *keys: str) -> object:
-    """Return the value below several keys; None where one is missing."""
+class Field(NamedTuple):
+    """Where a client's format has a value.
+
+    Attributes:
+        paths: One for each of the format's versions; the first that a file has counts. Keys of
+            nested objects are joined by a dot.
+        unit: Seconds of a time's unit; 1 also of values that are no times, which are not changed.
+    """
+
+    paths: Sequence[str]
+    unit: float = 1.0
+
+    def read(self, content: Object) -> object:
+        """Return the value in seconds, or as it is; None or NaN where it is missing."""
+        stated = None
+        for path in self.paths:
+            stated = value_at(content, path)
+            if stated not in (None, ""):  # as an empty cell of CSV is
+                break
+        if self.unit == 1.0:
+            return stated
+        return self.unit * number_of(stated)
+
+
+def field(*paths: str, unit: float = 1.0) -> Field:
+    """Make a `Field`."""
+    return Field(paths, unit)
+
+
+def value_at(content: Object, path: str) -> object:
+    """Return the value at a path, keys joined by a dot; None where one is missing."""
     value: object = content
-    for key in keys:
+    for key in path.split("."):
         value = as_object(value).get(key)
     return value
 
 
-def stated_numbers(
-    content: Object, names: Mapping[str, str], factor: float = 1.0, statistic: str = ""
-) -> dict[str, float]:
-    """Return numbers of `content`, or those in its objects under `statistic`, times `factor`, by
-    other names.
-    """
+def stated_values(content: Object, fields: Mapping[str, Field]) -> dict[str, object]:
+    """Return the values of a format's fields by their names."""
+    return {name: field.read(content) for name, field in fields.items()}
+
+
+def stated_numbers(content: Object, fields: Mapping[str, Field]) -> dict[str, float]:
+    """Return the numbers of a format's fields by their names, without missing ones."""
     numbers = dict[str, float]()
-    for key, name in names.items():
-        keys = (key, statistic) if statistic else (key,)
-        number = factor * number_of(nested(content, *keys))
+    for name, value in stated_values(content, fields).items():
+        number = number_of(value)
         if not math.isnan(number):
             numbers[name] = number
     return numbers

@@ -21,25 +21,36 @@ from sarathi_lab.extensions.replay.json_values import count_of, number_of, numbe
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
+    field,
+    stated_numbers,
+    stated_values,
 )
-from sarathi_lab.workload.recording import FINISHED
+from sarathi_lab.workload.recording import FAILED, FINISHED
 
 DATABASE = b"SQLite format 3"
 ARGUMENTS = "benchmark_args.json"
-COLUMNS = ("start_time", "latency", "first_chunk_latency", "prompt_tokens", "completion_tokens")
+# Columns of the database.
+REQUEST = {
+    "arrival": field("start_time"),
+    "latency": field("latency"),
+    "first_token": field("first_chunk_latency"),
+    "prompt_len": field("prompt_tokens"),
+    "output_len": field("completion_tokens"),
+}
 GAPS = "inter_token_latencies"
 # Headings of the summary, which its versions have worded differently.
-HEADINGS: dict[str, Sequence[str]] = {
-    "num_requests": ("Succeed requests", "Successful requests", "Success requests"),
-    "num_failed": ("Failed requests",),
-    "users": ("Number of concurrency", "Concurrency"),
-    "rate": ("Request rate (req/s)", "Request Rate (req/s)"),
-    "prompt_len": ("Average input tokens per request", "Avg Input Tokens"),
-    "output_len": ("Average output tokens per request", "Avg Output Tokens"),
-    "ttft": ("Average time to first token (s)", "Avg TTFT (s)"),
-    "tpot": ("Average time per output token (s)", "Avg TPOT (s)"),
-    "latency": ("Average latency (s)", "Avg Latency (s)"),
+NUMBERS = {
+    "num_requests": field("Succeed requests", "Successful requests", "Success requests"),
+    "num_failed": field("Failed requests"),
+    "users": field("Number of concurrency", "Concurrency"),
+    "rate": field("Request rate (req/s)", "Request Rate (req/s)"),
+    "prompt_len": field("Average input tokens per request", "Avg Input Tokens"),
+    "output_len": field("Average output tokens per request", "Avg Output Tokens"),
+    "ttft": field("Average time to first token (s)", "Avg TTFT (s)"),
+    "tpot": field("Average time per output token (s)", "Avg TPOT (s)"),
+    "latency": field("Average latency (s)", "Avg Latency (s)"),
 }
+OF_SUMMARY = NUMBERS["latency"].paths  # headings that every summary has one of
 # Objects of JSON in a log that may be summaries.
 PRINTED = re.compile(r"\{[^{}]*\}")
 # Of a table as newer versions print it: a heading and a value a line.
@@ -66,8 +77,9 @@ def read_database(content: Content) -> Load:
             f"{path} is a database without evalscope's table of results ({error}); name its "
             "benchmark_data.db"
         ) from None
-    if rows and not {*COLUMNS} <= {*rows[0]}:
-        raise UserError(f"{path} lacks columns of evalscope's, such as {', '.join(COLUMNS)}")
+    columns = [column for field in REQUEST.values() for column in field.paths]
+    if rows and not {*columns} <= {*rows[0]}:
+        raise UserError(f"{path} lacks columns of evalscope's, such as {', '.join(columns)}")
     arguments = content.beside(ARGUMENTS)
     return RecordedLoad(
         client_name="evalscope",
@@ -80,13 +92,9 @@ def read_database(content: Content) -> Load:
 def _rows(rows: Sequence[Object]) -> Iterator[dict[str, object]]:
     for row in rows:
         yield {
-            "prompt_len": row["prompt_tokens"],
-            "output_len": row["completion_tokens"],
-            "arrival": row["start_time"],
-            "first_token": row["first_chunk_latency"],
-            "latency": row["latency"],
+            **stated_values(row, REQUEST),
             "gaps": _gaps(row.get(GAPS)),
-            "status": FINISHED if row.get("success", 1) else "failed",
+            "status": FINISHED if row.get("success", 1) else FAILED,
         }
 
 
@@ -100,7 +108,7 @@ def _gaps(text: object) -> tuple[float, ...]:
 
 def is_of_evalscope_summary(content: Content) -> bool:
     """Whether the file is evalscope's summary."""
-    signs = ("Time taken for tests (s)", *HEADINGS["ttft"], *HEADINGS["latency"])
+    signs = ("Time taken for tests (s)", *NUMBERS["ttft"].paths, *OF_SUMMARY)
     return any(heading in content.first for heading in signs)
 
 
@@ -111,13 +119,13 @@ def is_of_evalscope_log(content: Content) -> bool:
 
 def logged_summaries(content: Content) -> Sequence[Object]:
     """Return the summaries in a log, objects or tables, one a load."""
-    if not any(heading in content.text for heading in HEADINGS["latency"]):
+    if not any(heading in content.text for heading in OF_SUMMARY):
         return ()
     summaries = list[Object]()
     for printed in PRINTED.findall(content.text):
         with suppress(ValueError):  # another object that is no JSON
             summary = json.loads(printed)
-            if any(heading in summary for heading in HEADINGS["latency"]):
+            if any(heading in summary for heading in OF_SUMMARY):
                 summaries.append(summary)
     return summaries or _printed_tables(content.text)
 
@@ -129,30 +137,18 @@ def _printed_tables(text: str) -> list[Object]:
         if not tables or heading in tables[-1]:
             tables.append({})
         tables[-1][heading] = value
-    latencies = HEADINGS["latency"]
-    return [table for table in tables if any(heading in table for heading in latencies)]
+    return [table for table in tables if any(heading in table for heading in OF_SUMMARY)]
 
 
 def read_evalscope_summary(content: Content, summary: Object) -> Load:
     """Read means."""
-    numbers = {name: _first_number(summary, headings) for name, headings in HEADINGS.items()}
+    numbers = stated_numbers(summary, NUMBERS)
     return Summary(
         client_name="evalscope",
-        num_requests=numbers["num_requests"],
-        prompt_len=numbers["prompt_len"],
-        output_len=numbers["output_len"],
-        means={name: numbers[name] for name in ("ttft", "tpot", "latency")},
-        client=_client_of(numbers["users"], numbers["rate"]),
-        num_failed=count_of(numbers["num_failed"]),
+        numbers=numbers,
+        client=_client_of(numbers.get("users"), numbers.get("rate")),
         server=content.server(content.beside(ARGUMENTS).get("model")),
     )
-
-
-def _first_number(summary: Object, headings: Sequence[str]) -> float:
-    for heading in headings:
-        if heading in summary:
-            return number_of(summary[heading])
-    return math.nan
 
 
 def _client_of(users: object, rate: object) -> Client:

@@ -5,41 +5,50 @@ its `summary_lifecycle_metrics.json`.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from itertools import pairwise
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import client_of_rate
-from sarathi_lab.extensions.replay.json_values import count_of, number_of, numbers_of
+from sarathi_lab.extensions.replay.json_values import number_of, numbers_of
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
-    nested,
+    field,
     stated_numbers,
+    stated_values,
+    value_at,
 )
 from sarathi_lab.extensions.replay.server_arguments import as_object
-from sarathi_lab.workload.recording import FINISHED
+from sarathi_lab.workload.recording import FAILED, FINISHED
 
-MEANS = {
-    "time_to_first_token": "ttft",
-    "time_per_output_token": "tpot",
-    "request_latency": "latency",
+# Of what was sent and received; newer versions have text beside images and sound.
+REQUEST = {
+    "prompt_len": field(
+        "request_metrics.text.input_tokens",
+        "request_metrics.input_tokens",
+        "input_tokens",
+        "prompt_tokens",
+        "server_usage.prompt_tokens",
+    ),
+    "output_len": field("output_tokens", "completion_tokens", "server_usage.completion_tokens"),
+    "cached_len": field("server_usage.prompt_tokens_details.cached_tokens"),
+}
+NUMBERS = {
+    "num_requests": field("successes.count"),
+    "num_failed": field("failures.count"),
+    "prompt_len": field("successes.prompt_len.mean"),
+    "output_len": field("successes.output_len.mean"),
+    "ttft": field("successes.latency.time_to_first_token.mean"),
+    "tpot": field("successes.latency.time_per_output_token.mean"),
+    "latency": field("successes.latency.request_latency.mean"),
+    "requests_a_second": field("successes.throughput.requests_per_sec"),
+    "output_tokens_a_second": field("successes.throughput.output_tokens_per_sec"),
+    "num_sent": field("load_summary.count"),
+    "achieved_rate": field("load_summary.achieved_rate"),
 }
 RATE_TOLERANCE = 0.05  # by which a rate may miss what was asked for
-RATES = {"output_tokens_per_sec": "output", "requests_per_sec": "requests"}
-INPUT_TOKENS = (
-    ("request_metrics", "text", "input_tokens"),
-    ("request_metrics", "input_tokens"),
-    ("input_tokens",),
-    ("prompt_tokens",),
-)
-OUTPUT_TOKENS = (
-    ("output_tokens",),
-    ("completion_tokens",),
-    ("server_usage", "completion_tokens"),
-)
 
 
 def is_of_inference_perf(content: Content) -> bool:
@@ -62,43 +71,21 @@ def _rows(content: Content) -> Iterator[dict[str, object]]:
     for request in content.objects:
         info = as_object(request.get("info"))
         # Newer versions have what was received in an object of its own.
-        response = as_object(info.get("response_metrics")) or info
+        sent_and_received = {**info, **as_object(info.get("response_metrics"))}
         sent = number_of(request.get("start_time"))
-        times = numbers_of(response.get("output_token_times"))
-        row: dict[str, object] = {
-            "prompt_len": _input_tokens(info, response),
-            "output_len": _output_tokens(response, len(times)),
+        times = numbers_of(sent_and_received.get("output_token_times"))
+        row = {
+            **stated_values(sent_and_received, REQUEST),
             "arrival": sent,
             "latency": number_of(request.get("end_time")) - sent,
             "gaps": tuple(after - before for before, after in pairwise(times)),
-            "cached_len": count_of(
-                nested(response, "server_usage", "prompt_tokens_details", "cached_tokens")
-            ),
-            "status": "failed" if request.get("error") else FINISHED,
+            "status": FAILED if request.get("error") else FINISHED,
         }
         if times:
             row["first_token"] = times[0] - sent
+            if row["output_len"] is None:
+                row["output_len"] = len(times)
         yield row
-
-
-def _input_tokens(info: Object, response: Object) -> object:
-    """Return the tokens of a prompt, by the names of several versions: beside those of images and
-    sound in the newest files.
-    """
-    for keys in INPUT_TOKENS:
-        value = nested(info, *keys)
-        if value is not None:
-            return value
-    return nested(response, "server_usage", "prompt_tokens")
-
-
-def _output_tokens(response: Object, num_times: int) -> object:
-    """Return the tokens of an answer; where the file does not say, those that have a time."""
-    for keys in OUTPUT_TOKENS:
-        value = nested(response, *keys)
-        if value is not None:
-            return value
-    return num_times or None
 
 
 def is_of_inference_perf_summary(content: Content) -> bool:
@@ -114,36 +101,29 @@ def read_inference_perf_summary(content: Content, summary: Object) -> Load:
             f"{content.path} is what Prometheus had of the server; name the client's file beside "
             "it, *_lifecycle_metrics.json"
         )
-    waits = as_object(successes.get("latency"))
-    lengths = {
-        name: number_of(nested(successes, f"{name}_len", "mean")) for name in ("prompt", "output")
-    }
+    numbers = stated_numbers(summary, NUMBERS)
+    answers_a_second = numbers.get("requests_a_second")
     # Newer files count tokens by the server; older ones may lack the mean of answers.
-    rates = stated_numbers(as_object(successes.get("throughput")), RATES)
-    if math.isnan(lengths["output"]) and rates.get("requests"):
-        lengths["output"] = rates.get("output", math.nan) / rates["requests"]
-    num_requests = number_of(successes.get("count"))
-    if math.isnan(num_requests) and "failures" not in summary:
-        num_requests = number_of(nested(summary, "load_summary", "count"))
+    if answers_a_second and "output_tokens_a_second" in numbers:
+        numbers.setdefault("output_len", numbers["output_tokens_a_second"] / answers_a_second)
+    if "failures" not in summary and "num_sent" in numbers:
+        numbers.setdefault("num_requests", numbers["num_sent"])
     cautions = []
-    rate = nested(summary, "load_summary", "requested_rate")
-    achieved = number_of(nested(summary, "load_summary", "achieved_rate"))
-    if rate is None or achieved < number_of(rate) * (1 - RATE_TOLERANCE):
+    rate = value_at(summary, "load_summary.requested_rate")
+    achieved = numbers.get("achieved_rate")
+    if achieved is not None and achieved < number_of(rate) * (1 - RATE_TOLERANCE):
         # A client that falls behind its schedule sends at its own pace.
-        if rate is not None:
-            cautions.append(f"of {rate}/s that were asked for, the client sent {achieved:.4g}/s")
-        rate = None if math.isnan(achieved) else achieved
-    if rate is None and rates.get("requests"):
-        rate = rates["requests"]
+        cautions.append(f"of {rate}/s that were asked for, the client sent {achieved:.4g}/s")
+        rate = achieved
+    if rate is None:
+        rate = achieved
+    if rate is None and answers_a_second:
+        rate = answers_a_second
         cautions.append("the file has no rate of sending: that of its answers is taken")
     return Summary(
         client_name="inference-perf",
-        num_requests=num_requests,
-        prompt_len=lengths["prompt"],
-        output_len=lengths["output"],
+        numbers=numbers,
         record="per_request_lifecycle_metrics.json of the same run",
-        means=stated_numbers(waits, MEANS, statistic="mean"),
         client=client_of_rate(rate, None),
-        num_failed=count_of(nested(summary, "failures", "count")),
         cautions=cautions,
     )

@@ -4,24 +4,39 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import Client
-from sarathi_lab.extensions.replay.json_values import count_of, number_of
+from sarathi_lab.extensions.replay.json_values import count_of
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
+    field,
     stated_numbers,
+    stated_values,
 )
-from sarathi_lab.workload.recording import FINISHED
+from sarathi_lab.workload.recording import FAILED, FINISHED
 
 USERS = "num_concurrent_requests"
 DEFAULT_USERS = 10  # of its command line
+REQUEST = {
+    "prompt_len": field("number_input_tokens"),
+    "output_len": field("number_output_tokens"),
+    "first_token": field("ttft_s"),
+    "latency": field("end_to_end_latency_s"),
+}
 MEANS = {
-    "results_ttft_s_mean": "ttft",
-    "results_end_to_end_latency_s_mean": "latency",
+    "ttft": field("results_ttft_s_mean"),
+    "latency": field("results_end_to_end_latency_s_mean"),
+}
+NUMBERS = {
+    **MEANS,
+    "num_requests": field("results_num_completed_requests"),
+    "num_failed": field("results_number_errors"),
+    # As measured, else as they were asked for.
+    "prompt_len": field("results_number_input_tokens_mean", "mean_input_tokens"),
+    "output_len": field("results_number_output_tokens_mean", "mean_output_tokens"),
 }
 
 
@@ -37,7 +52,7 @@ def read_llmperf(content: Content, _: Object) -> Load:
         client_name="llmperf",
         rows=_rows(content),
         has_arrivals=False,
-        means=stated_numbers(summary, MEANS),
+        numbers=stated_numbers(summary, MEANS),
         server=content.server(summary.get("model")),
         client=_client_of(summary),
         cautions=_cautions_of_users(summary),
@@ -47,13 +62,8 @@ def read_llmperf(content: Content, _: Object) -> Load:
 def _rows(content: Content) -> Iterator[dict[str, object]]:
     for response in content.objects:
         has_error = response.get("error_code") or response.get("error_msg")
-        yield {
-            "prompt_len": response.get("number_input_tokens"),
-            "output_len": response.get("number_output_tokens"),
-            "first_token": response.get("ttft_s"),
-            "latency": response.get("end_to_end_latency_s"),
-            "status": "failed" if has_error else FINISHED,
-        }
+        status = FAILED if has_error else FINISHED
+        yield {**stated_values(response, REQUEST), "status": status}
 
 
 def is_of_llmperf_summary(content: Content) -> bool:
@@ -63,37 +73,26 @@ def is_of_llmperf_summary(content: Content) -> bool:
 
 def read_llmperf_summary(content: Content, summary: Object) -> Load:
     """Read means."""
-    output_len = _mean_tokens(summary, "output")
+    numbers = stated_numbers(summary, NUMBERS)
     return Summary(
         client_name="llmperf",
-        num_requests=number_of(summary.get("results_num_completed_requests")),
-        prompt_len=_mean_tokens(summary, "input"),
-        output_len=output_len,
+        numbers=_with_time_per_token(numbers),
         record="*_individual_responses.json of the same run",
-        means=_with_time_per_token(stated_numbers(summary, MEANS), output_len),
         client=_client_of(summary),
-        num_failed=count_of(summary.get("results_number_errors")),
         cautions=_cautions_of_users(summary),
         server=content.server(summary.get("model")),
     )
 
 
-def _mean_tokens(summary: Object, kind: str) -> float:
-    """Return mean tokens of prompts ("input") or answers: measured, else as they were asked for."""
-    measured = number_of(summary.get(f"results_number_{kind}_tokens_mean"))
-    if math.isnan(measured):
-        return number_of(summary.get(f"mean_{kind}_tokens"))
-    return measured
-
-
-def _with_time_per_token(means: dict[str, float], output_len: float) -> dict[str, float]:
+def _with_time_per_token(numbers: dict[str, float]) -> dict[str, float]:
     """Add the mean time of the tokens after the first. LLMPerf's `inter_token_latency_s` is none:
     it has the time to the first token in it.
     """
-    has_both = {"ttft", "latency"} <= {*means}
-    if not has_both or not output_len > 1:
-        return means
-    return {**means, "tpot": (means["latency"] - means["ttft"]) / (output_len - 1)}
+    has_both = {"ttft", "latency"} <= {*numbers}
+    num_gaps = numbers.get("output_len", 0.0) - 1
+    if not has_both or num_gaps <= 0:
+        return numbers
+    return {**numbers, "tpot": (numbers["latency"] - numbers["ttft"]) / num_gaps}
 
 
 def _cautions_of_users(summary: Object) -> list[str]:

@@ -82,7 +82,7 @@ def read_ppas(content: Content, run: Object) -> Load:
     return PhasedLoad(
         client_name=f"{row['config_name']}, {row['phase_schedule']}, seed {row['seed']}",
         row=row,
-        means={wait: float(row[name]) for name, wait in MEANS.items()},
+        numbers={wait: float(row[name]) for name, wait in MEANS.items()},
         server=[read_arguments("vllm", arguments, str(content.path))],
         policy="p_pas" if row["config_name"].startswith("ppas") else "vllm_v1",
     )

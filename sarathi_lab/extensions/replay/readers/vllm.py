@@ -15,10 +15,12 @@ import pandas as pd
 
 from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
 from sarathi_lab.extensions.replay.clients import Client, client_of_rate, cv_of_gamma
-from sarathi_lab.extensions.replay.json_values import count_of, list_of, number_of, numbers_of
+from sarathi_lab.extensions.replay.json_values import list_of, number_of, numbers_of
 from sarathi_lab.extensions.replay.readers.content import (
+    MILLISECOND,
     Content,
     Object,
+    field,
     stated_numbers,
 )
 from sarathi_lab.extensions.replay.server_arguments import (
@@ -29,26 +31,25 @@ from sarathi_lab.extensions.replay.server_arguments import (
     with_rules_of_version,
 )
 from sarathi_lab.extensions.replay.server_facts import sglang_description
-from sarathi_lab.workload.recording import FINISHED
+from sarathi_lab.workload.recording import FAILED, FINISHED
 
 LISTS = ("input_lens", "output_lens", "ttfts", "itls")  # that details have
+# Further ones, which older versions do not have, and what stands for an entry of theirs.
+NEWER_LISTS = {"errors": "", "latencies": None, "start_times": None, "cached_tokens": 0}
 OF_SGLANG = "total_output_tokens_retokenized"
 # What a result states of all its requests.
-TOTALS = {
-    "completed": "num_requests",
-    "total_input_tokens": "num_prompt_tokens",
-    "total_output_tokens": "num_output_tokens",
-    "duration": "duration",
-    "request_throughput": "request_throughput",
-    "output_throughput": "output_throughput",
+NUMBERS = {
+    "num_requests": field("completed"),
+    "num_failed": field("failed"),
+    "num_prompt_tokens": field("total_input_tokens"),
+    "num_output_tokens": field("total_output_tokens"),
+    "duration": field("duration"),
+    "request_throughput": field("request_throughput"),
+    "output_throughput": field("output_throughput"),
+    "ttft": field("mean_ttft_ms", unit=MILLISECOND),
+    "tpot": field("mean_tpot_ms", unit=MILLISECOND),
+    "latency": field("mean_e2el_ms", "mean_e2e_latency_ms", unit=MILLISECOND),
 }
-MEANS = {
-    "mean_ttft_ms": "ttft",
-    "mean_tpot_ms": "tpot",
-    "mean_e2el_ms": "latency",
-    "mean_e2e_latency_ms": "latency",
-}
-MILLISECOND = 1e-3
 
 
 def is_of_vllm(content: Content) -> bool:
@@ -61,7 +62,7 @@ def read_vllm(content: Content, result: Object) -> Load:
     """Read one result. Raises KeyError or ValueError for a damaged one."""
     shared: dict[str, Any] = {
         "client_name": _client_name(result),
-        "means": stated_numbers(result, MEANS, MILLISECOND),
+        "numbers": stated_numbers(result, NUMBERS),
         "client": _client_of(result),
         "labels": _labels(result),
         "server": [_server_of(content, result)],
@@ -72,29 +73,16 @@ def read_vllm(content: Content, result: Object) -> Load:
         return RecordedLoad(
             rows=rows,
             has_arrivals=any(row["arrival"] is not None for row in rows),
-            totals=stated_numbers(result, TOTALS),
             **shared,
         )
-    number = number_of(result.get("completed"))
-    prompt_tokens = number_of(result.get("total_input_tokens"))
-    output_tokens = number_of(result.get("total_output_tokens"))
-    return Summary(
-        num_requests=number,
-        prompt_len=prompt_tokens / number if number else 0.0,
-        output_len=output_tokens / number if number else 0.0,
-        num_failed=count_of(result.get("failed")),
-        **shared,
-    )
+    return Summary(**shared)
 
 
 def _rows(result: Object) -> list[dict[str, object]]:
     number = len(list_of(result["input_lens"]))
     lists = {name: list_of(result[name]) for name in LISTS}
-    # Files of older versions have no errors, no latencies and no times of sending.
-    lists["errors"] = list_of(result.get("errors")) or [""] * number
-    lists["latencies"] = list_of(result.get("latencies")) or [None] * number
-    lists["start_times"] = list_of(result.get("start_times")) or [None] * number
-    lists["cached_tokens"] = list_of(result.get("cached_tokens")) or [0] * number
+    for name, missing in NEWER_LISTS.items():
+        lists[name] = list_of(result.get(name)) or [missing] * number
     for name, entries in lists.items():
         if len(entries) != number:
             raise ValueError(f"{name} has {len(entries)} entries, input_lens has {number}")
@@ -107,7 +95,7 @@ def _row(row: Mapping[Hashable, object]) -> dict[str, object]:
     gaps = numbers_of(row["itls"])
     status = FINISHED
     if row["errors"] or row["output_lens"] == 0:
-        status = "failed"
+        status = FAILED
     latency = row["latencies"]
     if math.isnan(number_of(latency)):
         latency = number_of(row["ttfts"]) + sum(gaps)
@@ -118,7 +106,7 @@ def _row(row: Mapping[Hashable, object]) -> dict[str, object]:
         "first_token": row["ttfts"],
         "latency": latency,
         "gaps": gaps,
-        "cached_len": count_of(row["cached_tokens"]),
+        "cached_len": row["cached_tokens"],
         "status": status,
     }
 
