@@ -11,11 +11,12 @@ class ServingDevice:
     """One device as a server sees it when it chooses its defaults.
 
     `name` is that of the driver or of the hardware file; `memory_bytes` is all of its memory, not
-    what is free.
+    what is free; `maker` is None where nothing states it.
     """
 
     name: str
     memory_bytes: int
+    maker: str | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ class ServedSystem:
         num_sequences: The most sequences that are served at a time, by device and cache.
         source: Where both were read.
         memory: What it leaves to the cache.
+        makers: Whose devices it runs on; None: not stated.
     """
 
     name: str
@@ -139,3 +141,11 @@ class ServedSystem:
     num_sequences: Callable[[ServingDevice, CacheRoom], int]
     source: str
     memory: MemoryRule
+    makers: tuple[str, ...] | None = None
+
+    def refuses(self, device: ServingDevice) -> str | None:
+        """Return why the system does not run on `device`; None where it may."""
+        if self.makers is None or device.maker is None or device.maker in self.makers:
+            return None
+        makers = " and ".join(self.makers)
+        return f"{self.name} runs on cards of {makers}, and {device.name} is of {device.maker}"

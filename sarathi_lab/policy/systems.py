@@ -23,6 +23,7 @@ from sarathi_lab.engine.served_system import (
 )
 
 WHOLE_PROMPT_TOKENS = 2048  # of vLLM's iterations without chunks, at least
+GPU_MAKERS = ("nvidia", "amd")  # by the installation guides of vLLM, SGLang and TGI
 GIB = 2**30
 MIB = 2**20
 
@@ -80,6 +81,7 @@ VLLM = ServedSystem(
     # Of the API server; its offline class takes 16384 and 8192 tokens. On a CPU others hold.
     source="vllm/engine/arg_utils.py, EngineArgs.get_batch_defaults, usage context API server",
     memory=VLLM_MEMORY,
+    makers=GPU_MAKERS,
 )
 
 VLLM_V0 = ServedSystem(
@@ -89,6 +91,7 @@ VLLM_V0 = ServedSystem(
     num_sequences=always(256),
     source="vllm/config.py of 0.8, _DEFAULT_MAX_NUM_BATCHED_TOKENS, and EngineArgs.max_num_seqs",
     memory=OLDER_VLLM_MEMORY,
+    makers=GPU_MAKERS,
 )
 
 VLLM_ASCEND = ServedSystem(
@@ -100,6 +103,7 @@ VLLM_ASCEND = ServedSystem(
     source="vllm/engine/arg_utils.py, EngineArgs.get_batch_defaults, on a device below 70 GiB",
     # Of vLLM 0.18, whose worker it has.
     memory=OLDER_VLLM_MEMORY,
+    makers=("huawei",),
 )
 
 # MiB of memory below which SGLang takes a chunk of so many tokens; above the last, 16384.
@@ -162,6 +166,7 @@ SGLANG = ServedSystem(
         has_iteration=False,  # which lies in what the share leaves
         source="python/sglang/srt/server_args.py, _handle_gpu_memory_settings",
     ),
+    makers=GPU_MAKERS,
 )
 
 TENSORRT_LLM = ServedSystem(
@@ -175,6 +180,7 @@ TENSORRT_LLM = ServedSystem(
         is_of_free=True,
         source="tensorrt_llm/llmapi/llm_args.py, KvCacheConfig, of what a profiled run leaves",
     ),
+    makers=("nvidia",),
 )
 
 TGI = ServedSystem(
@@ -191,6 +197,7 @@ TGI = ServedSystem(
         is_of_free=True,
         source="server/text_generation_server/models/globals.py, of what a warm-up leaves",
     ),
+    makers=GPU_MAKERS,
 )
 
 # Sequences by a part of the device's name; 128 on others.

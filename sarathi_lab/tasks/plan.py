@@ -82,6 +82,15 @@ class Plan:
         return self.engine.policy
 
     @property
+    def unserved(self) -> str | None:
+        """Why the policy's server does not run on the device; None where it may."""
+        device = self.backend.serving_device
+        system = self.policy.system
+        if system is None or device is None:
+            return None
+        return system.refuses(device)
+
+    @property
     def max_model_len(self) -> int:
         """The most tokens of a sequence."""
         assert self.engine.max_model_len is not None

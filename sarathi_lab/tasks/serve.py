@@ -375,6 +375,8 @@ def _facts_of(plan: Plan, *, is_brief: bool) -> list[str]:
         lines.append(speculation)
     if plan.assumed is not None:
         lines.append(f"assumed unless stated: {plan.assumed}")
+    if plan.unserved is not None:
+        lines.append(f"{plan.unserved}: only its rule is simulated")
     return lines
 
 

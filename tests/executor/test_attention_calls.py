@@ -27,6 +27,7 @@ from sarathi_lab.executor.simulated.hardware import NO_HOST
         ("a100", "vllm_0_19", "flash_attention_2", 1),
         ("h100", "vllm_0_19", "flash_attention_3", 1),
         ("h100", "trtllm_1_0", "tensorrt_llm", 2),
+        ("mi300x", "vllm_0_19", "rocm_attn", 2),
     ],
 )
 def test_calls_are_those_of_the_servers_backend(gpu, host, backend, calls):

@@ -113,3 +113,23 @@ def test_a_peak_of_fewer_bits_is_the_bases_only_with_its_other_peaks() -> None:
     assert load_option("hardware", "a10").fp8_flops_per_second is None  # its base has one
     b300 = load_option("hardware", "b300")
     assert b300.int8_flops_per_second < b300.flops_per_second < b300.fp8_flops_per_second
+
+
+def test_a_card_of_another_maker_has_none_of_its_bases_attention_backends() -> None:
+    of_amd = datasheet("mine", "h100", maker="amd")
+    assert of_amd.kernels == {}
+    assert of_amd.matmul_efficiency == H100.matmul_efficiency
+    assert not any("flash" in line for line in SimulatedBackend(of_amd).cautions(SPEC))
+    assert datasheet("mine", "h100").kernels == H100.kernels
+    unknown = datasheet("mine", peak=1e14, bandwidth=1e12, memory=8e10)
+    assert unknown.maker is None
+    assert not any("flash" in line for line in SimulatedBackend(unknown).cautions(SPEC))
+    with pytest.raises(UserError, match=r"hardware\.maker=intel is unknown.*nvidia, amd"):
+        datasheet("mine", "h100", maker="intel")
+
+
+def test_a_host_of_another_maker_is_refused() -> None:
+    card = load_option("hardware", "mi300x")
+    with pytest.raises(UserError, match=r"host=trtllm_1_0 .*mi300x is of amd; use host=vllm_0_19"):
+        SimulatedBackend(card, host=load_option("host", "trtllm_1_0"))
+    SimulatedBackend(card, host=load_option("host", "vllm_0_19"))

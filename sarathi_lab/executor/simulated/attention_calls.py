@@ -15,6 +15,7 @@ from sarathi_lab.executor.simulated.cost_model import CostModel
 from sarathi_lab.executor.simulated.hardware import Hardware, Host
 
 FLASH_ATTENTION_2 = "flash_attention_2"
+ROCM_ATTENTION = "rocm_attn"
 MOST_DECODES = 1024  # beside a chunk, above which nothing is looked for
 EXAMPLE_CHUNK = 960  # tokens of a prompt, which leave 64 decodes room in their last tile
 EXAMPLE_CONTEXT = 4096  # tokens of a decode beside it
@@ -24,7 +25,8 @@ EXAMPLE_CONTEXT = 4096  # tokens of a decode beside it
 class AttentionBackend:
     """Calls of one backend for prompts and decodes together, of which cards, and how it is known.
 
-    `is_measured`: the cost of one call was measured on such a card.
+    `is_measured`: the cost of one call was measured on such a card. `maker`: of the cards that it
+    is for.
     """
 
     name: str
@@ -33,6 +35,7 @@ class AttentionBackend:
     cards: str
     source: str
     is_measured: bool = False
+    maker: str = "nvidia"
 
 
 BACKENDS = {
@@ -68,6 +71,15 @@ BACKENDS = {
             "any",
             "a context and a generation kernel, timed apart in aiconfigurator-core 0.12.0",
         ),
+        AttentionBackend(
+            ROCM_ATTENTION,
+            2,
+            "vLLM from 0.19",
+            "AMD's",
+            "vLLM 0.25, API reference of vllm.v1.attention.backends.rocm_attn (PagedAttention and "
+            "Triton prefix prefill); default since 0.19 by vLLM-Omni's platforms.rocm",
+            maker="amd",
+        ),
     )
 }
 
@@ -81,11 +93,14 @@ def backend_of(hardware: Hardware, host: Host) -> AttentionBackend | None:
             if not figures:
                 name = kernel
                 break
+    if name is None and hardware.maker == "amd":
+        name = ROCM_ATTENTION
     if name is None and hardware.hybrid_call:
         name = FLASH_ATTENTION_2
-    if name is None:
+    backend = BACKENDS.get(name or "")
+    if backend is None or backend.maker != hardware.maker:
         return None
-    return BACKENDS.get(name)
+    return backend
 
 
 def attention_calls(hardware: Hardware, host: Host) -> int | None:

@@ -120,6 +120,7 @@ class SimulatedBackend:
         if not isinstance(self.host, Host):
             raise _no_option("host", self.host)
         check_fields(self)
+        self._refuse_host_of_other_makers()
         _ = self.parallel, self.attending  # checks the degrees and the kernel
         self._refuse_unread_rates()
         if self.host.is_stated and self.num_stages > 1:
@@ -137,6 +138,16 @@ class SimulatedBackend:
                 f"dtype={self.dtype} is not an element type of {size} bytes, of which hardware "
                 f"{self.hardware.name} has the peaks; use one of {', '.join(valid)}"
             )
+
+    def _refuse_host_of_other_makers(self) -> None:
+        makers = self.host.makers
+        maker = self.hardware.maker
+        if makers is None or maker is None or maker in makers:
+            return
+        raise UserError(
+            f"host={self.host.name} is of a system for cards of {', '.join(makers)}, and "
+            f"{self.hardware.name} is of {maker}; use host=vllm_0_19 or host=sglang_0_5"
+        )
 
     def _refuse_unread_rates(self) -> None:
         if self.cost_model == "analytic":
@@ -185,7 +196,8 @@ class SimulatedBackend:
 
     @property
     def serving_device(self) -> ServingDevice:
-        return ServingDevice(self.hardware.name, int(self.hardware.memory_bytes))
+        hardware = self.hardware
+        return ServingDevice(hardware.name, int(hardware.memory_bytes), hardware.maker)
 
     @property
     def dtype_name(self) -> str:

@@ -43,6 +43,7 @@ def datasheet(
     num_sms: int | None = None,
     l2: float | None = None,
     error: float = ASSUMED_ERROR,
+    maker: str | None = None,
 ) -> Hardware:
     """Make the `Hardware` of a card whose kernels were not measured: its own peaks, and the shares
     of them, launches and other figures of `base`, an option of hardware.
@@ -65,6 +66,8 @@ def datasheet(
         num_sms: Multiprocessors; None: as many as reach the peak with those of `base`.
         l2: Bytes of its L2 cache; None: those of `base`.
         error: The mean relative error of its kernels' times that is assumed.
+        maker: "nvidia" or "amd"; None: that of `base`, unknown without one. A card of another maker
+            than the measured one has none of its attention backends.
 
     Raises:
         UserError: For a figure that is missing or impossible, or a `base` that is no measured card.
@@ -98,8 +101,13 @@ def datasheet(
     require_number(
         "hardware.error", error, above=0, fix="use a share of the measured time such as 0.36"
     )
+    if maker is None and base is not None:
+        maker = measured.maker
+    if maker is not None and maker != measured.maker:
+        measured = replace(measured, kernels={}, kernel=None, hybrid_call=None)
     settings: dict[str, Any] = {
         **figures,
+        "maker": maker,
         "name": name,
         "num_sms": num_sms,
         "tables": None,

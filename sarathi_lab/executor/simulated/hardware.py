@@ -19,6 +19,7 @@ from sarathi_lab.config.checked import (
     flag,
     listed,
     number,
+    one_of,
     refuse_unread,
     text,
     whole,
@@ -42,6 +43,7 @@ EXPERTS = "experts"
 # Products on every device that shares a layer: what chooses the same experts or tokens, and the
 # latents that all heads share.
 REPLICATED = ("router", "shared_gate", "latent_down", "index_up", "index_down")
+MAKERS = ("nvidia", "amd")  # of cards, whose servers and kernels differ
 # Figures that may be unknown, by their names in `datasheet`.
 OF_DATASHEET = {
     "link_bytes_per_second": "link",
@@ -103,6 +105,7 @@ class Hardware:
     uncertainty: Mapping[str, float | None] = field(compare=False)
     tables: str | None = text(None, fix=FIX)  # folder of measured times (`executor.tables`)
     dtype_bytes: int = 2
+    maker: str | None = one_of(None, name="hardware.maker", valid=MAKERS)
     layer_host_time: float = _seconds(0.0)  # of launching a layer, overlapped with the device
     # Of each device, one direction at a time: within its node, to another node, to host memory.
     link_bytes_per_second: float | None = _link()
@@ -331,6 +334,7 @@ class Host:
             waiting all the same.
         visible_sequence: Seconds more for each sequence of the batch.
         attention_kernel: One of `Hardware.kernels`; None: the hardware file's.
+        makers: Whose cards the system runs on, of `MAKERS`; None: not stated.
         graphs: They launch a layer's kernels; None: launches take no time.
         fused: Kernels (`FUSING`) that include the conversion to 8 bits which follows; an all-reduce
             includes its norm as well.
@@ -349,6 +353,11 @@ class Host:
         None,
         each=partial(require_one_of, valid=FUSING),
         complaint=f"is no list of kernels; use some of [{','.join(FUSING)}], or null for none",
+    )
+    makers: Sequence[str] | None = listed(
+        None,
+        each=partial(require_one_of, valid=MAKERS),
+        complaint=f"is no list of makers; use some of [{','.join(MAKERS)}], or null for any",
     )
 
     def __post_init__(self) -> None:

@@ -291,7 +291,7 @@ def flag_lines(servers: Sequence[ServerFlags], *, is_met: bool, has_server: bool
     remedy.
     """
     if not servers:
-        return ["  no flags: no server has this policy; task.policies names servers' policies"]
+        return ["  no flags: no server here has this policy; task.policies names servers' policies"]
     title = "  servers as they were simulated, each with its best chunk"
     if not is_met:
         title = "  the server that comes nearest, which MISSES the objective"

@@ -81,6 +81,15 @@ class Advice:
         return self.compared[row["policy"]].plan_of(row)
 
     @property
+    def without_server(self) -> list[str]:
+        """Lines on policies whose server does not run on the device."""
+        lines = []
+        for label, runs in self.compared.items():
+            if runs.plan.unserved is not None:
+                lines.append(f"  {label} has no flags: {runs.plan.unserved}")
+        return lines
+
+    @property
     def is_met(self) -> bool:
         """Whether the advised run is within the objective, or there is none."""
         return bool(self.best.get("slo_met", True))
@@ -130,6 +139,7 @@ class Advise(Task):
             advance(1)
             for option in others:
                 try:
+                    require_served(option)
                     runs = self._runs_of(option, leader)
                 except UserError as error:
                     left_out.append(f"{option.label} is left out: {error}")
@@ -186,6 +196,7 @@ class Advise(Task):
             *graphs_gain(runs, advice.best, self.chunks),
             answer.chunks_table(runs),
             *answer.longer_run_lines(advice.best, runs),
+            *advice.without_server,
             *answer.flag_lines(flags, is_met=advice.is_met, has_server=remedied.server is not None),
             answer.closing(advice.table, runs, plan.config["seed"]),
         ]
@@ -343,5 +354,13 @@ def flags_of(advice: Advice, remedied: Remedies) -> list[ServerFlags]:
         plans = [advice.plan_of(row) for row in best_rows if row.get("slo_met", True)]
     else:
         plans = [advice.plan_of(advice.best)]
+    plans = [plan for plan in plans if plan.unserved is None]
     flags = [server_flags(simulated(plan)) for plan in plans]
     return [of_server for of_server in flags if of_server is not None]
+
+
+def require_served(option: Option) -> None:
+    """Raise UserError for a policy whose server does not run on the device."""
+    unserved = first_plan(option).unserved
+    if unserved is not None:
+        raise UserError(unserved)

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, class_of, option_files, read_option
 from sarathi_lab.config.published_names import option_of, stands_for
-from sarathi_lab.engine.served_system import CacheRoom, ServingDevice
+from sarathi_lab.engine.served_system import CacheRoom
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.hardware import NO_HOST
@@ -387,7 +387,7 @@ def with_server_defaults(
             "task.chunk=TOKENS task.batch=SEQUENCES"
         )
     backend, spec = devices(cfg, run, is_named=is_named)
-    device = ServingDevice(backend.hardware.name, int(backend.hardware.memory_bytes))
+    device = backend.serving_device
     assumed = []
     if cfg.chunk is None:
         cfg = with_settings(cfg, {"chunk": system.token_budget(device)})

@@ -165,6 +165,17 @@ def test_a_policy_that_can_not_run_is_left_out_with_its_reason(tmp_path):
 # -- objectives ------------------------------------------------------------------------------------
 
 
+def test_a_server_of_another_maker_is_left_out_and_has_no_flags(tmp_path):
+    chosen = ["task.policies=[trtllm]", "task.chunks=[512]", "hardware=mi300x"]
+    result = run(tmp_path / "compared", *SMALL, *chosen)
+    complaint = "TensorRT-LLM 1.0 runs on cards of nvidia, and mi300x is of amd"
+    assert f"trtllm is left out: {complaint}" in lines_of(result)
+    assert list(result.tables["flags"].server) == ["vLLM"]
+    result = run(tmp_path / "own", *SMALL, *chosen, "policy=trtllm")
+    assert f"trtllm has no flags: {complaint}" in lines_of(result)
+    assert result.tables["flags"].empty
+
+
 def test_a_bound_is_found_to_a_tenth_and_every_bound_is_shown(tmp_path):
     bounds = ["slo.ttft=0.5", "slo.tbt=0.012", "slo.quantile=0.9", "workload.rate=8"]
     result = run(tmp_path, *LOADED, *bounds, "task.policies=[]")
