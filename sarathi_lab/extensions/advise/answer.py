@@ -10,8 +10,9 @@ import pandas as pd
 from sarathi_lab.config.console import amount
 from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, marked
 from sarathi_lab.extensions.advise.options import LONGER, PolicyRuns
-from sarathi_lab.extensions.advise.remedies import NAMES, Remedy
+from sarathi_lab.extensions.advise.remedies import NAMES, Remedy, quantities_of
 from sarathi_lab.extensions.advise.server_flags import ServerFlags
+from sarathi_lab.extensions.advise.slow_end import SlowEnd
 from sarathi_lab.extensions.advise.ties import deciding_bound, margin_of_tie
 from sarathi_lab.extensions.under_load.search import WAITS
 from sarathi_lab.results.report import cell
@@ -174,8 +175,20 @@ def _tie_lines(best: pd.Series, table: pd.DataFrame, slo: Slo | None) -> list[st
     ]
 
 
+def slow_end_lines(best: pd.Series, runs: PolicyRuns, slow_end: SlowEnd | None) -> list[str]:
+    """Say whether the advised run is within the objective at the slow end of an assumed error."""
+    if slow_end is None or runs.slo is None:
+        return []
+    slow = slow_end.rows[best["policy"]]
+    verdict = "met there, too" if slow["slo_met"] else "NOT met there"
+    return [
+        f"  it is met by the predicted times; at the slow end of their assumed error (all kernels "
+        f"{slow_end.error:.0%} longer) it is {verdict}: {quantities_of(slow, runs.slo)}"
+    ]
+
+
 def policies_table(
-    table: pd.DataFrame, best: pd.Series, slo: Slo | None
+    table: pd.DataFrame, best: pd.Series, slo: Slo | None, slow_end: SlowEnd | None = None
 ) -> list[DisplayTable | str]:
     """Show each policy with its best chunk, the advised policy `best` first.
 
@@ -189,7 +202,11 @@ def policies_table(
             mark = f"({len(notes) + 1})"
             notes.append(f"  {mark} {parameters}")
             name = f"{name} {mark}"
-        rows.append({"policy": name, **_cells(row, slo)})
+        cells = {"policy": name, **_cells(row, slo)}
+        if slow_end is not None:
+            is_met = slow_end.is_met(row)
+            cells["at the\nslow end"] = "-" if is_met is None else _met(is_met)
+        rows.append(cells)
     title = f"  each policy with its best chunk, in runs of {best['num_requests']:,} requests"
     return [DisplayTable(rows, title=title, left=["policy"], unbroken=["policy"]), *notes]
 
@@ -258,7 +275,11 @@ def _cells(row: Row, slo: Slo | None, *, judges_growth: bool = True) -> dict[str
 def _verdict(row: Row) -> str:
     if not row["is_steady"]:
         return "overloaded"
-    return "met" if row["slo_met"] else "missed"
+    return _met(row["slo_met"])
+
+
+def _met(is_met: bool) -> str:
+    return "met" if is_met else "missed"
 
 
 def _bound_heading(slo: Slo, name: str) -> str:

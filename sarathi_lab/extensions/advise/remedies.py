@@ -158,7 +158,7 @@ def _larger_batch(larger: MoreSequences, context: RunContext) -> Remedy:
     text = (
         f"more sequences: batch={larger.batch_size} (--max-num-seqs), as all {larger.present} are "
         f"in use and the KV cache has room: {trial.name} {outcome} "
-        f"({_quantities(larger.row, trial.slo)})"
+        f"({quantities_of(larger.row, trial.slo)})"
     )
     return Remedy(text, trial.command(context, "task=advise"))
 
@@ -247,7 +247,7 @@ def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
         num_devices = number * plan.backend.num_devices
         return Remedy(
             f"more replicas: {number} ({num_devices} devices) of {trial.name} meet it "
-            f"({_quantities(row, trial.slo)})",
+            f"({quantities_of(row, trial.slo)})",
             trial.command(context, *settings),
         )
     return None
@@ -288,7 +288,7 @@ def _rounded_up(value: float) -> float:
     return math.ceil(value / scale) * scale
 
 
-def _quantities(row: Row, slo: Slo) -> str:
+def quantities_of(row: Row, slo: Slo) -> str:
     """Return the bounded quantities, such as "TTFT P99 734 ms, TBT P99 48.2 ms"."""
     shown = []
     for name in slo.bounds:

@@ -35,6 +35,12 @@ from sarathi_lab.extensions.advise.options import (
 )
 from sarathi_lab.extensions.advise.remedies import Remedies, remedies
 from sarathi_lab.extensions.advise.server_flags import ServerFlags, server_flags, simulated
+from sarathi_lab.extensions.advise.slow_end import (
+    MET_AT_SLOW_END,
+    SlowEnd,
+    assumed_error,
+    slow_row,
+)
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.tasks.base import Task
@@ -188,10 +194,12 @@ class Advise(Task):
         plan = advice.plan_of(advice.best)
         print_plan(plan, replace(context, policy=None))
         flags = flags_of(advice, remedied)
+        slow_end = slow_end_of(advice)
         shown: list[DisplayTable | str] = [
             *answer.best_lines(advice.best, runs, advice.judged, advice.left_out),
+            *answer.slow_end_lines(advice.best, runs, slow_end),
             *assumed_workload(plan, context),
-            *answer.policies_table(advice.judged, advice.best, runs.slo),
+            *answer.policies_table(advice.judged, advice.best, runs.slo, slow_end),
             *answer.remedy_lines(remedied.commands),
             *graphs_gain(runs, advice.best, self.chunks),
             answer.chunks_table(runs),
@@ -201,10 +209,14 @@ class Advise(Task):
             answer.closing(advice.table, runs, plan.config["seed"]),
         ]
         numbers = advice.best.drop(["policy", "is_as_good"]).to_dict()
+        table = advice.table
+        if slow_end is not None:
+            table = slow_end.marked(table)
+            numbers[MET_AT_SLOW_END] = bool(slow_end.is_met(advice.best))
         is_whole = answer.leaves_whole(advice.best, runs)
         hardware = plan.config["executor"]["hardware"]["name"]
         return Result(
-            tables={"advice": advice.table, "flags": pd.DataFrame(flags)},
+            tables={"advice": table, "flags": pd.DataFrame(flags)},
             summary={
                 **{str(name): float(value) for name, value in numbers.items()},
                 "chunking_pays": float(not is_whole),
@@ -312,6 +324,21 @@ def advised(table: pd.DataFrame, first: PolicyRuns) -> pd.Series:
         if row["policy"] == first.option.label:
             return row
     return best
+
+
+def slow_end_of(advice: Advice) -> SlowEnd | None:
+    """Repeat the best run of each policy that meets the objective with kernels that take longer by
+    the assumed error of the card; None where nothing is assumed, or nothing meets it.
+    """
+    error = assumed_error(advice.of_best)
+    if error is None or advice.of_best.slo is None or not advice.is_met:
+        return None
+    rows: dict[str, Row] = {}
+    for row in answer.best_of_policies(advice.judged, advice.best):
+        if row["slo_met"]:
+            label = row["policy"]
+            rows[label] = slow_row(advice.compared[label], row, error)
+    return SlowEnd(error, rows)
 
 
 def graphs_gain(runs: PolicyRuns, best: pd.Series, chunks: Sequence[int] | None) -> list[str]:

@@ -223,7 +223,9 @@ class LockstepBackend(SimulatedBackend):
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         cost = self.cost_of(spec)
         if not self.draw:
-            return SimulatedExecutor(lambda batch: iteration_time(cost, batch), self.host)
+            return SimulatedExecutor(
+                self.slowed(lambda batch: iteration_time(cost, batch)), self.host
+            )
         drawn_time = DrawnTimes(cost).iteration_time_of(self.draw)
 
         def drawn(batch: Batch) -> float:
@@ -236,7 +238,7 @@ class LockstepBackend(SimulatedBackend):
             batch.waited *= factor
             return factor * seconds
 
-        return SimulatedExecutor(drawn, self.host)
+        return SimulatedExecutor(self.slowed(drawn), self.host)
 
     def peaks(self) -> Peaks:
         """Return the peaks of all replicas."""

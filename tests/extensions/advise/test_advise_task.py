@@ -176,6 +176,19 @@ def test_a_server_of_another_maker_is_left_out_and_has_no_flags(tmp_path):
     assert result.tables["flags"].empty
 
 
+def test_an_unmeasured_card_states_whether_its_slow_end_meets_the_objective(tmp_path):
+    args = [*ALONE, "task.chunks=[256]", *H100, "workload.rate=1", "workload.num_requests=6"]
+    met = run(tmp_path / "met", *args, "hardware=h100-pcie", "slo.tbt=1")
+    assert "(all kernels 36% longer) it is met there, too: TBT P99" in lines_of(met)
+    tight = f"slo.tbt={1.1 * met.summary['tbt_p99']}"
+    missed = run(tmp_path / "missed", *args, "hardware=h100-pcie", tight)
+    assert missed.summary["slo_met"] == 1
+    assert missed.summary["slo_met_at_slow_end"] == 0
+    assert "it is NOT met there: TBT P99" in lines_of(missed)
+    assert missed.tables["advice"].slo_met_at_slow_end.dropna().tolist() == [0]
+    assert "met | missed" in cells_of(missed)
+
+
 def test_a_bound_is_found_to_a_tenth_and_every_bound_is_shown(tmp_path):
     bounds = ["slo.ttft=0.5", "slo.tbt=0.012", "slo.quantile=0.9", "workload.rate=8"]
     result = run(tmp_path, *LOADED, *bounds, "task.policies=[]")
