@@ -284,10 +284,20 @@ def _check_options(override: Override, options: Collection[str]) -> None:
                 f"model={option} is no option{_built_in_model(option)}; for a config.json or a "
                 "checkpoint write model=auto model.path=FOLDER"
             )
+        _refuse_other_group(name, option, options)
         if option != "null" or name in GROUPS:
             require_one_of(name, option, options)
         if name == LAUNCHER and option in LAUNCHER_PACKAGES:
             _require_launcher(option)
+
+
+def _refuse_other_group(name: str, option: str, options: Collection[str]) -> None:
+    """Raise UserError for a task that is an experiment, or the reverse."""
+    other = {"task": "experiment", "experiment": "task"}.get(name)
+    if other is not None and option not in options and option in option_files(other):
+        raise UserError(
+            f"{name}={option} is unknown; {option} is an option of {other}: write {other}={option}"
+        )
 
 
 def _built_in_model(name: str) -> str:

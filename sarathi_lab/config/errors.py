@@ -106,6 +106,28 @@ SUCCESSORS = {
     "executor.attention": "executor=torch attends by Triton's kernels; for FlashAttention or "
     "FlashInfer use executor=vllm +executor.options.attention_backend=FLASH_ATTN or FLASHINFER",
     **dict.fromkeys(("slo.e2e", "slo.e2el", "slo.e2e_latency", "slo.latency"), LATENCY),
+    # Arguments of servers and of their clients.
+    **dict.fromkeys(("gpu", "card", "gpu_name"), "write hardware=h100"),
+    **dict.fromkeys(
+        ("tp", "tp_size", "tensor_parallel", "tensor_parallel_size"),
+        "write executor.tensor_parallel=8",
+    ),
+    **dict.fromkeys(
+        ("pp", "pp_size", "pipeline_parallel", "pipeline_parallel_size"),
+        "write executor.pipeline_parallel=2",
+    ),
+    **dict.fromkeys(
+        ("max_num_batched_tokens", "chunked_prefill_size", "max_num_tokens"),
+        "write chunk=2048, or task.chunks=[512,2048] with task=advise",
+    ),
+    **dict.fromkeys(("max_num_seqs", "max_running_requests"), "write batch=256"),
+    **dict.fromkeys(("quantization", "weights"), "write executor.weights=fp8"),
+    **dict.fromkeys(("request_rate", "rate", "qps", "rps"), "write workload.rate=4"),
+    **dict.fromkeys(
+        ("gpu_memory_utilization", "mem_fraction_static"), "write cache.memory_share=0.9"
+    ),
+    "kv_cache_dtype": "write cache.dtype=fp8",
+    "enable_prefix_caching": "write cache.prefix=true",
 }
 
 

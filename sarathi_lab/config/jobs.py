@@ -133,7 +133,7 @@ class ComposedOptions:
             if name not in read_by() or self.reads(name):
                 continue
             remedy = ""
-            if task.reads is None and name in OF_SIMULATION:
+            if name in OF_SIMULATION:
                 remedy = ", or simulate it by executor=simulated"
             raise _unread(setting, name, self.reader(name), remedy)
 

@@ -12,8 +12,10 @@ from sarathi_lab.executor.simulated.hardware import EXPERTS, UNCERTAIN, Hardware
 
 # Mean relative error of kernels that were not measured. Seven measured cards that are described so
 # are off by 0.05 to 0.354 each, and by up to 0.62 in one kind of kernel, an L40S's prompts
-# (tests/executor/test_cost_fit.py). All are NVIDIA's: state more for another maker's.
+# (tests/executor/test_cost_fit.py).
 ASSUMED_ERROR = 0.36
+# All of these are NVIDIA's. Of another maker's more than that worst kind is assumed.
+ERROR_OF_OTHER_MAKER = 0.65
 BASE = "h100"  # whose kernels are assumed where none is named
 # Less is no card that serves models, but a figure in another unit, such as 500 for 500 TFLOP/s.
 LEAST = {
@@ -42,7 +44,7 @@ def datasheet(
     int8_peak: float | None = None,
     num_sms: int | None = None,
     l2: float | None = None,
-    error: float = ASSUMED_ERROR,
+    error: float | None = None,
     maker: str | None = None,
 ) -> Hardware:
     """Make the `Hardware` of a card whose kernels were not measured: its own peaks, and the shares
@@ -65,7 +67,8 @@ def datasheet(
         int8_peak: The same of integers of 8 bits; None: also none where `fp8_peak` is its own.
         num_sms: Multiprocessors; None: as many as reach the peak with those of `base`.
         l2: Bytes of its L2 cache; None: those of `base`.
-        error: The mean relative error of its kernels' times that is assumed.
+        error: The mean relative error of its kernels' times that is assumed; None: `ASSUMED_ERROR`,
+            or `ERROR_OF_OTHER_MAKER`.
         maker: "nvidia" or "amd"; None: that of `base`, unknown without one. A card of another maker
             than the measured one has none of its attention backends.
 
@@ -98,13 +101,16 @@ def datasheet(
         ratio = (peak or measured.flops_per_second) / measured.flops_per_second
         num_sms = max(1, round(measured.num_sms * ratio))
     require_int("hardware.num_sms", num_sms, 1, "use the number of multiprocessors")
+    if maker is None and base is not None:
+        maker = measured.maker
+    is_of_other_maker = maker is not None and maker != measured.maker
+    if is_of_other_maker:
+        measured = replace(measured, kernels={}, kernel=None, hybrid_call=None)
+    if error is None:
+        error = ERROR_OF_OTHER_MAKER if is_of_other_maker else ASSUMED_ERROR
     require_number(
         "hardware.error", error, above=0, fix="use a share of the measured time such as 0.36"
     )
-    if maker is None and base is not None:
-        maker = measured.maker
-    if maker is not None and maker != measured.maker:
-        measured = replace(measured, kernels={}, kernel=None, hybrid_call=None)
     settings: dict[str, Any] = {
         **figures,
         "maker": maker,

@@ -28,7 +28,7 @@ MOVED = 1.1  # times the P99 of a short run from which the longer one's is point
 
 
 def best_lines(
-    best: pd.Series, runs: PolicyRuns, table: pd.DataFrame, left_out: Sequence[str]
+    best: pd.Series, runs: PolicyRuns, table: pd.DataFrame, slow_end: SlowEnd | None
 ) -> list[str]:
     """Name the policy and the chunk, by which rule, and whether they meet the objective."""
     name = f"{best['policy']} with {chunk_of(best)}"
@@ -47,6 +47,7 @@ def best_lines(
         lines = [f"objective {runs.slo.name}: {runs.slo.describe()}"]
         lines += _bounds_in_doubt(runs.slo)
         lines += _within_objective(name, best, runs, table)
+        lines += _slow_end_lines(best, runs.slo, slow_end)
     if leaves_whole(best, runs):
         longest = runs.longest_prompt
         lines.append(f"do not chunk here: it leaves all prompts whole, the longest has {longest}")
@@ -55,7 +56,7 @@ def best_lines(
             "all requests wait from the start, so that first tokens come after the whole queue; "
             "state workload.rate for requests that arrive over time"
         )
-    return [f"  {line}" for line in (*lines, *left_out)]
+    return [f"  {line}" for line in lines]
 
 
 def _bounds_in_doubt(slo: Slo) -> list[str]:
@@ -175,15 +176,15 @@ def _tie_lines(best: pd.Series, table: pd.DataFrame, slo: Slo | None) -> list[st
     ]
 
 
-def slow_end_lines(best: pd.Series, runs: PolicyRuns, slow_end: SlowEnd | None) -> list[str]:
+def _slow_end_lines(best: pd.Series, slo: Slo, slow_end: SlowEnd | None) -> list[str]:
     """Say whether the advised run is within the objective at the slow end of an assumed error."""
-    if slow_end is None or runs.slo is None:
+    if slow_end is None:
         return []
     slow = slow_end.rows[best["policy"]]
     verdict = "met there, too" if slow["slo_met"] else "NOT met there"
     return [
-        f"  it is met by the predicted times; at the slow end of their assumed error (all kernels "
-        f"{slow_end.error:.0%} longer) it is {verdict}: {quantities_of(slow, runs.slo)}"
+        f"the objective is met by the predicted times; at the slow end of their assumed error (all "
+        f"kernels {slow_end.error:.0%} longer) it is {verdict}: {quantities_of(slow, slo)}"
     ]
 
 

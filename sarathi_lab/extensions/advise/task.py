@@ -196,8 +196,8 @@ class Advise(Task):
         flags = flags_of(advice, remedied)
         slow_end = slow_end_of(advice)
         shown: list[DisplayTable | str] = [
-            *answer.best_lines(advice.best, runs, advice.judged, advice.left_out),
-            *answer.slow_end_lines(advice.best, runs, slow_end),
+            *answer.best_lines(advice.best, runs, advice.judged, slow_end),
+            *[f"  {line}" for line in advice.left_out],
             *assumed_workload(plan, context),
             *answer.policies_table(advice.judged, advice.best, runs.slo, slow_end),
             *answer.remedy_lines(remedied.commands),
