@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -70,6 +71,16 @@ class ExecutedRun:
     decode_cost: DecodeCost | None
     slo_reference: float | None
     trend: LoadTrend | None
+
+    @cached_property  # asked for by the summary and by a caution
+    def fitting_sequences(self) -> int | None:
+        """Sequences that the cache has room for, where all that may be held are in use."""
+        return sequences_in_cache(
+            self.tables[ITERATIONS].num_blocks_used,
+            self.tables[REQUESTS],
+            self.plan.engine.num_slots,
+            self.plan.engine.num_blocks,
+        )
 
 
 def execute(plan: Plan, ledger: Ledger, run_dir: Path) -> ExecutedRun:
@@ -154,9 +165,8 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
     if run.trend is not None:
         summary |= run.trend.metrics()
         summary["slot_use"] = _slot_use(run)
-        num_fitting = _fitting_sequences(run)
-        if num_fitting is not None:
-            summary["fitting_sequences"] = num_fitting
+        if run.fitting_sequences is not None:
+            summary["fitting_sequences"] = run.fitting_sequences
     if run.slo_reference is not None:
         summary["slo_decode_time"] = run.slo_reference
     # A user's own come last: they may not have the name of any other.
@@ -273,24 +283,13 @@ def load_grows(run: ExecutedRun) -> list[str]:
     return [f"  {caution}"]
 
 
-def _fitting_sequences(run: ExecutedRun) -> int | None:
-    """Return how many sequences the cache has room for, where all that may be held are in use."""
-    return sequences_in_cache(
-        run.tables[ITERATIONS].num_blocks_used,
-        run.tables[REQUESTS],
-        run.plan.engine.num_slots,
-        run.plan.engine.num_blocks,
-    )
-
-
 def _more_sequences(run: ExecutedRun) -> str:
     """Return the remedy of a run whose cache has room for more sequences than it may hold."""
-    num_fitting = _fitting_sequences(run)
-    if num_fitting is None:
+    if run.fitting_sequences is None:
         return ""
     return (
         f"; all {run.plan.engine.num_slots} sequences are in use, and the KV cache has room for "
-        f"about {num_fitting}: raise batch (--max-num-seqs)"
+        f"about {run.fitting_sequences}: raise batch (--max-num-seqs)"
     )
 
 

@@ -78,8 +78,8 @@ class Benchmark:
         if self.means:
             waits = {f"{name}_mean": value for name, value in self.means.items()}
             return {**waits, "num_failed": self.num_failed}
-        rates = throughput(self.requests, float(self.requests.finish_time.max()))
-        return {**rates, **latency(self.requests), "num_failed": self.num_failed}
+        quantities = quantities_of(self.requests, end_of(self.requests))
+        return {**quantities, "num_failed": self.num_failed}
 
     @property
     def has_conversations(self) -> bool:
@@ -303,6 +303,21 @@ class Summary(Load):
         ]
 
 
+def quantities_of(requests: pd.DataFrame, duration: float) -> dict[str, float]:
+    """Return rates and waits of requests of the ledger by the names of metrics.md.
+
+    Args:
+        requests: A row each.
+        duration: Seconds in which they were served.
+    """
+    return {**throughput(requests, duration), **latency(requests)}
+
+
+def end_of(requests: pd.DataFrame) -> float:
+    """Return when the last request of the ledger's was finished (seconds since the first)."""
+    return float(requests.finish_time.max())
+
+
 def _checked_table(
     path: Path, rows: Iterable[Mapping[str, object]], *, has_arrivals: bool
 ) -> tuple[pd.DataFrame, RowCheck]:
@@ -461,8 +476,7 @@ def _cautions_of_totals(
     """Hold what a file states of all its requests against those that were read."""
     if not totals:
         return []
-    duration = float(requests.finish_time.max())
-    read = {**throughput(requests, duration), **latency(requests)}
+    read = quantities_of(requests, end_of(requests))
     read["num_requests"] = len(requests)
     read["num_prompt_tokens"] = float(requests.prompt_len.sum())
     read["num_output_tokens"] = float(requests.output_len.sum())

@@ -6,62 +6,71 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from sarathi_lab.extensions.replay.benchmark import WAITS, end_of, quantities_of
 from sarathi_lab.extensions.replay.real_run import RealRun
-from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.plots.plot import Look, PanelLayout, distribution, plot, styled
 from sarathi_lab.results.plots.style import finished, legend_below
 from sarathi_lab.results.result import DisplayTable
-from sarathi_lab.results.serving_metrics import latency, quantiles, waits
+from sarathi_lab.results.serving_metrics import quantiles, waits
 
-WAITS = ("ttft", "tpot", "latency")  # seconds of a request, as metrics.md defines them
-UNITS = {
-    **dict.fromkeys((*WAITS, "tbt"), "s"),
-    "output_throughput": "tokens/s",
-    "request_throughput": "requests/s",
-    "duration": "s",
-    "num_preemptions": "",
-    "blocks_used": "blocks",
-}
 QUANTILES = ("", "mean", "p50", "p90", "p99")
-# As the terminal shows them: heading, unit, factor from the table's unit.
-DISPLAYED = {
-    "ttft": ("TTFT", "s", 1.0),
-    "tpot": ("TPOT", "ms", 1e3),
-    "latency": ("end to end", "s", 1.0),
-    "tbt": ("TBT", "ms", 1e3),
-    "output_throughput": ("throughput", "output tokens/s", 1.0),
-    "request_throughput": ("throughput", "requests/s", 1.0),
-    "duration": ("duration", "s", 1.0),
-    "num_preemptions": ("preemptions", "", 1.0),
-    "blocks_used": ("KV blocks in use", "", 1.0),
+
+
+class Quantity(NamedTuple):
+    """How a quantity is shown.
+
+    Attributes:
+        unit: In tables.
+        heading: On the terminal.
+        shown_unit: On the terminal and in the picture.
+        factor: From the table's unit to the one that is shown.
+        axis: Its name in the picture; "": it is not drawn.
+    """
+
+    unit: str
+    heading: str
+    shown_unit: str
+    factor: float = 1.0
+    axis: str = ""
+
+
+QUANTITIES = {
+    "ttft": Quantity("s", "TTFT", "s", axis="time to first token"),
+    "tpot": Quantity("s", "TPOT", "ms", 1e3, axis="time per output token"),
+    "latency": Quantity("s", "end to end", "s", axis="end to end"),
+    "tbt": Quantity("s", "TBT", "ms", 1e3),
+    "output_throughput": Quantity("tokens/s", "throughput", "output tokens/s"),
+    "request_throughput": Quantity("requests/s", "throughput", "requests/s"),
+    "duration": Quantity("s", "duration", "s"),
+    "num_preemptions": Quantity("", "preemptions", ""),
+    "blocks_used": Quantity("blocks", "KV blocks in use", ""),
 }
 NUM_WINDOWS = 8  # of a load
-# Columns of the ledger's iterations.
-OF_ITERATIONS = {
-    "running": "num_running",
-    "waiting": "num_waiting",
-    "blocks": "num_blocks_used",
-}
 CHANGED = "what if"
 LOOKS = {
     "real": Look("real", "0.25"),
     "simulated": Look("simulated", "C1", "--"),
     CHANGED: Look(CHANGED, "C0", ":"),
 }
-SHOWN = {
-    "ttft": (1.0, "time to first token [s]"),
-    "tpot": (1e3, "time per output token [ms]"),
-    "latency": (1.0, "end to end [s]"),
-}
+
+
+class Use(NamedTuple):
+    """What of a server is in use: the ledger's column of it, and its label in the picture."""
+
+    column: str
+    label: str
+
+
 IN_USE = {
-    "running": (1.0, "requests that run"),
-    "waiting": (1.0, "requests that wait"),
-    "blocks": (1.0, "KV blocks in use"),
+    "running": Use("num_running", "requests that run"),
+    "waiting": Use("num_waiting", "requests that wait"),
+    "blocks": Use("num_blocks_used", "KV blocks in use"),
 }
 
 
@@ -78,9 +87,8 @@ class Load:
         """Measured quantities by the names of metrics.md."""
         if self.run.means:
             return {f"{name}_mean": value for name, value in self.run.means.items()}
-        requests = self.run.requests
         blocks = over_time(self.run, self.iterations).real_blocks
-        return _quantities(requests, float(requests.finish_time.max()), blocks, math.nan)
+        return _quantities(self.run.requests, end_of(self.run.requests), blocks, math.nan)
 
     @property
     def simulated(self) -> dict[str, float]:
@@ -95,8 +103,7 @@ def _quantities(
     requests: pd.DataFrame, duration: float, blocks: pd.Series, num_preemptions: float
 ) -> dict[str, float]:
     return {
-        **throughput(requests, duration),
-        **latency(requests),
+        **quantities_of(requests, duration),
         **quantiles("blocks_used", blocks),
         "num_preemptions": num_preemptions,
     }
@@ -121,12 +128,13 @@ def validation_table(
     without a measurement; if settings were `changed`, `what_if` and its ratio to the replay as run.
     """
     rows = []
-    for metric, unit in UNITS.items():
+    for metric, quantity in QUANTITIES.items():
         for quantile in QUANTILES:
             name = f"{metric}_{quantile}".rstrip("_")
             if name not in real or name not in simulated:
                 continue
-            row: dict[str, object] = {"metric": metric, "quantile": quantile, "unit": unit}
+            row: dict[str, object] = {"metric": metric, "quantile": quantile}
+            row["unit"] = quantity.unit
             row |= {"real": real[name], "simulated": simulated[name]}
             if changed is not None:
                 row["what_if"] = changed.get(name, math.nan)
@@ -147,15 +155,15 @@ def validation_display(table: pd.DataFrame) -> DisplayTable:
     """Return a `validation_table` as the terminal shows it: what a row is in one column."""
     rows = []
     for row in table.to_dict("records"):
-        label, unit, factor = DISPLAYED[row["metric"]]
+        quantity = QUANTITIES[row["metric"]]
         quantile = row["quantile"].replace("p", "P")
-        heading = f"{label} {quantile}".rstrip()
-        if unit:
-            heading += f" [{unit}]"
+        heading = f"{quantity.heading} {quantile}".rstrip()
+        if quantity.shown_unit:
+            heading += f" [{quantity.shown_unit}]"
         shown: dict[str, object] = {"": heading}
         for name, value in row.items():
             if name in ("real", "simulated", "what_if"):
-                shown[name.replace("_", " ")] = _in_four_digits(factor * value)
+                shown[name.replace("_", " ")] = _in_four_digits(quantity.factor * value)
             elif name in ("error", "change"):
                 shown[name] = value
         rows.append(shown)
@@ -176,8 +184,8 @@ def parts_display(parts: pd.DataFrame) -> DisplayTable:
     table = parts[["load"]].copy()
     for whose in ("real", "simulated"):
         for wait in ("ttft", "latency"):
-            label, unit, _ = DISPLAYED[wait]
-            heading = f"{label}\n{whose}\n[{unit}]"
+            quantity = QUANTITIES[wait]
+            heading = f"{quantity.heading}\n{whose}\n[{quantity.shown_unit}]"
             table[heading] = parts[f"{wait} {whose}"]
     formats = dict.fromkeys(map(str, table), ".3g")
     return DisplayTable(table.to_dict("records"), left=["load"], formats=formats)
@@ -205,9 +213,9 @@ def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
     }
     # The last iteration that had ended at each sample.
     last = np.searchsorted(iterations.end, line.t, side="right")
-    for name, column in OF_ITERATIONS.items():
+    for name, use in IN_USE.items():
         # Before the first iteration nothing is in use.
-        values = np.concatenate([[0.0], iterations[column]])
+        values = np.concatenate([[0.0], iterations[use.column]])
         samples[f"simulated_{name}"] = values[last]
     return pd.DataFrame(samples)
 
@@ -274,14 +282,14 @@ def picture(
     """Draw distributions of waits above; below `over_time` of a recorded run, else `part_table`."""
     below = _panels_below(loads, parts, changed)
     rows = [*_rows_of_waits(loads, changed), *below.rows()]
-    shares = [f"share {name}" for name in SHOWN]
-    layout = PanelLayout([*shares, *below.shown], 3, (12, 6.4))
+    shares = [f"share {wait}" for wait in WAITS]
+    layout = PanelLayout([*shares, *below.labels], 3, (12, 6.4))
     figure, axes = plot(pd.concat(rows), x="at", grid=layout)
-    for name, (_, label) in SHOWN.items():
-        axes[f"share {name}"].set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
-    for name, (_, label) in below.shown.items():
+    for wait in WAITS:
+        axes[f"share {wait}"].set(xlabel=_label(wait), ylabel="share of requests", ylim=(0, 1))
+    for name, label in below.labels.items():
         axes[name].set(xlabel=below.xlabel, ylabel=label, ylim=(0, None))
-    if "blocks" in below.shown and not below.table["blocks real"].any():
+    if "blocks" in below.labels and not below.table["blocks real"].any():
         axes["blocks"].set_title("the run did not record them", fontsize="small")
     keys = []
     for whose, look in LOOKS.items():
@@ -297,20 +305,23 @@ class PanelsBelow:
 
     Attributes:
         table: A row where a point is, `at`, with columns as "ttft real", by `LOOKS`.
-        shown: Factor and label of each quantity, a panel each.
+        labels: Of the quantities, a panel each.
         xlabel: What `at` is.
         marker: Of a point; "": none, where there are many.
     """
 
     table: pd.DataFrame
-    shown: Mapping[str, tuple[float, str]]
+    labels: Mapping[str, str]
     xlabel: str
     marker: str = "."
 
     def rows(self) -> list[pd.DataFrame]:
         """Return the points of each panel and look."""
         rows = []
-        for name, (factor, _) in self.shown.items():
+        for name in self.labels:
+            factor = 1.0
+            if name in QUANTITIES:
+                factor = QUANTITIES[name].factor
             for whose, look in LOOKS.items():
                 column = f"{name} {whose}"
                 if column not in self.table:
@@ -324,23 +335,30 @@ class PanelsBelow:
 def _panels_below(
     loads: Sequence[Load], parts: pd.DataFrame, changed: Sequence[Load]
 ) -> PanelsBelow:
+    waits_drawn = {wait: _label(wait) for wait in WAITS}
     if len(loads) > 1:
         numbers = range(1, len(parts) + 1)  # of the loads
-        return PanelsBelow(parts.assign(at=numbers), SHOWN, "load")
+        return PanelsBelow(parts.assign(at=numbers), waits_drawn, "load")
     (load,) = loads
     if load.run.timeline.empty:
-        return PanelsBelow(parts.rename(columns={"since": "at"}), SHOWN, "sent [s]")
+        return PanelsBelow(parts.rename(columns={"since": "at"}), waits_drawn, "sent [s]")
     samples = over_time(load.run, load.iterations)
-    columns = {"time": "at"}
+    table = pd.DataFrame({"at": samples.time})
     for name in IN_USE:
-        columns[f"real_{name}"] = f"{name} real"
-        columns[f"simulated_{name}"] = f"{name} simulated"
-    table = samples.rename(columns=columns)
+        table[f"{name} real"] = samples[f"real_{name}"]
+        table[f"{name} simulated"] = samples[f"simulated_{name}"]
     if changed:
         of_changed = over_time(load.run, changed[0].iterations)
         for name in IN_USE:
             table[f"{name} {CHANGED}"] = of_changed[f"simulated_{name}"]
-    return PanelsBelow(table, IN_USE, "time [s]", marker="")
+    in_use = {name: use.label for name, use in IN_USE.items()}
+    return PanelsBelow(table, in_use, "time [s]", marker="")
+
+
+def _label(wait: str) -> str:
+    """Return the label of a wait's axis, with its unit."""
+    quantity = QUANTITIES[wait]
+    return f"{quantity.axis} [{quantity.shown_unit}]"
 
 
 def _rows_of_waits(loads: Sequence[Load], changed: Sequence[Load]) -> list[pd.DataFrame]:
@@ -355,8 +373,8 @@ def _rows_of_waits(loads: Sequence[Load], changed: Sequence[Load]) -> list[pd.Da
         if not requests:
             continue
         look = replace(LOOKS[whose], drawstyle="steps-post")
-        for name, (factor, _) in SHOWN.items():
-            seconds = np.concatenate([waits(table)[name] for table in requests])
-            shares = distribution(pd.Series(factor * seconds))
-            rows.append(styled(shares.assign(panel=f"share {name}"), look))
+        for wait in WAITS:
+            seconds = np.concatenate([waits(table)[wait] for table in requests])
+            shares = distribution(pd.Series(QUANTITIES[wait].factor * seconds))
+            rows.append(styled(shares.assign(panel=f"share {wait}"), look))
     return rows

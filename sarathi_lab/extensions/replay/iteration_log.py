@@ -22,7 +22,7 @@ ITERATION = re.compile(
     r"(\d+) generation tokens, iteration elapsed time: ([\d.]+) ms"
     r"(?:, \S+ KV cache usage: ([\d.]+)%)?"
 )
-CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")
+CACHE_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 KINDS = ("prompts", "decodes", "both", "all")  # of iterations, by what is in the batch
 TOKENS = ["num_prefill_tokens", "num_decode_tokens"]
 UNITS = {"iterations": "", "tokens of one": "", "time of one": "ms"}
@@ -52,7 +52,7 @@ def read_iterations(text: str) -> pd.DataFrame:
     num_tokens = lines.num_prefill_tokens + lines.num_decode_tokens
     iterations = lines[num_tokens > 0].reset_index(drop=True)
     cache_tokens = np.nan
-    size = CACHE.search(text)
+    size = CACHE_TOKENS.search(text)
     if size is not None:
         cache_tokens = int(size[1].replace(",", ""))
     cached = cache_tokens * iterations.cached / 100  # logged in percent

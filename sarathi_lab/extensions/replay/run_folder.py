@@ -29,6 +29,7 @@ from sarathi_lab.extensions.replay.benchmark import CONVERSATION, Benchmark, in_
 from sarathi_lab.extensions.replay.clients import inferred
 from sarathi_lab.extensions.replay.json_values import list_of, number_of
 from sarathi_lab.extensions.replay.server_arguments import (
+    ARGUMENT_NAMES,
     Statement,
     as_object,
     merged,
@@ -63,9 +64,8 @@ OF_META = (
     *("dataset_path", "dataset_hash", "num_requests", "started_at", "finished_at"),
     "tick_seconds",
 )
-# Sections of vLLM's resolved configuration, with its names that are others on its command line.
+# Sections of vLLM's resolved configuration.
 SECTIONS = ("model", "cache", "scheduler", "parallel", "compilation")
-OTHER_NAMES = {"cache_dtype": "kv_cache_dtype", "policy": "scheduling_policy"}
 SHOWN_FILES = 5  # of a folder in a message
 
 
@@ -216,7 +216,7 @@ def _of_meta(path: Path, meta: Mapping[str, object]) -> Statement:
     for dump in dumps:
         for name, value in dump.items():
             if value is not None:
-                made[OTHER_NAMES.get(name, name)] = value
+                made[ARGUMENT_NAMES.get(name, name)] = value
     others = {name: value for name, value in meta.items() if name not in OF_META}
     source = str(path)
     statement = merged(

@@ -74,6 +74,8 @@ WEIGHTS_OF_METHODS |= {"auto_round": "int4", "auto-round": "int4"}
 # Methods that leave the type of the weights to a checkpoint's files; its name may tell it.
 METHODS_OF_CHECKPOINTS = ("inc", "compressed-tensors", "modelopt", "quark")
 DTYPES = {"half": "float16", "float": "float32"}
+# Fields of vLLM's resolved configuration with other names than its arguments.
+ARGUMENT_NAMES = {"policy": "scheduling_policy", "cache_dtype": "kv_cache_dtype"}
 
 
 class Argument(NamedTuple):

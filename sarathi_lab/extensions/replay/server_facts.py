@@ -18,8 +18,10 @@ from pathlib import Path
 import yaml
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.extensions.replay.iteration_log import CACHE_TOKENS
 from sarathi_lab.extensions.replay.literals import CLOSING, OPENING, named_values
 from sarathi_lab.extensions.replay.server_arguments import (
+    ARGUMENT_NAMES,
     LOGGED_CACHE,
     LoggedCache,
     Statement,
@@ -53,7 +55,6 @@ V0_ENGINE = re.compile(
 MISSING_COMMA = re.compile(r"(=(?:True|False)) (?=\w+=)")  # of some versions' first engine
 VERSION = re.compile(r"(?:version |engine \(v)(\d+\.\d+(?:\.\d+)?(?:\.dev\d+)?)")
 BUDGET = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
-CACHE_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
 # Of an attention's kernels, or so that a block is as large as a state.
 BLOCK_SIZE = re.compile(r"(?:Setting|Forcing) (?:attention|kv cache) block size to (\d+)")
@@ -89,8 +90,6 @@ FLAGS_KEY = re.compile(r"(?:vllm|sglang|serve|server|engine)_?(?:args|flags|argu
 
 # Keys of files that describe containers, and of none that --config takes.
 CONTAINER_KEYS = ("services", "apiVersion", "kind", "image", "commands", "run")
-# Fields of vLLM's configuration with other names than its arguments.
-ARGUMENT_NAMES = {"policy": "scheduling_policy", "cache_dtype": "kv_cache_dtype"}
 
 
 def read_facts(path: Path, text: str) -> Statement:
