@@ -23,13 +23,16 @@ from sarathi_lab.experiment.registry import sizes_of
 from sarathi_lab.model.roofline import Peaks, operation_rooflines, roofline_time
 from sarathi_lab.results.provenance import device_folder
 
-MODEL, ITEM_SIZE = "13b", 2  # bytes of an element
+MODEL = "13b"
+ITEM_SIZE = 2  # bytes of an element
 SIZES = sizes_of("gpu_targets")["paper"]  # of the experiment that times the iterations
-CONTEXT, BESIDE = SIZES["context"], SIZES["beside"]
+CONTEXT = SIZES["context"]
+BESIDE = SIZES["beside"]
 COMPARE = {"<=": operator.le, ">=": operator.ge}
 # Attention, by the names of the benchmarks' operations, cases and implementations.
 PREFILL, DECODE, HYBRID = "prefill_attention", "decode_attention", "hybrid_attention"
-ALONE, OURS = ["chunk alone", "decodes alone"], ["series", "streams", "fused"]
+ALONE = ["chunk alone", "decodes alone"]
+OURS = ["series", "streams", "fused"]
 PAPERS_GRID = r"^mha .* \+ (?:17 x 1024|9 x 2048|5 x 3072)$"
 
 
@@ -55,10 +58,10 @@ class Tables:
         return measure_peaks(self.device, dtype)
 
     def read(self, pattern: str) -> pd.DataFrame:
-        found = csv_files(self.root, pattern.replace("DEVICE", self.folder))
-        if not found:
+        paths = csv_files(self.root, pattern.replace("DEVICE", self.folder))
+        if not paths:
             raise NotMeasured(f"there is no {pattern}")
-        return pd.concat(map(pd.read_csv, found), ignore_index=True)
+        return pd.concat(map(pd.read_csv, paths), ignore_index=True)
 
     def iteration(self, prefill_tokens: int, decodes: int) -> float:
         """Return the seconds of the whole iteration of a composition."""
@@ -69,9 +72,10 @@ class Tables:
             "decodes": decodes,
             "kv_tokens": prefill_tokens + decodes * CONTEXT,
         }
-        rows = table[(table[list(wanted)] == pd.Series(wanted)).all(axis="columns")]
-        what = f"{prefill_tokens} prompt tokens and {decodes} decodes"
-        return float(_some(rows, f"{what} were not timed").value.iloc[0]) / 1e3
+        is_wanted = (table[list(wanted)] == pd.Series(wanted)).all(axis="columns")
+        composition = f"{prefill_tokens} prompt tokens and {decodes} decodes"
+        rows = _some(table[is_wanted], f"{composition} were not timed")
+        return float(rows.value.iloc[0]) / 1e3
 
     def kernels(self, operation: str) -> pd.DataFrame:
         """Return the benchmarks of one operation that have a time, in seconds."""
@@ -117,11 +121,13 @@ def _over_roofline(tables: Tables, prefill: int, decodes: int, *, overlaps: bool
     """Return the time of an iteration over the sum of its operations' rooflines, or over that of
     all at once, by measured peaks.
     """
-    seconds, spec = tables.iteration(prefill, decodes), load_option("model", MODEL)
+    seconds = tables.iteration(prefill, decodes)
+    spec = load_option("model", MODEL)
     batch = make_batch(prefill_tokens=prefill, num_decodes=decodes, context=CONTEXT)
     if overlaps:
         return seconds / float(roofline_time(spec, batch, ITEM_SIZE, tables.peaks))
-    return seconds / sum(operation_rooflines(spec, batch, ITEM_SIZE, tables.peaks).values())
+    rooflines = operation_rooflines(spec, batch, ITEM_SIZE, tables.peaks)
+    return seconds / sum(rooflines.values())
 
 
 def _idle(tables: Tables) -> float:
@@ -135,20 +141,23 @@ def _over_peer(tables: Tables, peer: str) -> float:
     table = tables.read("lab/peers/results/DEVICE/peers.csv")
     rows = table[table.peer == peer]
     reasons = "; ".join(map(str, rows.error.dropna())) or "it was not run"
-    return float(_some(rows.dropna(subset="ratio"), f"{peer}: {reasons}").ratio.iloc[0])
+    ratios = _some(rows.dropna(subset="ratio"), f"{peer}: {reasons}").ratio
+    return float(ratios.iloc[0])
 
 
 def _least_speed(tables: Tables, operation: str, ours: str, theirs: str) -> float:
     """Return their best time over ours, least of the cases with both; names are patterns."""
     rows = tables.kernels(operation)
-    ours_best, theirs_best = (
-        rows[rows.implementation.str.contains(name)].groupby("case").median_seconds.min()
-        for name in (ours, theirs)
-    )
-    speeds = (theirs_best / ours_best).dropna()
+    speeds = (_best_times(rows, theirs) / _best_times(rows, ours)).dropna()
     if speeds.empty:
         raise NotMeasured(f"no case of {operation} has times of {ours} and {theirs}")
     return float(speeds.min())
+
+
+def _best_times(rows: pd.DataFrame, implementations: str) -> pd.Series:
+    """Return the shortest time of each case by the implementations of a pattern."""
+    is_chosen = rows.implementation.str.contains(implementations)
+    return rows[is_chosen].groupby("case").median_seconds.min()
 
 
 def _share_of_overlap(tables: Tables) -> float:
@@ -156,11 +165,13 @@ def _share_of_overlap(tables: Tables) -> float:
     best of OURS: least of the cases.
     """
     rows = tables.kernels(HYBRID)
-    rows = rows[rows["case"].str.contains(PAPERS_GRID)]
-    times = rows.pivot_table("median_seconds", "case", "implementation", "min")
-    times = times.reindex(columns=[*ALONE, *OURS]).dropna()
-    times = _some(times, f"no case has the two kernels alone and {', '.join(OURS)}")
-    return float((times[ALONE].max(axis="columns") / times[OURS].min(axis="columns")).min())
+    of_grid = rows[rows["case"].str.contains(PAPERS_GRID)]
+    by_case = of_grid.pivot_table("median_seconds", "case", "implementation", "min")
+    complete = by_case.reindex(columns=[*ALONE, *OURS]).dropna()
+    times = _some(complete, f"no case has the two kernels alone and {', '.join(OURS)}")
+    perfect = times[ALONE].max(axis="columns")
+    best = times[OURS].min(axis="columns")
+    return float((perfect / best).min())
 
 
 def _share_of_bandwidth(tables: Tables, case: str) -> float:
@@ -171,28 +182,30 @@ def _share_of_bandwidth(tables: Tables, case: str) -> float:
     return float(rows.bytes_per_second.min()) / tables.peaks.bytes_per_second
 
 
+def _of_iteration(batch: str, prefill: int, decodes: int, bound: float) -> Target:
+    """Make the target of an iteration of so many prompt tokens and decodes."""
+    ratio = partial(_over_roofline, prefill=prefill, decodes=decodes)
+    name = f"{batch}, {MODEL}: time / sum of the operations' rooflines"
+    return Target(name, "<=", bound, partial(ratio, overlaps=False), partial(ratio, overlaps=True))
+
+
 def targets() -> Iterator[Target]:
-    iterations = [
-        *((f"decode-only, batch {n} at context {CONTEXT}", 0, n, 1.12) for n in SIZES["decodes"]),
-        *((f"prefill of {n} tokens", n, 0, 1.15) for n in SIZES["prefills"]),
-        *(
-            (f"hybrid of {n} tokens, {BESIDE} of them decodes", n - BESIDE, BESIDE, 1.15)
-            for n in SIZES["chunks"]
-        ),
-    ]
-    for words, prefill, decodes, bound in iterations:
-        over = partial(_over_roofline, prefill=prefill, decodes=decodes)
-        name = f"{words}, {MODEL}: time / sum of the operations' rooflines"
-        yield Target(name, "<=", bound, partial(over, overlaps=False), partial(over, overlaps=True))
+    for number in SIZES["decodes"]:
+        yield _of_iteration(f"decode-only, batch {number} at context {CONTEXT}", 0, number, 1.12)
+    for number in SIZES["prefills"]:
+        yield _of_iteration(f"prefill of {number} tokens", number, 0, 1.15)
+    for number in SIZES["chunks"]:
+        batch = f"hybrid of {number} tokens, {BESIDE} of them decodes"
+        yield _of_iteration(batch, number - BESIDE, BESIDE, 1.15)
     yield Target("device idle between iterations, steady state", "<=", 0.02, _idle)
     name = "prefill-chunk attention: speed over torch's best SDPA, least of all cases"
     speed = partial(_least_speed, operation=PREFILL, ours="^paged$", theirs="^sdpa")
     yield Target(name, ">=", 0.95, speed)
-    for words, case in (("32 sequences of 2K", " 32 x 2048"), ("8 of 16K", " 8 x 16384")):
-        name = f"decode attention, {words}: share of memory bandwidth"
+    for decodes, case in (("32 sequences of 2K", " 32 x 2048"), ("8 of 16K", " 8 x 16384")):
+        name = f"decode attention, {decodes}: share of memory bandwidth"
         yield Target(name, ">=", 0.88, partial(_share_of_bandwidth, case=case))
-    for variant, words in (("streams", "on two streams"), ("fused", "in one launch")):
-        name = f"hybrid attention: speed {words} over in series, least of all cases"
+    for variant, launches in (("streams", "on two streams"), ("fused", "in one launch")):
+        name = f"hybrid attention: speed {launches} over in series, least of all cases"
         speed = partial(_least_speed, operation=HYBRID, ours=f"^{variant}$", theirs="^series$")
         yield Target(name, ">=", 0.98, speed)
     name = "hybrid attention: time of perfect overlap / ours, least of the paper's grid"
@@ -205,9 +218,9 @@ def targets() -> Iterator[Target]:
         name = f"{operation.replace('_', ' ')}: speed over FlashInfer, least of all cases"
         speed = partial(_least_speed, operation=operation, ours=ours, theirs="^flashinfer")
         yield Target(name, ">=", 1.0, speed)
-    for words, peer in (("generate", "generate"), ("continuous batching", "cb")):
+    for method, peer in (("generate", "generate"), ("continuous batching", "cb")):
         measure = partial(_over_peer, peer=f"transformers_{peer}")
-        yield Target(f"throughput over transformers {words}", ">=", 2.0, measure)
+        yield Target(f"throughput over transformers {method}", ">=", 2.0, measure)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -51,6 +51,15 @@ def shown_of(iterations: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def last_alike(first: pd.DataFrame, second: pd.DataFrame) -> float:
+    """Return when the last iteration began [ms] that two schedules, `shown_of`, have alike."""
+    length = min(len(first), len(second))
+    is_equal = first[[*SHOWN]][:length] == second[[*SHOWN]][:length]
+    differs = ~is_equal.all(axis="columns")
+    first_difference = int(differs.argmax())
+    return float(first.start[max(0, first_difference - 1)])
+
+
 def waits_of(requests: pd.DataFrame) -> pd.DataFrame:
     """Return of each request the times [ms] to the first token and its longest gap."""
     table = requests.set_index("request_id")
@@ -76,25 +85,27 @@ def parsed(args: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parsed()
-    runs = {policy: tables_of(policy, options) for policy in options.policies}
-    tables = [shown_of(iterations) for iterations, _ in runs.values()]
-    first, second = tables
+    schedules = {}
+    waits = {}
+    for policy in options.policies:
+        iterations, requests = tables_of(policy, options)
+        schedules[policy] = shown_of(iterations)
+        waits[policy] = waits_of(requests)
+    start = MS * (options.at or 0.0)
     if options.at is None:
-        length = min(len(first), len(second))
-        is_same = (first[[*SHOWN]][:length] == second[[*SHOWN]][:length]).all(axis="columns")
-        start = first.start[max(0, int((~is_same).argmax()) - 1)]
-    else:
-        start = MS * options.at
-    parts = [table[table.start >= start][: options.rows].reset_index(drop=True) for table in tables]
-    print(pd.concat(dict(zip(runs, parts, strict=True)), axis="columns").round(1).to_string(), "\n")
+        start = last_alike(*schedules.values())
+    shown = {}
+    for policy, schedule in schedules.items():
+        from_start = schedule[schedule.start >= start]
+        shown[policy] = from_start[: options.rows].reset_index(drop=True)
+    print(pd.concat(shown, axis="columns").round(1).to_string(), "\n")
 
-    waits = {policy: waits_of(requests) for policy, (_, requests) in runs.items()}
-    both = pd.concat(waits, axis="columns")
     of_first, of_second = waits.values()
-    difference = (of_first - of_second).abs()
-    difference = difference["ttft"] + difference["longest gap"]
-    order = difference.sort_values(ascending=False).index
-    print(both.loc[order[: options.rows]].round(1).to_string())
+    differences = (of_first - of_second).abs()
+    total_difference = differences["ttft"] + differences["longest gap"]
+    most_different = total_difference.sort_values(ascending=False).index[: options.rows]
+    both = pd.concat(waits, axis="columns")
+    print(both.loc[most_different].round(1).to_string())
 
 
 if __name__ == "__main__":

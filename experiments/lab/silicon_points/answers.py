@@ -33,8 +33,7 @@ MEAN_SHARE = (1 + SHORTEST) / 2  # of the nominal length, where lengths are draw
 @cache
 def predictor_of(alike: Point) -> Predictor:
     """What predicts an iteration's seconds."""
-    backend, spec = alike.device, alike.spec
-    predictor = backend.predictor(spec)
+    predictor = alike.device.predictor(alike.spec)
     assert predictor is not None, "a simulated device has one"
     return predictor
 
@@ -42,19 +41,27 @@ def predictor_of(alike: Point) -> Predictor:
 def answer(point: Point) -> dict[str, object]:
     """A decode iteration, a prompt and an answer, in ms; and the relative error of the last."""
     predict = predictor_of(replace(point, **ANY, id=point.id[: len(INFERENCE_MAX)]))
-    room = point.device.kv_blocks(point.spec, BLOCK_SIZE, point.setup) * BLOCK_SIZE
-    share = MEAN_SHARE if point.is_inference_max else 1.0
-    prompt, output, users = int(share * point.isl), int(share * point.osl), point.concurrency
-    step = predict(make_batch(num_decodes=users, context=prompt + output // 2))
-    times = predict.operation_times(make_batch(prefill_tokens=prompt))
-    alone = sum(times.values()) - times["overhead"]  # it rides on iterations that pay the host
-    real = point.real_ttft + (output - 1) * point.real_tpot
-    told = 1e3 * ((output - 1) * step + users * alone)
-    row: dict[str, object] = vars(point) | {
-        "fits": users * (point.isl + point.osl) <= room,
-        "step": 1e3 * step,
+    num_users = point.concurrency
+    cache_tokens = point.device.kv_blocks(point.spec, BLOCK_SIZE, point.setup) * BLOCK_SIZE
+    mean_share = MEAN_SHARE if point.is_inference_max else 1.0
+    prompt_len = int(mean_share * point.isl)
+    output_len = int(mean_share * point.osl)
+    decodes = make_batch(num_decodes=num_users, context=prompt_len + output_len // 2)
+    decode_ms = 1e3 * predict(decodes)
+    times = predict.operation_times(make_batch(prefill_tokens=prompt_len))
+    # A prompt rides on iterations that pay the host.
+    prompt_ms = 1e3 * (sum(times.values()) - times["overhead"])
+    real_ms = point.real_ttft + (output_len - 1) * point.real_tpot
+    predicted_ms = (output_len - 1) * decode_ms + num_users * prompt_ms
+    return {
+        **vars(point),
+        "fits": num_users * (point.isl + point.osl) <= cache_tokens,
+        "step": decode_ms,
+        "prompt": prompt_ms,
+        "real": real_ms,
+        "told": predicted_ms,
+        "error": predicted_ms / real_ms - 1,
     }
-    return row | {"prompt": 1e3 * alone, "real": real, "told": told, "error": told / real - 1}
 
 
 def errors(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -72,8 +79,11 @@ def errors(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 def main() -> None:
     with Path(sys.argv[1]).open(newline="") as file:
         points, reasons = chosen(csv.DictReader(file))
-    by_tables = [replace(p, cost_model="profiled") for p in points if p.weights == "auto"]
-    table = pd.DataFrame([answer(point) for point in (*points, *by_tables)])
+    rows = [answer(point) for point in points]
+    for point in points:
+        if point.weights == "auto":
+            rows.append(answer(replace(point, cost_model="profiled")))
+    table = pd.DataFrame(rows)
     FOLDER.mkdir(exist_ok=True)
     write_csv(FOLDER / "answers.csv", table.round(4).to_csv(index=False))
     for level, own in table[table.fits].groupby("cost_model"):
@@ -81,12 +91,12 @@ def main() -> None:
         print(f"\n{level}, {len(own)} points: median {error.median():.1%}, mean {error.mean():.1%}")
         for by in (SERIES, ["concurrency"], ["tp"], ["isl"], ["osl"]):
             print("\n" + errors(own, by).to_string(index=False, float_format="{:.3f}".format))
-    own = table[table.cost_model == LEVEL]
-    print(f"\n{(~own.fits).sum():5} do not fit the cache")
-    own = own[own.fits]
+    of_level = table[table.cost_model == LEVEL]
+    print(f"\n{(~of_level.fits).sum():5} do not fit the cache")
+    fitting = of_level[of_level.fits]
     for reason, count in reasons.most_common():
         print(f"{count:5} {reason}")
-    shown = {"simulated / real": own.assign(ratio=own.told / own.real)}
+    shown = {"simulated / real": fitting.assign(ratio=fitting.told / fitting.real)}
     picture = ratios(shown, "Time of a whole answer, simulated over measured")
     save_figure(picture, FOLDER / "answers.png")
 

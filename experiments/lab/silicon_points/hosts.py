@@ -35,7 +35,10 @@ ROUNDS = 3  # answers of each user that count, after a first one
 TOGETHER = ("sglang",)
 SEED = 0
 OVERLAPPING = "trtllm"
-ITERATIONS, SEQUENCES = np.arange(0, 9, 0.1), np.arange(0, 0.16, 0.004)  # ms, searched
+# Searched costs of an iteration and of each of its sequences (ms).
+ITERATIONS = np.arange(0, 9, 0.1)
+SEQUENCES = np.arange(0, 0.16, 0.004)
+NO_HOST = (0.0, 0.0)
 
 
 class Free(Point):
@@ -52,28 +55,35 @@ def token_time(point: Point) -> float:
     """Mean milliseconds of a token, with a host that takes none. Where users are not together they
     come apart by a first answer of any length.
     """
-    users, output = point.concurrency, point.osl
-    first = np.random.default_rng(SEED).integers(1, output + 1, users)
+    num_users = point.concurrency
+    first_lengths = np.random.default_rng(SEED).integers(1, point.osl + 1, num_users)
     if point.backend in TOGETHER:
-        first[:] = output
-    lengths = [*first.tolist(), *[output] * (ROUNDS * users)]
-    requests = [Request(i, 0.0, point.isl, length) for i, length in enumerate(lengths)]
-    waits = served(point, Free(**vars(point)).device, ClosedLoop(requests, users), 1 + ROUNDS)
-    return 1e3 * float(waits[waits[:, 0] > 0, 2].mean())
+        first_lengths[:] = point.osl
+    later_lengths = [point.osl] * (ROUNDS * num_users)
+    requests = []
+    for request_id, length in enumerate([*first_lengths.tolist(), *later_lengths]):
+        requests.append(Request(request_id, 0.0, point.isl, length))
+    device = Free(**vars(point)).device
+    waits = served(point, device, ClosedLoop(requests, num_users), 1 + ROUNDS)
+    arrivals, _, token_seconds = waits.T
+    return 1e3 * float(token_seconds[arrivals > 0].mean())
 
 
 def fitted(rows: pd.DataFrame) -> dict[str, float]:
     """The two costs, by least squares of relative errors, and mean absolute errors."""
     is_fitted = (rows.isl == FITTED_PROMPT).to_numpy()
     real = rows.real_tpot.to_numpy()
+    # A host's milliseconds of a token, over the measured ones: an iteration's and its sequences'.
     features = np.stack([np.ones(len(rows)), rows.concurrency], axis=1) / real[:, None]
-    before = 1 - rows.token_time.to_numpy() / real
-    costs, *_ = np.linalg.lstsq(features[is_fitted], before[is_fitted], rcond=None)
-    found = {"iteration_ms": costs[0], "sequence_us": 1e3 * costs[1]}
-    for name, part in (("fitted", is_fitted), ("held_out", ~is_fitted)):
-        found |= {f"{name}_points": int(part.sum()), f"{name}_before": np.abs(before[part]).mean()}
-        found |= {f"{name}_after": np.abs(before - features @ costs)[part].mean()}
-    return found
+    missing = 1 - rows.token_time.to_numpy() / real
+    costs, *_ = np.linalg.lstsq(features[is_fitted], missing[is_fitted], rcond=None)
+    still_missing = missing - features @ costs
+    figures = {"iteration_ms": costs[0], "sequence_us": 1e3 * costs[1]}
+    for name, is_counted in (("fitted", is_fitted), ("held_out", ~is_fitted)):
+        figures[f"{name}_points"] = int(is_counted.sum())
+        figures[f"{name}_before"] = np.abs(missing[is_counted]).mean()
+        figures[f"{name}_after"] = np.abs(still_missing[is_counted]).mean()
+    return figures
 
 
 def overlapped(rows: pd.DataFrame, iteration: float, sequence: float) -> pd.Series:
@@ -85,33 +95,40 @@ def overlapped(rows: pd.DataFrame, iteration: float, sequence: float) -> pd.Seri
 def overlapping(rows: pd.DataFrame) -> pd.DataFrame:
     """Print the two costs that fit one model's short prompts best, and mean errors by model."""
     is_fitted = (rows.isl == FITTED_PROMPT) & (rows.weights == "auto")
-    part = rows[is_fitted]
-    _, *costs = min(
-        (np.square(overlapped(part, one, each) / part.real - 1).sum(), one, each)
-        for one, each in product(ITERATIONS, SEQUENCES)
-    )
-    print(f"{costs[0]:.1f} ms an iteration, {1e3 * costs[1]:.0f} us a sequence, overlapping:")
-    errors = {
-        name: (overlapped(rows, *pair) / rows.real - 1).abs()
-        for name, pair in (("before", (0.0, 0.0)), ("after", costs))
-    }
+    rows_to_fit = rows[is_fitted]
+
+    def squares(costs: tuple[float, float]) -> tuple[float, tuple[float, float]]:
+        errors = overlapped(rows_to_fit, *costs) / rows_to_fit.real - 1
+        return float(np.square(errors).sum()), costs  # of equal sums the lowest costs
+
+    costs = min(product(ITERATIONS, SEQUENCES), key=squares)
+    iteration, sequence = costs
+    print(f"{iteration:.1f} ms an iteration, {1e3 * sequence:.0f} us a sequence, overlapping:")
+    errors = {}
+    for name, costs_of_host in (("before", NO_HOST), ("after", costs)):
+        errors[name] = (overlapped(rows, *costs_of_host) / rows.real - 1).abs()
     by = [rows.model, is_fitted.rename("fitted")]
     return pd.DataFrame(errors).groupby(by).agg(["size", "mean"])
 
 
 def main() -> None:
     with Path(sys.argv[1]).open(newline="") as file:
-        known = chosen(csv.DictReader(file))[0]
-    ahead = [Free(**vars(p)) for p in known if (p.gpu, p.backend) == ("h100", OVERLAPPING)]
-    rows = pd.DataFrame([answer(point) for point in ahead])
+        points, _ = chosen(csv.DictReader(file))
+    answers = []
+    token_times = []
+    for point in points:
+        if point.backend != OVERLAPPING and point.weights == "auto":
+            token_times.append(vars(point) | {"token_time": token_time(point)})
+        elif point.backend == OVERLAPPING and point.gpu == "h100":
+            answers.append(answer(Free(**vars(point))))
+    rows = pd.DataFrame(answers)
     print(overlapping(rows[rows.fits]).to_string(float_format="{:.3f}".format))
-    points = [point for point in known if point.weights == "auto" and point.backend != OVERLAPPING]
-    table = pd.DataFrame([vars(point) | {"token_time": token_time(point)} for point in points])
-    servers = table.groupby(["backend", "version"])
-    kept = {
-        key: fitted(rows) for key, rows in servers if (rows.isl == FITTED_PROMPT).sum() >= LEAST
-    }
-    print(pd.DataFrame(kept).T.to_string(float_format="{:.3f}".format))
+    figures = {}
+    for server, points_of_server in pd.DataFrame(token_times).groupby(["backend", "version"]):
+        num_fitted = (points_of_server.isl == FITTED_PROMPT).sum()
+        if num_fitted >= LEAST:
+            figures[server] = fitted(points_of_server)
+    print(pd.DataFrame(figures).T.to_string(float_format="{:.3f}".format))
 
 
 if __name__ == "__main__":
