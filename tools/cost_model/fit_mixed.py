@@ -40,42 +40,64 @@ DEEPSEEK = load_option("model", "deepseek-v3")
 DELTA = load_option("model", "qwen3-next-80b-a3b").layers.linear
 MIN_PROMPT = 16  # tokens: shorter ones are decodes for vLLM
 NORMS = 2  # of queries and latents: kernels beside the products
+# By kind: how the source's table is called, and its column with the lengths.
+LATENT_TABLES = {
+    "latent_prompts": ("context", "isl"),
+    "latent_decodes": ("generation", "step"),
+}
+EDGES = [0, 16, 64, 256, 1024, 4096, 16384, 10**6]  # of the classes of sizes
 Predict = Callable[[Hardware, Any], float]
 
 
 def read_source(folder: Path, gpu: str) -> pd.DataFrame:
     """Rows of a GPU (`SHAPE`, time_us) that vLLM's kernels took from memory."""
-    hardware = load_option("hardware", gpu)
-    latent = [
-        (
-            kind,
-            _table(folder, gpu, f"mla_{name}_module_perf", "isl" if "prompts" in kind else "step"),
-        )
-        for kind, name in (("latent_prompts", "context"), ("latent_decodes", "generation"))
+    tables = [
+        _latent_rows(folder, gpu, "latent_prompts"),
+        _latent_rows(folder, gpu, "latent_decodes"),
+        _linear_rows(folder, gpu),
     ]
-    parts = []
-    for kind, table in latent:
-        half = table[(table.kv_cache_dtype == "bfloat16") & (table.gemm_type == "bfloat16")]
-        half = half[half.num_heads.isin(HEADS)].assign(kind=kind, key_heads=0)
-        parts.append(half.rename(columns={"num_heads": "heads"}))
+    rows = pd.concat(tables).groupby(SHAPE, as_index=False).latency.mean()
+    is_prompt = rows.kind.str.endswith("prompts")
+    rows = rows[~is_prompt | (rows.length >= MIN_PROMPT)]
+    from_memory = rows[~_is_in_cache(rows, gpu)]
+    timed = from_memory.assign(gpu=gpu, time_us=1e3 * from_memory.latency)
+    return timed[["gpu", *SHAPE, "time_us"]]
+
+
+def _latent_rows(folder: Path, gpu: str, kind: str) -> pd.DataFrame:
+    """Rows of latent attention in 16 bits (`SHAPE`, latency in ms)."""
+    phase, length = LATENT_TABLES[kind]
+    table = _table(folder, gpu, f"mla_{phase}_module_perf", length)
+    is_half = (table.kv_cache_dtype == "bfloat16") & (table.gemm_type == "bfloat16")
+    rows = table[is_half & table.num_heads.isin(HEADS)]
+    return rows.rename(columns={"num_heads": "heads"}).assign(kind=kind, key_heads=0)
+
+
+def _linear_rows(folder: Path, gpu: str) -> pd.DataFrame:
+    """Rows of linear attention (`SHAPE`, latency in ms): the delta rule's kernel and its
+    convolution, where both were timed.
+    """
     table = _table(folder, gpu, "gdn_perf", "seq_len")
     table = table.rename(columns={"num_v_heads": "heads", "num_k_heads": "key_heads"})
     table = table[table.heads.isin(VALUE_HEADS)]
     table["kind"] = table.phase.map({"context": "linear_prompts", "generation": "linear_decodes"})
-    kernel = table.kernel_source.str.startswith("causal_conv1d")
-    once = table.groupby([*SHAPE, kernel]).latency.mean().unstack().dropna().sum(axis=1)
-    rows = pd.concat([*parts, once.rename("latency").reset_index()])
-    rows = rows.groupby(SHAPE, as_index=False).latency.mean()
-    rows = rows[~rows.kind.str.endswith("prompts") | (rows.length >= MIN_PROMPT)]
-    cached = np.where(
+    is_convolution = table.kernel_source.str.startswith("causal_conv1d")
+    by_kernel = table.groupby([*SHAPE, is_convolution]).latency.mean().unstack()
+    both_kernels = by_kernel.dropna().sum(axis=1)
+    return both_kernels.rename("latency").reset_index()
+
+
+def _is_in_cache(rows: pd.DataFrame, gpu: str) -> pd.Series:
+    """Whether a decode finds in the GPU's cache what would take long from memory."""
+    num_bytes = np.where(
         rows.kind == "latent_decodes",
         rows.batch * rows.length * DEEPSEEK.layers.latent.cached_size * 2,
         rows.batch * rows.heads * DELTA.key_size * DELTA.value_size * 4.0,
     )
-    fits = (cached <= silicon.cache_bytes(gpu)) & rows.kind.str.endswith("decodes")
-    slow = cached / hardware.bytes_per_second > silicon.CACHED_SECONDS
-    rows = rows[~(fits & slow)].assign(gpu=gpu, time_us=1e3 * rows.latency)
-    return rows[["gpu", *SHAPE, "time_us"]]
+    hardware = load_option("hardware", gpu)
+    fits = num_bytes <= silicon.cache_bytes(gpu)
+    takes_long = num_bytes / hardware.bytes_per_second > silicon.CACHED_SECONDS
+    return rows.kind.str.endswith("decodes") & fits & takes_long
 
 
 def _table(folder: Path, gpu: str, name: str, length: str) -> pd.DataFrame:
@@ -102,7 +124,7 @@ def _latent(hardware: Hardware, heads: int) -> tuple[MixedOperations, LatentTime
     formula = MixedOperations(spec, hardware, silicon.BYTES)
     linears = layers.latent.linears(spec.hidden_size, heads, spec.head_size, 1)
     times = LatentTimes(formula, layers.latent)
-    return formula, times, [(one.in_features, one.out_features) for one in linears]
+    return formula, times, [(linear.in_features, linear.out_features) for linear in linears]
 
 
 def linear_time(hardware: Hardware, row: Any) -> float:
@@ -154,19 +176,23 @@ def fit(hardware: Hardware, kind: str, rows: pd.DataFrame) -> Hardware:
     """Fit the figures of a kind to its rows by the mean logarithm of predicted over measured."""
     field, _, start = FITTED[kind]
 
-    def of(scale: NDArray[np.float64]) -> Hardware:
-        figures = {
-            name: min(1.0, value) if name.endswith("efficiency") else value
-            for name, value in zip(start, np.exp(scale) * [*start.values()], strict=True)
-        }
+    def hardware_of(log_factors: NDArray[np.float64]) -> Hardware:
+        """Return the hardware with `start` times the factors."""
+        values = np.exp(log_factors) * [*start.values()]
+        figures = dict(zip(start, values, strict=True))
+        for name, value in figures.items():
+            if name.endswith("efficiency"):
+                figures[name] = min(1.0, value)
         return with_figures(hardware, field, figures)
 
-    def error(scale: NDArray[np.float64]) -> float:
-        return float(np.abs(np.log1p(errors(of(scale), kind, rows))).mean())
+    def mean_error(log_factors: NDArray[np.float64]) -> float:
+        relative = errors(hardware_of(log_factors), kind, rows)
+        return float(np.abs(np.log1p(relative)).mean())
 
-    first = np.vstack([np.zeros(len(start)), 0.3 * np.eye(len(start))])
-    options = {"xatol": 0.005, "fatol": 1e-4, "initial_simplex": first}
-    return of(minimize(error, first[0], method="Nelder-Mead", options=options).x)
+    simplex = np.vstack([np.zeros(len(start)), 0.3 * np.eye(len(start))])
+    options = {"xatol": 0.005, "fatol": 1e-4, "initial_simplex": simplex}
+    best = minimize(mean_error, simplex[0], method="Nelder-Mead", options=options)
+    return hardware_of(best.x)
 
 
 def errors(hardware: Hardware, kind: str, rows: pd.DataFrame) -> NDArray[np.float64]:
@@ -182,44 +208,40 @@ def fitted_half(rows: pd.DataFrame) -> pd.Series:
 
 def report(gpu: str, rows: pd.DataFrame) -> None:
     """Fit the GPU, and print figures and mean errors of each half and class."""
-    hardware = before = load_option("hardware", gpu)
-    unfitted = replace(before, latent={}, linear={})
+    unfitted = replace(load_option("hardware", gpu), latent={}, linear={})
     hardware = unfitted
-    for kind, half in rows.groupby("kind"):
-        fitted = fitted_half(half)
-        hardware = fit(hardware, kind, half[fitted])
-        shown = ", ".join(
-            f"{name} {np.abs(errors(of, kind, part)).mean():.1%}"
-            for name, of, part in (
-                ("fitted", hardware, half[fitted]),
-                ("held out", hardware, half[~fitted]),
-                ("before", unfitted, half[~fitted]),
-            )
+    for kind, rows_of_kind in rows.groupby("kind"):
+        is_fitted = fitted_half(rows_of_kind)
+        to_fit = rows_of_kind[is_fitted]
+        held_out = rows_of_kind[~is_fitted]
+        hardware = fit(hardware, kind, to_fit)
+        held_out_errors = pd.Series(np.abs(errors(hardware, kind, held_out)), held_out.index)
+        print(
+            f"{gpu} {kind} ({len(held_out)} held out): "
+            f"fitted {np.abs(errors(hardware, kind, to_fit)).mean():.1%}, "
+            f"held out {held_out_errors.mean():.1%}, "
+            f"before {np.abs(errors(unfitted, kind, held_out)).mean():.1%}"
         )
-        print(f"{gpu} {kind} ({(~fitted).sum()} held out): {shown}")
-        held = half[~fitted]
-        off = pd.Series(np.abs(errors(hardware, kind, held)), held.index)
         for size in ("length", "batch", "heads"):
-            by = off.groupby(pd.cut(held[size], EDGES)).mean().dropna()
-            print(f"  by {size} to", {f"{one.right:g}": f"{by[one]:.0%}" for one in by.index})
+            classes = pd.cut(held_out[size], EDGES)
+            means = held_out_errors.groupby(classes).mean().dropna()
+            shown = {f"{interval.right:g}": f"{mean:.0%}" for interval, mean in means.items()}
+            print(f"  by {size} to", shown)
     for field in ("latent", "linear"):
         figures = getattr(hardware, field).items()
         print(f"{gpu} {field}:", ", ".join(f"{name}: {value:.3g}" for name, value in figures))
-
-
-EDGES = [0, 16, 64, 256, 1024, 4096, 16384, 10**6]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--source", type=Path)
     parser.add_argument("--gpu", nargs="+", choices=GPUS, default=GPUS)
-    given = parser.parse_args(arguments)
-    if given.source:
-        rows = pd.concat([read_source(given.source, gpu) for gpu in GPUS])
+    options = parser.parse_args(arguments)
+    if options.source:
+        rows = pd.concat([read_source(options.source, gpu) for gpu in GPUS])
         rows.to_csv(ROWS, index=False, float_format="%.5g")
     rows = pd.read_csv(ROWS)
-    for gpu in given.gpu:
+    for gpu in options.gpu:
         report(gpu, rows[rows.gpu == gpu])
 
 

@@ -51,15 +51,19 @@ def mixed_calls(folder: Path, gpu: str, model: str) -> pd.DataFrame:
     calls = rows.query("prefill_chunk > 0 and n_decode > 0").reset_index(drop=True)
     prompts = pd.MultiIndex.from_frame(calls[SIZES].assign(n_decode=0, kv_decode=0))
     decodes = pd.MultiIndex.from_frame(calls[SIZES].assign(prefill_chunk=0, kv_prefill=0))
-    two = alone["n_decode"].reindex(prompts).to_numpy()
-    two = two + alone["prefill_chunk"].reindex(decodes).to_numpy()
-    spec, hardware = load_option("model", model), load_option("hardware", gpu)
-    seconds = AnalyticOperations(spec, hardware, 2).attention.uniform
-    sizes = calls[SIZES].to_numpy(int).tolist()
+    prompts_alone = alone["n_decode"].reindex(prompts).to_numpy()
+    decodes_alone = alone["prefill_chunk"].reindex(decodes).to_numpy()
+    operations = AnalyticOperations(load_option("model", model), load_option("hardware", gpu), 2)
+    seconds = operations.attention.uniform
+    one_formula = []
+    two_formula = []
+    for chunk, cached, num_decodes, context in calls[SIZES].to_numpy(int).tolist():
+        of_prompt = seconds(chunk, cached)
+        of_decodes = seconds(0, 0, num_decodes, context)
+        one_formula.append(1e6 * seconds(chunk, cached, num_decodes, context))
+        two_formula.append(1e6 * (of_prompt + of_decodes))
     return calls.assign(
-        two=two,
-        one_formula=[1e6 * seconds(*one) for one in sizes],
-        two_formula=[1e6 * (seconds(*one[:2]) + seconds(0, 0, *one[2:])) for one in sizes],
+        two=prompts_alone + decodes_alone, one_formula=one_formula, two_formula=two_formula
     )
 
 
@@ -82,26 +86,24 @@ def describe(gpu: str, calls: pd.DataFrame) -> None:
 
 def errors_by_decodes(calls: pd.DataFrame) -> pd.DataFrame:
     """Mean absolute errors in percent of the formula, by decodes (rows) and their context."""
-    errors = (calls.one_formula / calls.measured - 1).abs()
+    percent = 100 * (calls.one_formula / calls.measured - 1).abs()
     contexts = pd.cut(calls.kv_decode, [0, 255, 1023, 2047, 4095, 16384]).rename("context")
-    return (
-        (100 * errors).groupby([calls.n_decode, contexts], observed=True).mean().unstack().round(1)
-    )
+    means = percent.groupby([calls.n_decode, contexts], observed=True).mean()
+    return means.unstack().round(1)
 
 
 def draw(axes: plt.Axes, gpu: str, calls: pd.DataFrame) -> None:
     """Medians by number and context of the decodes; dashed, by formula."""
     contexts = [512, 1024, 2048, 4096]
     for context, colour in zip(contexts, plt.cm.viridis(np.linspace(0, 0.85, 4)), strict=True):
-        own = calls[calls.kv_decode == context]
-        for top, bottom, style in (
-            ("measured", "two", "-"),
-            ("one_formula", "two_formula", "--"),
-        ):
-            median = (own[top] / own[bottom]).groupby(own.n_decode).median()
-            label = f"{context:,} tokens each" if style == "-" else None
-            label = "by formula" if context == contexts[-1] and style == "--" else label
-            axes.plot(median.index, median, style, color=colour, label=label)
+        of_context = calls[calls.kv_decode == context]
+        num_decodes = of_context.n_decode
+        measured = (of_context.measured / of_context.two).groupby(num_decodes).median()
+        formula = (of_context.one_formula / of_context.two_formula).groupby(num_decodes).median()
+        axes.plot(measured.index, measured, color=colour, label=f"{context:,} tokens each")
+        # One key stands for the formula of all contexts.
+        key = "by formula" if context == contexts[-1] else None
+        axes.plot(formula.index, formula, "--", color=colour, label=key)
     axes.axhline(1, color="grey", lw=0.8)
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 4, 16, 64], ["1", "4", "16", "64"])
