@@ -180,6 +180,16 @@ def test_of_a_gpu_one_line_is_drawn_and_the_rest_on_demand():
     assert "counted" not in labels
 
 
+def test_bars_of_one_gpu_at_several_levels_are_named_by_level():
+    point = {"panel": "decode-only", "series": "linear", "x": 1.0, "y": 2.0, "unit": "ms"}
+    point |= {"hardware": "a6000", "model": "13b", "source": "simulated", "low": 1.0, "high": 3.0}
+    levels = [{"level": level, "device": f"a6000, {level}"} for level in ("profiled", "analytic")]
+    points = pd.DataFrame([point | level for level in levels])
+    (ax,) = draw(CATALOG["table2"].look, points, is_all=True).axes
+    names = [label.get_text().split() for label in ax.get_xticklabels()]
+    assert names == [["a6000,", "profiled"], ["a6000,", "analytic"]]
+
+
 def test_a_panel_is_titled_by_what_it_shows():
     titles = {ax.get_title() for ax in drawn("fig07").axes}
     assert {"paper and simulated", "simulated\none token past full tiles"} <= titles

@@ -475,11 +475,13 @@ def _label_bars(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
     bars = rows[rows.source != PAPER]
     if bars.empty:
         bars = rows
-    num_devices = bars.device.nunique()
-    if num_devices > 1:
-        hardware = bars.hardware.unique()
-        chips = [name.replace("_", "\n") for name in hardware]
-        ax.set_xticks(range(num_devices), chips, fontsize=8)
+    devices = bars.drop_duplicates("device")
+    if len(devices) > 1:
+        names = devices.hardware
+        if names.duplicated().any():  # of one GPU at several levels
+            names = devices.device
+        wrapped = names.str.replace("_|(?<=,) ", "\n", regex=True)
+        ax.set_xticks(range(len(devices)), wrapped, fontsize=8)
     else:
         keys = list(bars.key.unique())
         _name_bars(ax, keys, spec)
