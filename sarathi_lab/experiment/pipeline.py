@@ -254,10 +254,17 @@ def _typical_errors(spec: ModelSpec, hardware: Hardware) -> dict[str, Estimate]:
     return errors
 
 
+def ratios_of_requests(requests: pd.DataFrame, baseline: pd.DataFrame) -> tuple[float, float]:
+    """Return the median bubble time and the completion time of a baseline's requests over those of
+    the same `requests` under another policy.
+    """
+    bubbles = baseline.bubble_time.median() / requests.bubble_time.median()
+    completion = completion_time(baseline.finish_time) / completion_time(requests.finish_time)
+    return float(bubbles), completion
+
+
 def _orca_over_sarathi(sarathi: pd.DataFrame, orca: pd.DataFrame) -> Iterator[Point]:
-    """Return the ratios of median bubble time and of completion of two tables of requests."""
-    bubbles = orca.bubble_time.median() / sarathi.bubble_time.median()
-    completion = completion_time(orca.finish_time) / completion_time(sarathi.finish_time)
+    bubbles, completion = ratios_of_requests(sarathi, orca)
     yield Point("ratios", BUBBLES, 0.0, Estimate(bubbles))
     yield Point("ratios", COMPLETION, 0.0, Estimate(completion))
 

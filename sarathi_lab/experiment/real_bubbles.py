@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from sarathi_lab.engine import loop
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Backend, Executor
@@ -18,7 +16,7 @@ from sarathi_lab.engine.executor import Sizes as BuildSizes
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
-from sarathi_lab.experiment.pipeline import completion_time, workload
+from sarathi_lab.experiment.pipeline import completion_time, ratios_of_requests, workload
 from sarathi_lab.experiment.points import Estimate, Part, Point, Samples, keep, table_of
 from sarathi_lab.experiment.registry import (
     Experiment,
@@ -225,11 +223,9 @@ def real_bubbles(
             yield from _idle_shares(bench, how, policy, ledger)
 
     for how in bench.executors:
-        orca = tables[how, "orca"]
         sarathi = tables[how, "sarathi"]
-        bubbles = np.median(orca.bubble_time) / np.median(sarathi.bubble_time)
+        bubbles, completion = ratios_of_requests(sarathi, baseline=tables[how, "orca"])
         yield _point(bench, BUBBLES, how, bubbles, how)
-        completion = completion_time(orca.finish_time) / completion_time(sarathi.finish_time)
         yield _point(bench, COMPLETION, how, completion, how)
     if MEASURED not in bench.executors:
         return

@@ -16,7 +16,6 @@ from sarathi_lab.results.table import PAPER, SIMULATED
 COLUMNS = ["figure", *KEYS, "y", "low", "high", "unit", "source", "device"]
 # What was simulated, in separate columns; empty for the paper's points and a device's.
 LABELS = ["hardware", "level", "model", "method"]
-TEXTS = ["panel", "series", "dataset", "slo", *LABELS]
 OF_ROW = ["device", "hardware", "level", "method"]  # of an error row, beside its name
 ERRORS = [
     "row",
@@ -74,11 +73,7 @@ def _recorded(name: str) -> pd.DataFrame:
     for path in csv_files(EXPERIMENTS, f"*/{name}/results/*/{name}-{COUNTED}.csv"):
         counted = pd.read_csv(path)
         tables.append(counted.assign(is_simulated=True, device=path.parent.name, method=COUNTED))
-    table = pd.concat(tables, ignore_index=True)
-    # Without missing values, by which pandas would leave points out of groups and merges.
-    texts = table.reindex(columns=TEXTS).fillna("").astype(str)
-    for column in TEXTS:
-        table[column] = texts[column]
+    table = load.with_texts(pd.concat(tables, ignore_index=True))
     device = _device_and_model(table)
     if CATALOG[name].has_paper:  # the name of what was simulated has level, model and method
         device = device.where(~table.is_simulated, table.device_name)

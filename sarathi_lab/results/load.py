@@ -33,6 +33,8 @@ AGAIN = "leave it out or run it again"
 # the `reason` where y is missing. A simulated point records its `draws`, and what it is where each
 # of its shapes is slower (`moved`; see `Estimate`).
 POINT = ["figure", "panel", "series", "x", "y", "low", "high", "num_pairs", "unit", "reason"]
+# What a point is of, in words; a recording lacks those that its experiment does not vary.
+TEXTS = ["panel", "series", "dataset", "slo", "hardware", "level", "model", "method"]
 # Measured points have the level of the interval and the samples in their order, too.
 POINT_COLUMNS = [*POINT, "confidence", "samples", "draws", "moved", "model", "dtype", "device_name"]
 
@@ -301,6 +303,15 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     if "confidence" in rows:
         rows = rows.astype({"confidence": float})
     return rows
+
+
+def with_texts(points: pd.DataFrame) -> pd.DataFrame:
+    """Return points with all of `TEXTS`, empty ones without missing values: by these pandas would
+    leave points out of groups and merges.
+    """
+    texts = points.reindex(columns=TEXTS).fillna("").astype(str)
+    others = points.drop(columns=TEXTS, errors="ignore")
+    return pd.concat([others, texts], axis="columns")
 
 
 def source_of(device: str) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-from collections import Counter, defaultdict
 
 import pandas as pd
 
-from sarathi_lab.results.load import COMPOSED_SOURCE
+from sarathi_lab.results.load import COMPOSED_SOURCE, with_texts
 from sarathi_lab.results.plots.spec import PlotSpec, in_tokens
 from sarathi_lab.results.table import MEASURED, SIMULATED
 
-LABELS = ("panel", "hardware", "level", "model", "method", "dataset", "slo")
 # Of a simulated GPU the first of these is drawn that there is.
 BEST_LEVEL = "profiled"
 LEAST_SHARE = 0.5  # of a panel's points, that must have a value for the panel to be drawn
@@ -24,7 +22,9 @@ def is_simulated(rows: pd.DataFrame) -> pd.Series:
 
 def selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     """Return the points that are drawn, with their `panel`, `value` and `key` of their series."""
-    shown = _of_stated_names(_with_all_labels(rows), spec)
+    # Points of several files may share a number, and `without_sparse` drops points by number.
+    numbered = rows.reset_index(drop=True)
+    shown = _of_stated_names(with_texts(numbered), spec)
     if spec.quantities:
         panel = _panels_of_quantities(shown, spec)
         shown = shown.assign(panel=panel)
@@ -37,23 +37,12 @@ def selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     return shown.assign(key=key)
 
 
-def _with_all_labels(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add those of `LABELS` that a recording lacks, as empty text."""
-    # Rows of several files may share a number, and `without_sparse` drops rows by number.
-    labelled = rows.reset_index(drop=True)
-    for label in LABELS:
-        if label not in labelled:
-            labelled[label] = ""
-        labelled[label] = labelled[label].fillna("")
-    return labelled
-
-
 def _of_stated_names(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     """Return the rows whose panel, series, unit and quantity the spec draws."""
-    is_shown = pd.Series(True, rows.index)
+    panels_left_out: list[str] = []
     for pattern in spec.left_out:
-        matching = fnmatch.filter(rows.panel, pattern)
-        is_shown &= ~rows.panel.isin(matching)
+        panels_left_out += fnmatch.filter(rows.panel, pattern)
+    is_shown = ~rows.panel.isin(panels_left_out)
     if spec.series:
         is_shown &= rows.series.isin(spec.series)
     if spec.unit:
@@ -155,10 +144,11 @@ def _is_sparse(panel: pd.DataFrame, spec: PlotSpec) -> bool:
 def _is_best_level(rows: pd.DataFrame) -> pd.Series:
     """Mark what is not simulated, and of a simulated GPU the best level that it has."""
     # Lower is better. A method, such as counting FLOPs alone, is worse than any level of the model.
-    has_method = (rows.method != "").astype(int)
-    is_other_level = (rows.level != BEST_LEVEL).astype(int)
-    rank = 2 * has_method + is_other_level
-    ranks_of_gpu = rank.groupby([rows.hardware, rows.model, rows.panel])
+    has_method = rows.method != ""
+    is_other_level = rows.level != BEST_LEVEL
+    rank = 2 * has_method.astype(int) + is_other_level.astype(int)
+    ranks = rows.assign(rank=rank)
+    ranks_of_gpu = ranks.groupby(["hardware", "model", "panel"])["rank"]
     best_rank = ranks_of_gpu.transform("min")
     is_best = rank == best_rank
     return is_best | ~is_simulated(rows)
@@ -171,21 +161,16 @@ def _is_of_chosen_kernels(rows: pd.DataFrame) -> pd.Series:
     """
     is_composed = rows.source == COMPOSED_SOURCE
     num_series_of_panel = rows.groupby("panel").key.nunique()
-    panels_of_device: defaultdict[str, list[str]] = defaultdict(list)
-    num_series_of_device: Counter[str] = Counter()
     composed = rows[is_composed]
-    for _, points in composed.groupby(["device", "panel"]):
-        first = points.iloc[0]
-        num_series = points.key.nunique()
-        num_needed = min(2, num_series_of_panel[first.panel])
-        if num_series >= num_needed:
-            panels_of_device[first.device].append(first.panel)
-            num_series_of_device[first.device] += num_series
-    if not num_series_of_device:
+    num_series = composed.groupby(["device", "panel"]).key.nunique()
+    panels = num_series.index.get_level_values("panel")
+    num_needed = num_series_of_panel.clip(upper=2).reindex(panels)
+    has_enough = num_series >= num_needed.to_numpy()
+    counted = num_series[has_enough].reset_index()
+    if counted.empty:
         return ~is_composed
-    [(chosen_device, _)] = num_series_of_device.most_common(1)
-    chosen_panels = panels_of_device[chosen_device]
-    is_of_device = rows.device == chosen_device
-    is_in_its_panels = rows.panel.isin(chosen_panels)
-    is_chosen = is_of_device & is_in_its_panels
+    num_series_of_device = counted.groupby("device").key.sum()
+    is_of_device = counted.device == num_series_of_device.idxmax()
+    chosen = counted[is_of_device]
+    is_chosen = rows.device.isin(chosen.device) & rows.panel.isin(chosen.panel)
     return is_chosen | ~is_composed
