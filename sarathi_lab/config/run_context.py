@@ -39,8 +39,9 @@ OUTPUT = "output.txt"  # what a job in another process printed
 LOCK = Path(".locks") / "sweep"
 NOT_OF_WORK = ("output", "tracking", "resume", "limit", "repeat", "plot", "skip_invalid")
 MOST_CHARACTERS = 128  # of a group's name in W&B
-# What does not make a run another one.
-UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "limit", "hydra")
+# Options that a run's name and device state already. Their settings are named: two tensor-parallel
+# degrees are two runs.
+STATED_OTHERWISE = ("policy", "executor", "baselines")
 
 
 def as_command(arguments: Sequence[str]) -> str:
@@ -145,7 +146,7 @@ def run_name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) 
         elif name == "policy":
             continue  # it is the rule
         elif swept is None:
-            if name.partition(".")[0] not in UNNAMED:
+            if name not in STATED_OTHERWISE and _decides_work(name):
                 named.append(setting)
         elif name in swept:
             named.append(setting)

@@ -331,22 +331,36 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
 
 def print_plan(plan: Plan, context: RunContext) -> None:
     """Print what a run serves, where and how; of a sweep's run only what no run before had."""
-    lines = _facts_of(plan, is_brief=context.is_brief)
     if context.is_brief:
-        if not first_of_sweep([_workload_without_seed(plan)], context):
-            lines.remove(plan.load.describe())  # with the lengths that another seed has drawn
         spec = plan.spec
         backend = plan.backend
         millions = spec.num_params / 1e6
         model = f"{spec.name} ({millions:,.0f}M parameters, {backend.dtype_name})"
-        facts = [f"{model} on {backend.device_name}", *backend.cautions(spec), *lines]
-        print_cautions([*facts, *cap_caution(plan.engine)], context)
+        facts = [f"{model} on {backend.device_name}", *backend.cautions(spec)]
+        print_cautions(facts, context)
+        for key, line in _load_and_room(plan).items():
+            if first_of_sweep([key], context):
+                print_words(f"  {line}")
+        print_cautions([*_further_facts(plan), *cap_caution(plan.engine)], context)
         return
     policy = f"{context.policy or plan.policy.name}{plan.policy.describe()}"
     print_device(context, plan.spec, plan.backend, policy)
-    for line in lines:
+    for line in (f"{plan.load.describe()}, {_room_of(plan)}", *_further_facts(plan)):
         print_words(f"  {line}")
     print_cautions(cap_caution(plan.engine), context)
+
+
+def _load_and_room(plan: Plan) -> dict[str, str]:
+    """Return the lines on the workload and on the batch and its cache, by what they state apart
+    from the seed: it draws other lengths, and an automatic cache holds the longest.
+    """
+    workload = _workload_without_seed(plan)
+    room = _room_of(plan)
+    key_of_room = room
+    if plan.cfg.cache.num_blocks is None:
+        key_of_room = f"batch {plan.engine.batch_size} and its cache, {workload}"
+    # They are apart, as most runs of a sweep share one of the two.
+    return {workload: plan.load.describe(), key_of_room: room}
 
 
 def _workload_without_seed(plan: Plan) -> str:
@@ -356,17 +370,19 @@ def _workload_without_seed(plan: Plan) -> str:
     return json.dumps(workload, sort_keys=True, default=str)
 
 
-def _facts_of(plan: Plan, *, is_brief: bool) -> list[str]:
-    """Return lines on the workload, the batch, the cache and what was assumed."""
+def _room_of(plan: Plan) -> str:
+    """Describe the batch and its cache."""
     engine = plan.engine
     cache = f"cache {engine.num_blocks} x {engine.block_size} tokens"
     if plan.load.repeats_prefixes and not engine.shares_prefixes:
         cache += ", equal prefixes computed again (cache.prefix=true shares them)"
-    room = f"batch {engine.batch_size}, {cache}"
-    # Of a sweep, which prints each line once, they are apart: most runs share one of the two.
-    lines = [f"{plan.load.describe()}, {room}"]
-    if is_brief:
-        lines = [plan.load.describe(), room]
+    return f"batch {engine.batch_size}, {cache}"
+
+
+def _further_facts(plan: Plan) -> list[str]:
+    """Return lines on a cluster, on drafts and on what was assumed, where there are such."""
+    engine = plan.engine
+    lines = []
     cluster = engine.cluster.describe()
     if cluster:
         lines.append(f"{cluster}; batch and cache are those of each")

@@ -16,9 +16,11 @@ import yaml
 from plans import plan_of
 
 from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.config.run_context import RunContext, run_name
 from sarathi_lab.engine.ledger import ITERATION_COLUMNS, REQUEST_COLUMNS
 from sarathi_lab.results.load import load_summary
 from sarathi_lab.run import main
+from sarathi_lab.tasks.serve import print_plan
 from sarathi_lab.workload.synthetic import PaperGrid
 
 SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=6", "batch=4"]
@@ -109,6 +111,28 @@ def test_the_sweep_prints_one_table_and_the_path_of_its_picture(sweep):
     assert f"{summary['throughput']:,.0f}" in table
     assert text.count("peaks of hardware a6000") == 1  # once a sweep
     assert "predicted roofline" not in text  # it takes as long as the run
+
+
+def test_a_run_alone_is_named_by_all_that_changes_its_work() -> None:
+    devices = ["executor.tensor_parallel=2", "executor.pipeline_parallel=4", "cluster.num=2"]
+    of_policy = "policy.min_decodes=2"
+    elsewhere = ["executor=simulated", "tracking=none", "output=runs", "repeat=2", "baselines=[]"]
+    name = run_name("vllm_v1", ["policy=vllm_v1", of_policy, *devices, *elsewhere], None)
+    assert name == " ".join(["vllm_v1", of_policy, *devices])
+
+
+def test_a_sweep_of_seeds_states_the_workload_and_the_automatic_cache_once(tmp_path, capsys):
+    """Each seed draws another longest request, which is what such a cache is made for."""
+    context = RunContext(tmp_path, tmp_path, "", group="seeds", swept=["seed", "batch"])
+    changes = [{"seed": 0}, {"seed": 1}, {"seed": 0, "batch": 3}]
+    drawn = ["executor=simulated", "workload=zipf", "workload.num_requests=6"]
+    plans = [plan_of("sarathi", *drawn, changes=setting) for setting in changes]
+    assert plans[0].engine.num_blocks != plans[1].engine.num_blocks
+    for plan in plans:
+        print_plan(plan, context)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines if "cache" in line] == ["  batch 8", "  batch 3"]
+    assert sum("workload zipf" in line for line in lines) == 1
 
 
 def test_a_policy_is_called_by_its_option_with_what_differs_from_its_class(tmp_path, capsys):
