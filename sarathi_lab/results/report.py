@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from sarathi_lab.config.console import amount, counted, print_place, print_words, typed
 from sarathi_lab.config.errors import UserError
@@ -301,35 +303,60 @@ def _share_of(is_so: pd.Series, what: str = "runs") -> str:
 
 def assumptions(runs: pd.DataFrame) -> list[str]:
     """List what runs had without its being stated: kinds of arrivals, and for each server's
-    defaults the policies that have them.
+    defaults the policies, or their runs, that have them.
     """
     if "assumed" not in runs:
         return []
-    policies: defaultdict[str, dict[str, None]] = defaultdict(dict)  # by what was assumed
-    for policy, assumed in runs[["policy", "assumed"]].dropna().itertuples(index=False):
-        for settings in assumed.replace(OF_ALL, "").split("; "):
-            policies[settings][policy] = None
+    indices: defaultdict[str, dict[Hashable, None]] = defaultdict(dict)  # by what was assumed
+    for index, assumed in runs["assumed"].dropna().items():
+        for defaults in assumed.replace(OF_ALL, "").split("; "):
+            indices[defaults][index] = None
     # A server's defaults begin with the budget. Policies that read none lack it, and share the line
     # of those that do.
-    for settings in list(policies):
-        with_budget = [longer for longer in policies if longer.endswith(f" {settings}")]
+    for defaults in list(indices):
+        with_budget = [longer for longer in indices if longer.endswith(f" {defaults}")]
         if with_budget:
-            policies[with_budget[0]] |= policies.pop(settings)
+            indices[with_budget[0]] |= indices.pop(defaults)
     lines = []
-    for settings, names in policies.items():
-        of_policies = _for_policies(list(names), runs)
-        lines.append(f"assumed unless stated{of_policies}: {settings}")
+    for defaults, of_runs in indices.items():
+        lines.append(f"assumed unless stated{_for_runs(runs, list(of_runs))}: {defaults}")
     return lines
 
 
-def _for_policies(policies: Sequence[str], runs: pd.DataFrame) -> str:
-    """Name the policies, unless they are all of the sweep's."""
-    if len(policies) == runs["policy"].nunique():
+def _for_runs(runs: pd.DataFrame, indices: Sequence[Hashable]) -> str:
+    """Name the runs that are meant, a policy by its name alone if all of its runs are; "" for all
+    runs of a sweep.
+    """
+    meant = runs.loc[list(indices)]
+    if len(meant) == len(runs):
         return ""
-    if len(policies) <= MOST_NAMED + 1:
-        return f", for {', '.join(policies)}"
-    shown = ", ".join(policies[:MOST_NAMED])
-    return f", for {shown} and {len(policies) - MOST_NAMED} others"
+    names = []
+    for policy in meant["policy"].unique():
+        of_policy = runs[runs["policy"] == policy]
+        is_meant = of_policy.index.isin(meant.index)
+        apart = ""
+        if not is_meant.all():
+            apart = _settings_apart(of_policy, is_meant)
+        names.append(f"{policy} {apart}".rstrip())
+    if len(names) <= MOST_NAMED + 1:
+        return f", for {', '.join(names)}"
+    shown = ", ".join(names[:MOST_NAMED])
+    return f", for {shown} and {len(names) - MOST_NAMED} others"
+
+
+def _settings_apart(runs: pd.DataFrame, is_meant: NDArray[np.bool_]) -> str:
+    """Return the values, such as "chunk=512,1024", of the first setting that tells the runs that
+    are meant from the others; of all settings of the sweep where none does.
+    """
+    settings = [name for name in sweep_analysis.varied(runs) if name != "policy"]
+    values = {}
+    for name in settings:
+        of_meant = sweep_analysis.values_of(runs[is_meant], name)
+        of_others = sweep_analysis.values_of(runs[~is_meant], name)
+        values[name] = f"{name}={','.join(of_meant)}"
+        if of_meant and set(of_meant).isdisjoint(of_others):
+            return values[name]
+    return " ".join(values.values())
 
 
 def _save_table(folder: Path, runs: pd.DataFrame) -> Path:

@@ -118,7 +118,10 @@ def _fill_served(
         cfg.batch = _most_sequences(cfg, number)
         assumed["batch"] = cfg.batch
         if cfg.batch < number:
-            assumed["batch"] = f"{cfg.batch} (of {number}, as many as the budget has tokens for)"
+            # Of chunk=auto the budget is not chosen yet.
+            is_stated = isinstance(cfg.chunk, int)
+            whose = "the budget" if is_stated else "the smallest chunk that is tried"
+            assumed["batch"] = f"{cfg.batch} (of {number}, as many as {whose} has tokens for)"
     if fills_cache:
         assumed["cache.num_blocks"] = FILLS_MEMORY
     if not assumed:

@@ -209,3 +209,15 @@ def test_a_sweep_names_the_defaults_of_each_server_once() -> None:
         f"assumed unless stated, for sglang: {sglang}",
     ]
     assert assumptions(runs) == []
+
+
+def test_defaults_that_hang_on_the_budget_name_the_runs_that_have_them() -> None:
+    runs = swept(chunk=[None, None, 512, 2048, 512, 512])
+    runs = runs.assign(swept="[policy,chunk,workload.rate]")
+    large = "batch=256, as vLLM 0.32's defaults on a100"
+    small = "batch=128 (of 256, as many as the budget has tokens for), as vLLM 0.32's defaults"
+    by_run = runs.assign(assumed=[large, large, small, large, small, None])
+    assert assumptions(by_run) == [
+        f"assumed unless stated, for orca, vllm_v1 chunk=2048: {large}",
+        f"assumed unless stated, for vllm_v1 chunk=512, sglang workload.rate=2: {small}",
+    ]
