@@ -25,19 +25,22 @@ def check_jobs(
     is_dry_run: bool = False,
 ) -> tuple[list[Job], list[str]]:
     """Let the tasks check jobs; return those that pass, which keep what was prepared for them with
-    `keeps`, and notes on the others. Raises UserError, which names the job by what is `swept`, for
-    one that fails; with `skips` if all do. A dry run passes jobs for another machine, which has a
-    package that this one lacks.
+    `keeps`, and notes on the others. Raises UserError for one that fails, which names the job by
+    what is `swept` unless all fail alike; with `skips` if all do. A dry run passes jobs for another
+    machine, which has a package that this one lacks.
     """
     passed: list[Job] = []
     notes: dict[str, None] = {}
     elsewhere = _errors_elsewhere(jobs)
+
+    def prepare(number: int) -> object:
+        if number in elsewhere:
+            return elsewhere[number]
+        return _checked(jobs[number].cfg)
+
     with progress_of("checking", len(jobs), "runs") as advance:
         for number, job in enumerate(jobs):
-            if number in elsewhere:
-                prepared: object = elsewhere[number]
-            else:
-                prepared = _checked(job.cfg)
+            prepared = prepare(number)
             advance(1)
             # A list of jobs for another machine is of use without the package.
             if is_dry_run and isinstance(prepared, MissingPackage):
@@ -53,11 +56,23 @@ def check_jobs(
             if not name:
                 raise prepared
             if not skips:
-                raise UserError(f"{name}: {prepared}; skip_invalid=true leaves such runs out")
+                # Most mistakes are of all jobs: then what the sweep varies has no part in them.
+                is_of_all = number == 0 and str(prepare(len(jobs) - 1)) == str(prepared)
+                if is_of_all:
+                    raise prepared
+                raise _of_one_job(name, prepared)
             notes[f"left out: {name}: {prepared}"] = None
     if not passed:
         raise UserError(f"no run of this sweep passes its check; {next(iter(notes))}")
     return passed, list(notes)
+
+
+def _of_one_job(name: str, error: UserError) -> UserError:
+    """Return the error of the job `name` of a sweep, which names it once."""
+    message = str(error)
+    if not message.startswith(name):
+        message = f"{name}: {message}"
+    return UserError(f"{message}; skip_invalid=true leaves such runs out")
 
 
 def _errors_elsewhere(jobs: Sequence[Job]) -> dict[int, UserError | None]:

@@ -23,6 +23,7 @@ from sarathi_lab.config.arrivals import IMPLIED_BY, implied_arrivals
 from sarathi_lab.config.errors import (
     UserError,
     require_number,
+    require_one_of,
     require_text,
     unknown_name,
 )
@@ -330,9 +331,16 @@ def check_values(cfg: DictConfig) -> None:
     require_text("output", cfg.output, "name a folder, such as output=outputs")
     if cfg.limit is not None:
         require_number("limit", cfg.limit, above=0, fix="use seconds, or null for none")
-    if not OmegaConf.is_list(cfg.baselines):
+
+
+def check_baselines(baselines: object) -> None:
+    """Refuse baselines that are no list of options of `policy`."""
+    if not isinstance(baselines, ListConfig):
         remedy = "write baselines=[orca], or baselines=[] for none"
-        raise UserError(f"baselines={cfg.baselines} is not a list; {remedy}")
+        raise UserError(f"baselines={baselines} is not a list; {remedy}")
+    options = option_files("policy")
+    for name in baselines:
+        require_one_of("baselines", name, options)
 
 
 def _check_keys(node: object, valid: Collection[str], prefix: str) -> None:

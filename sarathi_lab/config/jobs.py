@@ -18,6 +18,7 @@ from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.instantiate import (
     CHOICES,
     ROUND,
+    check_baselines,
     check_structure,
     check_values,
     class_of,
@@ -71,6 +72,8 @@ class ComposedOptions:
             UserError: The classes do not take these settings.
         """
         self.composed = composed
+        if "baselines" in composed:
+            check_baselines(composed.baselines)  # before classes are imported, which takes seconds
         check_structure(composed)
         # Hydra's node takes longest to copy, and no task reads it.
         names = [str(name) for name in composed if name != "hydra"]

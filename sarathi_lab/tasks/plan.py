@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import (
+    MissingPackage,
     UserError,
     require_int,
     require_one_of,
@@ -175,16 +177,30 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     options = option_files("policy")
     baselines = {}
     for name in cfg.baselines:
-        require_one_of("baselines", name, options)
         own = copy()
         own.policy = read_option("policy", options[name])
-        baseline = _parts(own, setup)
-        if baseline.policy != run.policy:  # a run is no baseline of itself
-            baselines[name] = _fitted(baseline)
+        with _explained_baseline(name, cfg.baselines):
+            baseline = _parts(own, setup)
+            if baseline.policy != run.policy:  # a run is no baseline of itself
+                baselines[name] = _fitted(baseline)
     # Only when all are checked: one engine may be made for the largest of them.
     for checked in (plan, *baselines.values()):
         checked.backend.expect(checked.spec, checked.checkpoint, checked.sizes)
     return plan, baselines
+
+
+@contextmanager
+def _explained_baseline(name: str, baselines: Sequence[str]) -> Iterator[None]:
+    """Name the baseline in an error of the block: its policy is not the one that is typed."""
+    try:
+        yield
+    except MissingPackage:
+        raise
+    except UserError as error:
+        others = ",".join(other for other in baselines if other != name)
+        raise UserError(
+            f"baseline {name}: {error}, or leave it out by baselines=[{others}]"
+        ) from None
 
 
 def make_plan(cfg: DictConfig, setup: Setup | None = None) -> Plan:

@@ -28,6 +28,8 @@ QUICK = [
     (["model=qwen2.5-7"], "did you mean qwen2.5-7b?"),
     (["policy=vllm"], "did you mean vllm_v1?"),
     (["--dryrun"], "did you mean --dry-run?"),
+    (["baselines=[orca,orcaa]"], "did you mean orca?"),
+    (["baselines=[orcaa]", "chunk=64,128", "-m"], "did you mean orca?"),
     (["policy.min_decode=2"], "did you mean policy.min_decodes?"),
     (["--cfg", "job", "chunk=128"], "chunk: 128"),
 ]
@@ -45,7 +47,6 @@ def test_without_arguments_it_says_what_there_is(capsys):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("baselines=[orka]", "baselines=orka is unknown (did you mean orca?)"),
         ("batch=0", "batch=0 is below 1"),  # the number of requests follows from it
     ],
 )

@@ -128,6 +128,11 @@ def test_a_run_that_fails_its_check_is_named_or_left_out_and_resume_lists_what_i
         error = capfd.readouterr().err
         assert re.match(r"error: batch=512: model 13b needs .* use cache\.num_blocks=auto", error)
         assert error.endswith("; skip_invalid=true leaves such runs out\n")
+    # What all runs fail by is no run's own, and a value is named once.
+    assert main([*SIMULATED, "batch=2,3", "max_model_len=1", "--dry-run"]) == 2
+    assert capfd.readouterr().err.startswith("error: max_model_len=1 is below 2; use null")
+    assert main([*SIMULATED, "policy=vllm_v1", "batch=0,3", "--dry-run"]) == 2
+    assert capfd.readouterr().err.startswith("error: batch=0 is below 1; use the number")
     assert main([*args, "skip_invalid=true"]) == 0
     sweep = sweep_of(output)
     assert re.search(r"^left out: batch=512: model 13b", capfd.readouterr().out, re.MULTILINE)

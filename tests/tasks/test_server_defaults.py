@@ -132,6 +132,10 @@ def test_a_baseline_has_the_defaults_of_its_policy() -> None:
     stated = config_of("policy=sglang", *POISSON, "batch=64", "chunk=512", "baselines=[orca]")
     run, baselines = make_plans(stated)
     assert baselines["orca"].engine.batch_size == run.engine.batch_size == 64
+    unfit = ["chunk=64", "baselines=[orca,vllm_v1]", "batch=128"]
+    alone = r"^baseline vllm_v1: .*, or leave it out by baselines=\[orca\]$"
+    with pytest.raises(UserError, match=alone):
+        make_plans(config_of("policy=sglang", *POISSON, *unfit))
     # The cache that fills the memory is what vLLM leaves, beside the runs of any server.
     of_vllm = config_of("policy=vllm_v1", *POISSON, "batch=64", "chunk=512", "baselines=[orca]")
     others = make_plans(of_vllm)[1]
