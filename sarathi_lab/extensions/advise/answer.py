@@ -298,13 +298,17 @@ def _against(value: float, bound: float) -> str:
     return f"{amount(1e3 * value)} {verdict}"
 
 
-def remedy_lines(remedies: Sequence[Remedy]) -> list[str]:
-    """Show what would meet the objective, each with the command that shows it."""
-    if not remedies:
-        return []
-    lines = ["  what would meet it, or come nearer:"]
+def remedy_lines(remedies: Sequence[Remedy], refused: Sequence[str]) -> list[str]:
+    """Show what would meet the objective, each with the command that shows it, and what of that was
+    `refused` and why.
+    """
+    lines = []
+    if remedies:
+        lines.append("  what would meet it, or come nearer:")
     for remedy in remedies:
         lines += [f"    {remedy.text}", f"      {remedy.command}"]
+    for attempt in refused:
+        lines.append(f"  not tried: {attempt}")
     return lines
 
 

@@ -39,11 +39,12 @@ class Remedy(NamedTuple):
 
 class Remedies(NamedTuple):
     """What would meet the objective, and the run of the server that does: with more sequences, at a
-    lower rate or in replicas.
+    lower rate or in replicas; and what of these could not be tried, with the reason.
     """
 
     commands: Sequence[Remedy] = ()
     server: Plan | None = None
+    refused: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,14 @@ class Trial:
         row: The run with the chunk, of its table.
         rate: The highest rate.
         is_settled: Whether longer runs give the same rate.
+        refused: Why no rate was searched; "": one was, or no request has a time.
     """
 
     runs: PolicyRuns
     row: Row
     rate: float = 0.0
     is_settled: bool = True
+    refused: str = ""
 
     @property
     def name(self) -> str:
@@ -140,16 +143,21 @@ def remedies(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
         row: Its run that comes nearest.
         context: The command that was typed, which the remedies' commands repeat.
     """
-    larger = more_sequences(best, row)
+    search = more_sequences(best, row)
+    refused = []
+    if search.refused:
+        refused.append(f"more sequences from {search.refused}")
+    larger = search.nearest
     if larger is None:
-        return _of_as_many_sequences(best, row, context)
+        others = _of_as_many_sequences(best, row, context)
+        return others._replace(refused=[*refused, *others.refused])
     settings = [setting for setting in context.settings if name_of(setting) != "batch"]
     context = replace(context, settings=[*settings, f"batch={larger.batch_size}"])
     remedy = _larger_batch(larger, context)
     if larger.row["slo_met"]:
-        return Remedies([remedy], larger.runs.plan_of(larger.row))
+        return Remedies([remedy], larger.runs.plan_of(larger.row), refused)
     others = _of_as_many_sequences(larger.runs, larger.row, context)
-    return others._replace(commands=[remedy, *others.commands])
+    return others._replace(commands=[remedy, *others.commands], refused=[*refused, *others.refused])
 
 
 def _larger_batch(larger: MoreSequences, context: RunContext) -> Remedy:
@@ -175,7 +183,10 @@ def _of_as_many_sequences(best: PolicyRuns, row: Row, context: RunContext) -> Re
         server = FindCapacity().check(trial.at_a_rate())
     elif more_replicas is not None:
         server = make_plan(trial.cfg)
-    return Remedies([remedy for remedy in tried if remedy is not None], server)
+    refused = []
+    if trial.refused:
+        refused.append(f"a lower rate ({trial.refused})")
+    return Remedies([remedy for remedy in tried if remedy is not None], server, refused)
 
 
 def _with_rate(best: PolicyRuns) -> Trial:
@@ -194,8 +205,8 @@ def _with_rate(best: PolicyRuns) -> Trial:
         return trial
     try:
         capacity = FindCapacity().highest_rate(trial.at_a_rate())
-    except UserError:  # of requests that have no rate
-        return trial
+    except UserError as error:  # such as of requests that have no rate
+        return replace(trial, refused=str(error))
     return replace(trial, rate=capacity.rate, is_settled=capacity.is_settled)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -37,9 +37,21 @@ class MoreSequences:
     row: Row
 
 
-def more_sequences(best: PolicyRuns, row: Row) -> MoreSequences | None:
-    """Return the first doubling of the sequences that meets the objective, else the one that comes
-    nearest; None if the sequences are not what keeps requests waiting, or none comes nearer.
+class SequenceSearch(NamedTuple):
+    """What doublings of the sequences give.
+
+    Attributes:
+        nearest: The first that meets the objective, else the one that comes nearest; None if the
+            sequences are not what keeps requests waiting, or none comes nearer.
+        refused: The first number that there can't be, and why; "": all could be tried.
+    """
+
+    nearest: MoreSequences | None
+    refused: str = ""
+
+
+def more_sequences(best: PolicyRuns, row: Row) -> SequenceSearch:
+    """Try doublings of the sequences that the cache has room for.
 
     Args:
         best: The policy that comes nearest.
@@ -50,24 +62,26 @@ def more_sequences(best: PolicyRuns, row: Row) -> MoreSequences | None:
     plan = option.plan(int(row["chunk"]), option.parameters(is_whole=is_whole))
     num_fitting = _sequences_in_cache(plan)
     if num_fitting is None:
-        return None
+        return SequenceSearch(None)
     present = plan.engine.batch_size
     tried: dict[int, MoreSequences] = {}
     rows: list[dict[str, Any]] = [{**row, "number": 0}]
+    refused = ""
     for doublings in range(1, MOST_DOUBLINGS + 1):
         batch_size = present * 2**doublings
         if batch_size > num_fitting:
             break
         try:
             larger = _with_sequences(best, row, present, batch_size)
-        except UserError:  # no memory for an iteration of as many
+        except UserError as error:  # such as no memory for an iteration of as many
+            refused = f"batch={batch_size} ({error})"
             break
         tried[doublings] = larger
         rows.append({**larger.row, "number": doublings})
         if larger.row["slo_met"]:
             break
     nearest = choose(marked(pd.DataFrame(rows)))
-    return tried.get(int(nearest["number"]))
+    return SequenceSearch(tried.get(int(nearest["number"])), refused)
 
 
 def _sequences_in_cache(plan: Plan) -> int | None:

@@ -129,6 +129,7 @@ class Server:
 
 
 def _number(name: int | str, tokens: Mapping[str, int]) -> int:
+    """Return a number of servers.yaml, which may be a name of one of `tokens`, as batch_size is."""
     return tokens[name] if isinstance(name, str) else name
 
 
@@ -230,7 +231,8 @@ def simulated(plan: Plan) -> Simulated:
 
 
 def simulated_options(config: Mapping[str, Any]) -> dict[str, object]:
-    """Return what was simulated beside policy and sizes, by the names of servers.yaml.
+    """Return what was simulated beside policy and sizes, by the names of servers.yaml. Where a
+    server has a flag of its own for each value, the value is part of the name, as in weights=fp8.
 
     Args:
         config: The configuration of the run, resolved.

@@ -200,7 +200,7 @@ class Advise(Task):
             *[f"  {line}" for line in advice.left_out],
             *assumed_workload(plan, context),
             *answer.policies_table(advice.judged, advice.best, runs.slo, slow_end),
-            *answer.remedy_lines(remedied.commands),
+            *answer.remedy_lines(remedied.commands, remedied.refused),
             *graphs_gain(runs, advice.best, self.chunks),
             answer.chunks_table(runs),
             *answer.longer_run_lines(advice.best, runs),

@@ -179,8 +179,8 @@ class Cluster(Schedulers):
         self.instances = instances
         self.num_entries = len(schedulers) if num_entries is None else num_entries
         self._router = router
-        # When each had no batch; it is asked again at another time, or after a change.
-        self._refused = [math.nan] * len(schedulers)
+        # When each last had no batch: not asked again at that time, unless something changes (NaN).
+        self._no_batch_at = [math.nan] * len(schedulers)
         self._leaving: deque[tuple[int, SequenceState]] = deque()  # with their instances
         # A heap of transfers, each with its sequence before and after.
         self._moving: list[tuple[Transfer, SequenceState, SequenceState]] = []
@@ -196,8 +196,9 @@ class Cluster(Schedulers):
         return self._moving[0][0].end if self._moving else math.inf
 
     def add(self, request: Request) -> SequenceState:
+        """Give a request to the instance that the router names."""
         instance = self._router(self.schedulers[: self.num_entries], request)
-        self._refused[instance] = math.nan
+        self._no_batch_at[instance] = math.nan
         return self.schedulers[instance].add(request)
 
     def schedule(self, now: float) -> Batch | None:
@@ -208,7 +209,7 @@ class Cluster(Schedulers):
             self._leaving.popleft()
         for instance, scheduler in enumerate(self.schedulers):
             # Asked at this time already, and nothing has changed since.
-            if self._refused[instance] == now or not self.instances.has_room(instance):
+            if self._no_batch_at[instance] == now or not self.instances.has_room(instance):
                 continue
             arrived = self._arrived[instance]
             while arrived and scheduler.receive(arrived[0]):
@@ -217,18 +218,18 @@ class Cluster(Schedulers):
             if batch is not None:
                 batch.instance = instance
                 return batch
-            self._refused[instance] = now
+            self._no_batch_at[instance] = now
         return None
 
     def advance(self, batch: Batch) -> None:
         self.schedulers[batch.instance].advance(batch)
-        self._refused[batch.instance] = math.nan
+        self._no_batch_at[batch.instance] = math.nan
 
     def update(self, result: StepResult) -> list[SequenceState]:
         batch = result.batch
         instance = batch.instance
         scheduler = self.schedulers[instance]
-        self._refused[instance] = math.nan
+        self._no_batch_at[instance] = math.nan
         finished = scheduler.update(result)
         self.move_on(instance, result)
         assert batch.queues is not None, "the scheduler has updated it"
@@ -278,8 +279,8 @@ class Cluster(Schedulers):
     def _arrive(self, transfer: Transfer, before: SequenceState, after: SequenceState) -> None:
         self.schedulers[transfer.source].blocks.free(before)
         self._arrived[transfer.target].append(after)
-        self._refused[transfer.source] = math.nan
-        self._refused[transfer.target] = math.nan
+        self._no_batch_at[transfer.source] = math.nan
+        self._no_batch_at[transfer.target] = math.nan
 
 
 class Handover(Cluster):

@@ -15,9 +15,12 @@ from composed import config_of, refusal_of, run
 from helpers import predicted, requests_of
 from omegaconf import OmegaConf
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, load_option
+from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.advise import choose
+from sarathi_lab.extensions.advise import answer, remedies, sequences
 from sarathi_lab.extensions.advise.options import try_chunks, with_chunk_of
 from sarathi_lab.extensions.advise.task import Advice, Advise
 from sarathi_lab.policy import VllmV1
@@ -349,6 +352,24 @@ def test_more_sequences_come_before_more_devices(tmp_path):
     advice = advice_of(*typed, f"batch={batch}")
     assert advice.is_met
     assert f"(TTFT P99 {1e3 * advice.best['ttft_p99']:.3g} ms" in text
+
+
+def test_a_number_of_sequences_that_there_cant_be_is_named_with_its_reason(monkeypatch):
+    load = ["workload.rate=8", "workload.prompt_len=100", "workload.output_len=100"]
+    load += ["workload.num_requests=8", "workload.arrivals=poisson", "batch=2", "slo.ttft=1"]
+    advice = advice_of("task=advise", *H100, *load, "task.chunks=[256]", "task.policies=[]")
+    assert not advice.is_met
+
+    def refuse(*_: object) -> None:
+        raise UserError("no memory for as many; use fewer")
+
+    monkeypatch.setattr(sequences, "_with_sequences", refuse)
+    monkeypatch.setattr(remedies, "_of_as_many_sequences", lambda *_: remedies.Remedies())
+    remedied = remedies.remedies(advice.of_best, advice.best, RunContext(Path(), Path(), "", ""))
+    (line,) = answer.remedy_lines(remedied.commands, remedied.refused)
+    assert line.strip() == (
+        "not tried: more sequences from batch=4 (no memory for as many; use fewer)"
+    )
 
 
 def test_where_nothing_meets_the_objective_the_nearest_misses_the_fewest_bounds():

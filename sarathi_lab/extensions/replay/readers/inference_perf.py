@@ -5,7 +5,7 @@ its `summary_lifecycle_metrics.json`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from sarathi_lab.config.errors import UserError
@@ -108,18 +108,8 @@ def read_inference_perf_summary(content: Content, summary: Object) -> Load:
         numbers.setdefault("output_len", numbers["output_tokens_a_second"] / answers_a_second)
     if "failures" not in summary and "num_sent" in numbers:
         numbers.setdefault("num_requests", numbers["num_sent"])
-    cautions = []
-    rate = value_at(summary, "load_summary.requested_rate")
-    achieved = numbers.get("achieved_rate")
-    if achieved is not None and achieved < number_of(rate) * (1 - RATE_TOLERANCE):
-        # A client that falls behind its schedule sends at its own pace.
-        cautions.append(f"of {rate}/s that were asked for, the client sent {achieved:.4g}/s")
-        rate = achieved
-    if rate is None:
-        rate = achieved
-    if rate is None and answers_a_second:
-        rate = answers_a_second
-        cautions.append("the file has no rate of sending: that of its answers is taken")
+    requested_rate = value_at(summary, "load_summary.requested_rate")
+    rate, cautions = _rate_of_sending(requested_rate, numbers)
     return Summary(
         client_name="inference-perf",
         numbers=numbers,
@@ -127,3 +117,25 @@ def read_inference_perf_summary(content: Content, summary: Object) -> Load:
         client=client_of_rate(rate, None),
         cautions=cautions,
     )
+
+
+def _rate_of_sending(requested: object, numbers: Mapping[str, float]) -> tuple[object, list[str]]:
+    """Return the rate at which requests were sent (1/s; None: not stated), and cautions.
+
+    Args:
+        requested: The rate that was asked for, maybe a word.
+        numbers: `NUMBERS` that the summary states.
+    """
+    achieved = numbers.get("achieved_rate")
+    if requested is not None:
+        is_behind = achieved is not None and achieved < number_of(requested) * (1 - RATE_TOLERANCE)
+        if not is_behind:
+            return requested, []
+        # A client that falls behind its schedule sends at its own pace.
+        caution = f"of {requested}/s that were asked for, the client sent {achieved:.4g}/s"
+        return achieved, [caution]
+    answers_a_second = numbers.get("requests_a_second")
+    if achieved is None and answers_a_second:
+        caution = "the file has no rate of sending: that of its answers is taken"
+        return answers_a_second, [caution]
+    return achieved, []
