@@ -160,9 +160,10 @@ class RecordedLoad(Load):
         if is_drawn:
             requests, client, caution = _with_drawn_arrivals(requests, client)
             cautions.append(caution)
-        cautions += _cautions_of_chunks(requests)
-        if _has_chunks_of_tokens(requests):
+        caution_of_chunks = _caution_of_chunks(requests)
+        if caution_of_chunks:
             # Times between chunks are no times between tokens.
+            cautions.append(caution_of_chunks)
             no_gaps: list[tuple[float, ...]] = [()] * len(requests)
             requests = requests.assign(gaps=pd.Series(no_gaps, requests.index))
         in_ledger = _with_token_times(requests)
@@ -208,10 +209,7 @@ class Summary(Load):
             {
                 "prompt_len": [max(1, round(self._mean_tokens("prompt")))] * number,
                 "output_len": max(1, round(self._mean_tokens("output"))),
-                "arrival": np.nan,
                 "latency": means.get("latency", means.get("ttft", 0.0)),
-                "first_token": np.nan,
-                "gaps": [()] * number,
             }
         )
         requests, client, _ = _with_drawn_arrivals(table, self.client)
@@ -447,27 +445,19 @@ def _sent(latency: pd.Series, due: NDArray[np.float64], limit: int | None) -> li
     return sent
 
 
-def _counts_of_chunks(requests: pd.DataFrame) -> tuple[int, int]:
-    """Count the tokens of requests with times of their chunks, and these chunks."""
-    timed = requests[requests.gaps.map(len) > 0]
-    return int(timed.output_len.sum()), int(timed.gaps.map(len).sum()) + len(timed)
-
-
-def _has_chunks_of_tokens(requests: pd.DataFrame) -> bool:
-    num_tokens, num_chunks = _counts_of_chunks(requests)
-    return num_chunks < TOKENS_TIMED * num_tokens
-
-
-def _cautions_of_chunks(requests: pd.DataFrame) -> list[str]:
-    """Warn where clients record times of chunks of several tokens, as drafts give."""
-    if not _has_chunks_of_tokens(requests):
-        return []
-    num_tokens, num_chunks = _counts_of_chunks(requests)
-    return [
+def _caution_of_chunks(requests: pd.DataFrame) -> str:
+    """Warn where clients record times of chunks of several tokens, as drafts give; else ""."""
+    num_gaps = requests.gaps.map(len)
+    is_timed = num_gaps > 0
+    num_tokens = int(requests.output_len[is_timed].sum())
+    num_chunks = int((num_gaps[is_timed] + 1).sum())
+    if num_chunks >= TOKENS_TIMED * num_tokens:
+        return ""
+    return (
         f"{num_tokens:,} tokens came in {num_chunks:,} chunks, as of drafts: times between tokens "
         "(tbt) are not compared; time per output token (tpot) counts tokens, and the replay has no "
         "drafts"
-    ]
+    )
 
 
 def _cautions_of_totals(

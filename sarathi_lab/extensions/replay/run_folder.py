@@ -29,8 +29,8 @@ from sarathi_lab.extensions.replay.benchmark import CONVERSATION, Benchmark, in_
 from sarathi_lab.extensions.replay.clients import inferred
 from sarathi_lab.extensions.replay.json_values import list_of, number_of
 from sarathi_lab.extensions.replay.server_arguments import (
-    ARGUMENT_NAMES,
     Statement,
+    arguments_of_sections,
     as_object,
     merged,
     read_arguments,
@@ -64,8 +64,6 @@ OF_META = (
     *("dataset_path", "dataset_hash", "num_requests", "started_at", "finished_at"),
     "tick_seconds",
 )
-# Sections of vLLM's resolved configuration.
-SECTIONS = ("model", "cache", "scheduler", "parallel", "compilation")
 SHOWN_FILES = 5  # of a folder in a message
 
 
@@ -209,18 +207,11 @@ def _of_meta(path: Path, meta: Mapping[str, object]) -> Statement:
     if not isinstance(engine, dict):
         raise UserError(f"{path} has no engine_kwargs, vLLM's arguments; record the run again")
     resolved = as_object(meta.get("resolved_config"))
-    dumps = [as_object(resolved.get(f"{name}_config")) for name in SECTIONS]
-    dumps += [{"speculative_config": resolved.get("speculative_config")}]
-    dumps += [as_object(meta.get("kv_cache"))]
-    made = dict[str, object]()
-    for dump in dumps:
-        for name, value in dump.items():
-            if value is not None:
-                made[ARGUMENT_NAMES.get(name, name)] = value
+    made = arguments_of_sections({**resolved, "kv_cache": meta.get("kv_cache")})
     others = {name: value for name, value in meta.items() if name not in OF_META}
     source = str(path)
     statement = merged(
-        read_arguments("vllm", selected("vllm", made), source, is_dump=True),
+        read_arguments("vllm", made, source, is_dump=True),
         read_arguments("vllm", selected("vllm", others, is_typed=True), source, is_typed=True),
         read_arguments("vllm", engine, source, is_typed=True, is_complete=True),
     )

@@ -307,6 +307,22 @@ def selected(
     }
 
 
+def arguments_of_sections(config: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments in vLLM's resolved configuration, an object for each part of it."""
+    arguments = dict[str, object]()
+    for section, content in config.items():
+        if section == "device_config":
+            continue  # devices are those of the hardware file
+        if section == "speculative_config":  # itself an argument
+            arguments[section] = content
+            continue
+        for field_name, value in as_object(content).items():
+            name = ARGUMENT_NAMES.get(field_name, field_name)
+            if value is not None and name in table("vllm"):
+                arguments[name] = value
+    return arguments
+
+
 def _check_name(system: str, name: str, source: str, *, is_typed: bool) -> None:
     """Raise UserError for a name that a person has misspelt."""
     meant = misspelt(system, name)

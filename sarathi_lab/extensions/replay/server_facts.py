@@ -21,10 +21,10 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.iteration_log import CACHE_TOKENS
 from sarathi_lab.extensions.replay.literals import CLOSING, OPENING, named_values
 from sarathi_lab.extensions.replay.server_arguments import (
-    ARGUMENT_NAMES,
     LOGGED_CACHE,
     LoggedCache,
     Statement,
+    arguments_of_sections,
     as_object,
     merged,
     read_arguments,
@@ -202,7 +202,7 @@ def _of_description(path: Path, text: str) -> Statement | None:
         )
     if isinstance(config, Mapping):
         return read_arguments(
-            "vllm", _of_sections(config), str(path), is_dump=True, is_complete=True
+            "vllm", arguments_of_sections(config), str(path), is_dump=True, is_complete=True
         )
     arguments = selected("vllm", content, is_typed=True)
     if not arguments or "backend" in content:
@@ -225,25 +225,6 @@ def _of_flags(path: Path, content: Mapping[str, object], key: str) -> Statement 
 def _words(value: object) -> list[str]:
     assert isinstance(value, list), "asked for by the caller"
     return [str(word) for word in value]
-
-
-def _of_sections(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the arguments in vLLM's configuration as an object, with a section for each part."""
-    arguments = dict[str, object]()
-    for section, content in config.items():
-        if section == "compilation_config":
-            continue
-        named = {
-            ARGUMENT_NAMES.get(name, name): value for name, value in as_object(content).items()
-        }
-        arguments |= selected("vllm", named)
-    graphs = as_object(config.get("compilation_config"))
-    for name in ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size"):
-        if name in graphs:
-            arguments[name] = graphs[name]
-    if config.get("speculative_config"):
-        arguments["speculative_config"] = config["speculative_config"]
-    return arguments
 
 
 def sglang_description(info: Mapping[str, object], source: str) -> Statement:
