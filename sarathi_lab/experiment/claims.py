@@ -11,7 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -58,7 +60,6 @@ READ = [
     *("x", "y", "low", "high", "confidence", "samples", "draws", "moved", "is_simulated"),
     *("num_pairs", "reason", "unit"),
 ]
-ENDS = ["y", "low", "high"]
 ABSENT = "not in what was measured"
 UNKNOWN_ERROR = "no error of it is known: the cost model states none, or all samples agree"
 
@@ -398,25 +399,26 @@ def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
     """Return the value of predicted rows, and its interval by what it is in each draw, and where
     each of the shapes that it may hang on is slower, or faster, by the error of its own.
     """
-    value = take.value(rows).measured
+    x = rows.x.to_numpy()
+    y = rows.y.to_numpy(dtype=float)  # an error moves whole numbers, too
+    value = take.measured(x, y)
     drawn = []
-    for values_in_draw in zip(*rows.draws, strict=True):
-        drawn.append(_taken(take, rows, values_in_draw))
+    for y_in_draw in np.array([*rows.draws]).T:
+        drawn.append(take.measured(x, y_in_draw))
     shapes: dict[str, None] = {}
     for by_shape in take.eligible(rows).moved:
         shapes |= dict.fromkeys(by_shape)
     moved = []
     mirrored = []
     for shape in shapes:
-        values = []
-        opposite_values = []
-        for by_shape, y in zip(rows.moved, rows.y, strict=True):
-            moved_y = by_shape.get(shape, y)  # a row without the shape is as it was
-            values.append(moved_y)
-            opposite_values.append(mirror(y, moved_y))
-        moved.append(_taken(take, rows, values))
+        moved_y = y.copy()  # a row without the shape stays as it was
+        opposite_y = y.copy()
+        for row, by_shape in enumerate(rows.moved):
+            moved_y[row] = by_shape.get(shape, y[row])
+            opposite_y[row] = mirror(y[row], moved_y[row])
+        moved.append(take.measured(x, moved_y))
         # Where another row becomes the largest, an error to one side moves more than to the other.
-        mirrored.append(_taken(take, rows, opposite_values))
+        mirrored.append(take.measured(x, opposite_y))
     if take.is_place:
         # An x of the sweep has no distribution: its interval spans all that are drawn.
         everywhere = [value, *drawn, *moved, *mirrored]
@@ -425,13 +427,6 @@ def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
     if math.isnan(ends.low):  # all errors cancel
         return Value(value, value, value)
     return Value(value, ends.low, ends.high)
-
-
-def _taken(take: Take, rows: pd.DataFrame, values: Sequence[float]) -> float:
-    """Return what is made of rows where they have other values."""
-    y = pd.Series(values, rows.index)
-    with_values = rows.assign(y=y, low=y, high=y)
-    return take.value(with_values).measured
 
 
 def _missing(tables: Sequence[pd.DataFrame]) -> str | None:
@@ -629,52 +624,78 @@ def _maybe_smallest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.low <= rows.high.min()]
 
 
-def _largest(rows: pd.DataFrame) -> Value:
-    largest = rows[ENDS].max()
-    return Value(*largest)
+def _largest(x: NDArray, y: NDArray[np.float64]) -> float:
+    return float(y.max())
 
 
-def _smallest(rows: pd.DataFrame) -> Value:
-    smallest = rows[ENDS].min()
-    return Value(*smallest)
+def _bounds_of_largest(rows: pd.DataFrame) -> Bounds:
+    return Bounds(rows.low.max(), rows.high.max())
 
 
-def _x_of_max(rows: pd.DataFrame) -> Value:
-    ascending = rows.sort_values("y")
-    last = ascending.iloc[-1]
-    return Value(last.x, rows.x.min(), rows.x.max())
+def _smallest(x: NDArray, y: NDArray[np.float64]) -> float:
+    return float(y.min())
 
 
-def _last_over_first(rows: pd.DataFrame) -> Value:
+def _bounds_of_smallest(rows: pd.DataFrame) -> Bounds:
+    return Bounds(rows.low.min(), rows.high.min())
+
+
+def _x_of_max(x: NDArray, y: NDArray[np.float64]) -> float:
+    ascending = y.argsort()
+    return float(x[ascending[-1]])
+
+
+def _bounds_of_x(rows: pd.DataFrame) -> Bounds:
+    return Bounds(rows.x.min(), rows.x.max())
+
+
+def _last_over_first(x: NDArray, y: NDArray[np.float64]) -> float:
+    return float(y[-1] / y[0])
+
+
+def _bounds_of_last_over_first(rows: pd.DataFrame) -> Bounds:
     first = rows.iloc[0]
     last = rows.iloc[-1]
-    low = last.low / first.high
-    high = last.high / first.low
-    return Value(last.y / first.y, low, high)
+    return Bounds(last.low / first.high, last.high / first.low)
 
 
-def _range(rows: pd.DataFrame) -> Value:
-    low = rows.low.min()
-    high = rows.high.max()
-    return Value(rows.y.median(), low, high)
+def _median(x: NDArray, y: NDArray[np.float64]) -> float:
+    return float(np.median(y))
+
+
+def _bounds_of_all(rows: pd.DataFrame) -> Bounds:
+    return Bounds(rows.low.min(), rows.high.max())
 
 
 class Take(NamedTuple):
-    """How a value is made of rows: those that it may be made of, and the value of these."""
+    """How a value is made of rows: those that it may be made of, and the value of these.
+
+    Attributes:
+        measured: The value by the rows' x and y; plain numbers, as it is taken in each draw.
+        bounds: The interval of the value by the rows' intervals.
+    """
 
     eligible: Callable[[pd.DataFrame], pd.DataFrame]
-    value: Callable[[pd.DataFrame], Value]
+    measured: Callable[[NDArray, NDArray[np.float64]], float]
+    bounds: Callable[[pd.DataFrame], Bounds]
     is_line: bool = False  # of the rows of the least and the largest x alone
     is_place: bool = False  # the value is an x
     is_of_draws: bool = True  # taken in each draw of a cost model's constants
 
+    def value(self, rows: pd.DataFrame) -> Value:
+        measured = self.measured(rows.x.to_numpy(), rows.y.to_numpy())
+        return Value(measured, *self.bounds(rows))
+
 
 TAKES: Mapping[str, Take] = {
-    "max": Take(_maybe_largest, _largest),
-    "min": Take(_maybe_smallest, _smallest),
-    "x of max": Take(_maybe_largest, _x_of_max, is_place=True),  # where y is largest, or may be
-    "last / first": Take(_all, _last_over_first, is_line=True),  # y there over y at the smallest x
-    "range": Take(_all, _range, is_of_draws=False),  # over rows that differ in an unknown cost
+    "max": Take(_maybe_largest, _largest, _bounds_of_largest),
+    "min": Take(_maybe_smallest, _smallest, _bounds_of_smallest),
+    # where y is largest, or may be
+    "x of max": Take(_maybe_largest, _x_of_max, _bounds_of_x, is_place=True),
+    # y at the largest x over y at the smallest
+    "last / first": Take(_all, _last_over_first, _bounds_of_last_over_first, is_line=True),
+    # over rows that differ in an unknown cost
+    "range": Take(_all, _median, _bounds_of_all, is_of_draws=False),
 }
 
 
