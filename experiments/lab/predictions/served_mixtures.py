@@ -1,4 +1,4 @@
-"""Predict the time between tokens of mixtures of experts, as servers with H100s and B200s have it.
+"""Predict the time between tokens of mixtures of experts, as servers with H100s to B300s have it.
 
     python experiments/lab/predictions/served_mixtures.py NAME FILE [--result]
 
@@ -11,7 +11,7 @@ NAME.result.yaml.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,11 +30,8 @@ SYSTEMS = {"h100_sxm": "h100", "b200_sxm": "b200"}
 SETTINGS = ["system", "tp_size", "isl", "osl", "batch_size"]
 ASKED = ["model_path", "backend", "mode", "precision", "moe_ep_size", "attention_dp_size"]
 TIME = "silicon_tpot_ms"
-MEAN_LENGTH = 0.9  # of the nominal one: the benchmark draws evenly from 0.8 up to it
-LEVEL = (
-    "executor.cost_model=analytic; the steady state: each user's prompt beside the decodes of the "
-    "others once an answer, lengths of 0.9 of the nominal ones"
-)
+MEAN_LENGTH = 0.9  # of the nominal one: InferenceMAX draws evenly from 0.8 up to it
+NOMINAL = 1.0  # aiconfigurator's own benchmark has equal lengths
 ENGINES = {"vllm_0_19": "vllm", "sglang_0_5": "sglang", "trtllm_1_0": "trtllm"}
 
 
@@ -42,8 +39,14 @@ ENGINES = {"vllm_0_19": "vllm", "sglang_0_5": "sglang", "trtllm_1_0": "trtllm"}
 class Source:
     """The points of an entry: of these checkpoints, in this precision, on this server.
 
-    `described` is the model in words, with its weights. With `host_on_several` that is the host
-    of more than one device.
+    Attributes:
+        described: The model in words, with its weights.
+        host_on_several: The host of more than one device; None: `host`.
+        length: The mean length of prompts and answers, as a share of the nominal one.
+        has_experts_apart: Whether each device has whole experts, as many as all others. It reads
+            and computes as much as with a slice of all, which is predicted, if they are chosen
+            equally often.
+        read: Settings whose times were read before, by their names; they are not asked.
     """
 
     model: str
@@ -53,6 +56,17 @@ class Source:
     described: str
     systems: Mapping[str, str] = field(default_factory=lambda: SYSTEMS)
     host_on_several: str | None = None
+    length: float = MEAN_LENGTH
+    has_experts_apart: bool = False
+    read: Sequence[str] = ()
+
+    @property
+    def level(self) -> str:
+        """What is computed of a setting, in words."""
+        return (
+            "executor.cost_model=analytic; the steady state: each user's prompt beside the decodes "
+            f"of the others once an answer, lengths of {self.length:g} of the nominal ones"
+        )
 
     def host_of(self, degree: int) -> Host:
         """Load the host of a server on `degree` devices."""
@@ -112,6 +126,30 @@ for _name in ("gpt_oss_120b", "minimax_m2_5", "kimi_k2_5"):
     ENTRIES[f"{_name}_h200"] = replace(
         ENTRIES[_name], systems={"h200_sxm": "h200"}, host_on_several="vllm_async"
     )
+# On a card that is known by its datasheet alone. Two of its points were read by mistake.
+ENTRIES["minimax_m2_5_b300"] = replace(
+    ENTRIES["minimax_m2_5"],
+    systems={"b300_sxm": "b300"},
+    host_on_several="vllm_async",
+    read=("4 x b300, 8192 + 1024 tokens, 128 users", "4 x b300, 1024 + 1024 tokens, 128 users"),
+)
+for _name in ("qwen3_5_397b", "deepseek_sglang"):
+    ENTRIES[f"{_name}_b300"] = replace(ENTRIES[_name], systems={"b300_sxm": "b300"})
+for _name in ("deepseek_sglang", "deepseek_trtllm"):
+    ENTRIES[f"{_name}_h200"] = replace(ENTRIES[_name], systems={"h200_sxm": "h200"})
+ENTRIES["gpt_oss_120b_trtllm"] = replace(
+    ENTRIES["gpt_oss_120b"], systems={"h200_sxm": "h200", "b200_sxm": "b200"}, host="trtllm_1_0"
+)
+ENTRIES["qwen3_235b_trtllm"] = Source(
+    "qwen3-235b-a22b",
+    "Qwen3-235B-A22B-FP8",
+    "fp8",
+    "trtllm_1_0",
+    "Qwen3-235B-A22B, weights and activations in 8 bits, each device with its own experts",
+    systems={"h100_sxm": "h100"},
+    length=NOMINAL,
+    has_experts_apart=True,
+)
 
 
 def main() -> None:
@@ -136,7 +174,7 @@ def main() -> None:
             "model": source.described,
             "cards": dict(source.systems),
             "host": " and ".join(filter(None, (source.host, source.host_on_several))),
-            "level": LEVEL,
+            "level": source.level,
         },
         "predicted": dict(predictions(source, options.file)),
     }
@@ -144,13 +182,24 @@ def main() -> None:
 
 
 def points_of(source: Source, file: Path, times: list[str]) -> pd.DataFrame:
-    """Read the settings of points without replicas or split experts, and their `times`."""
+    """Read the settings of points without replicas, and their `times`.
+
+    Experts are in slices on all devices, or apart on each if the source says so.
+    """
     table = pd.read_csv(file, usecols=[*ASKED, *SETTINGS, *times])
     is_model = table.model_path.str.contains(f"(?:{source.checkpoints})$")
     is_stored = table.precision.str.fullmatch(source.precision, na=False)
     is_served = (table.backend == ENGINES[source.host]) & (table["mode"] == "agg")
-    is_whole = (table.moe_ep_size == 1) & (table.attention_dp_size == 1)
-    return table[is_model & is_stored & is_served & is_whole & table.system.isin(source.systems)]
+    places_of_experts = 1
+    if source.has_experts_apart:
+        places_of_experts = table.tp_size
+    # aiconfigurator's own rows do not state replicas of attention.
+    is_one_copy = table.attention_dp_size.fillna(1) == 1
+    is_whole = (table.moe_ep_size == places_of_experts) & is_one_copy
+    points = table[is_model & is_stored & is_served & is_whole & table.system.isin(source.systems)]
+    names = [name_of(source, setting) for setting in points[SETTINGS].itertuples(index=False)]
+    was_read = pd.Series(names, points.index, dtype=object).isin(source.read)
+    return points[~was_read]
 
 
 def name_of(source: Source, setting: tuple[str, float, int, int, float]) -> str:
@@ -167,16 +216,24 @@ def predictions(source: Source, file: Path) -> Iterator[tuple[str, float]]:
         hardware = hardware.with_kernel(host.attention_kernel)
         cost = make_cost_model("analytic", source.spec, hardware, 2, Parallel(int(degree)))
         for setting in rows.itertuples(index=False, name=None):
-            yield name_of(source, setting), round(1e3 * token_time(cost, host, setting), 3)
+            yield (
+                name_of(source, setting),
+                round(1e3 * token_time(cost, host, setting, source.length), 3),
+            )
 
 
-def token_time(cost: CostModel, host: Host, setting: tuple[str, float, int, int, float]) -> float:
+def token_time(
+    cost: CostModel,
+    host: Host,
+    setting: tuple[str, float, int, int, float],
+    length: float = MEAN_LENGTH,
+) -> float:
     """Compute the mean seconds between tokens: a batch of decodes, and each other user's prompt
     beside them once an answer.
     """
     _, _, nominal_prompt, nominal_answer, users = setting
-    prompt = round(MEAN_LENGTH * nominal_prompt)
-    answer = round(MEAN_LENGTH * nominal_answer)
+    prompt = round(length * nominal_prompt)
+    answer = round(length * nominal_answer)
     decodes = {"num_decodes": int(users), "context": prompt + answer // 2}
     alone = make_batch(**decodes)
     beside = make_batch(prefill_tokens=prompt, **decodes)
