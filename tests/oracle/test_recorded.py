@@ -94,9 +94,16 @@ def _is_equal(first: Any, second: Any) -> bool:
         return bool(pd.isna(first) and pd.isna(second))
     try:
         pairs = zip(str(first).split(), str(second).split(), strict=True)
-        return all(math.isclose(float(one), float(two), rel_tol=RELATIVE) for one, two in pairs)
+        return all(_is_close(float(value), float(other)) for value, other in pairs)
     except ValueError:
         return str(first) == str(second)
+
+
+def _is_close(value: float, other: float) -> bool:
+    """Equal within the tolerance; the draws of a value that does not exist are all NaN."""
+    if math.isnan(value) or math.isnan(other):
+        return math.isnan(value) and math.isnan(other)
+    return math.isclose(value, other, rel_tol=RELATIVE)
 
 
 LONGEST = float(os.environ.get("ORACLE_SECONDS", "inf"))
