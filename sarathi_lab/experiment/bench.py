@@ -12,9 +12,9 @@ import numpy as np
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import KINDS
 from sarathi_lab.executor.simulated.drawn_times import (
-    NUM_DRAWN_RUNS,
     SHAPES_OF_BATCHES,
     SHAPES_OF_RUN,
+    VARIANTS,
     DrawnTimes,
     Values,
     own_deviation,
@@ -282,12 +282,12 @@ class CostBench(Bench):
         return {name: of_scenario[name] / of_baseline[name] for name in COMPARED}
 
     def _compared(self, scenario: Scenario) -> Mapping[str, Estimate]:
-        """Serve a scenario in every draw, and return the quantities that are `COMPARED`."""
+        """Serve a scenario in every variant, and return the quantities that are `COMPARED`."""
         if scenario not in self._served:
-            # Each draw is served anew: other times may admit requests in other iterations.
+            # Each variant serves all requests: other times may admit requests in other iterations.
             runs = [self.served(scenario)]
-            for number in range(1, 1 + NUM_DRAWN_RUNS):
-                runs.append(self._serve(scenario, self._drawn.iteration_time_of(number)))
+            for variant in VARIANTS:
+                runs.append(self._serve(scenario, self._drawn.iteration_time_of(variant)))
             estimates = {}
             for name in COMPARED:
                 values = np.array([getattr(run, name) for run in runs])

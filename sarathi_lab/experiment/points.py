@@ -12,7 +12,13 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.executor.simulated.drawn_times import SHAPES_OF_BATCHES, Values, own_deviation
+from sarathi_lab.executor.simulated.drawn_times import (
+    AS_STATED,
+    SHAPES_OF_BATCHES,
+    CostVariant,
+    Values,
+    own_deviation,
+)
 from sarathi_lab.results.intervals import (
     Ends,
     Interval,
@@ -152,14 +158,14 @@ class Part:
     Attributes:
         make: Yields them; its arguments are a bench, and `arguments` and `sizes`.
         seed: Of the requests of the first round, after the bench; None where none are drawn.
-        draw: Of the cost model's constants, in a simulation under load (`executor.draw`).
+        variant: Of the cost model, in a simulation under load.
     """
 
     make: Callable[..., Iterable[Point]]
     arguments: Sequence[object] = ()
     sizes: Mapping[str, object] = field(default_factory=dict)
     seed: int | None = None
-    draw: int = 0
+    variant: CostVariant = AS_STATED
 
     def points(self, bench: object, number: int = 0) -> list[Point]:
         """Return the points of the round of a `number`, of the kind of bench that `make` takes."""
@@ -212,8 +218,7 @@ def table_of(
         samples: Of each point, a value a round.
         max_spread: See `median_of`.
         is_series: See `ends_of_median`.
-        drawn: The same rounds in draws of the cost model's constants, then with each of
-            `SHAPES_OF_BATCHES` slower.
+        drawn: The same rounds in each of the `VARIANTS` of the cost model.
     """
     columns = dict.fromkeys([*POINT, *OF_SAMPLES])
     if drawn:

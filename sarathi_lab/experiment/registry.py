@@ -21,7 +21,7 @@ from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import imported, load_option, read_yaml
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.drawn_times import NUM_DRAWN_RUNS, NUM_DRAWS
+from sarathi_lab.executor.simulated.drawn_times import AS_STATED, VARIANTS, CostVariant
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.tables import read_tables
 from sarathi_lab.experiment.points import Part, Point, predicted_table
@@ -237,8 +237,8 @@ class SimulatedJob:
 
     Attributes:
         method: COUNTED where batches are counted instead of served.
-        num_draws: Of the cost model's constants, in which requests that arrive over time are
-            served, too; single batches have all of them always.
+        is_varied: Requests that arrive over time are served in each of the `VARIANTS` of the cost
+            model, too; single batches have all of them always.
     """
 
     experiment: Experiment
@@ -248,27 +248,26 @@ class SimulatedJob:
     method: str = ""
     make_policy: MakePolicy = no_policy
     seed: int = 0
-    num_draws: int = 0
+    is_varied: bool = False
 
     @property
     def parts(self) -> list[Part]:
-        """What is simulated: each part as it is, then in every draw of the constants, and with each
-        shape of batches slower by the error of its own.
-        """
-        draws = list(range(1 + self.num_draws))
-        if self.num_draws:
-            draws += range(1 + NUM_DRAWS, 1 + NUM_DRAWN_RUNS)
-        drawn_parts = []
+        """What is simulated: each part with the cost model as stated, then in its variants."""
+        variants = [AS_STATED]
+        if self.is_varied:
+            variants += VARIANTS
+        varied_parts = []
         for part in self.experiment.parts(self.spec, self.sizes):
-            for draw in draws:
-                drawn_parts.append(replace(part, draw=draw))
-        return drawn_parts
+            for variant in variants:
+                varied_parts.append(replace(part, variant=variant))
+        return varied_parts
 
-    def drawn(self, draw: int) -> Self:
-        """Return the job in a draw of the cost model's constants."""
-        if draw == 0:
+    def in_variant(self, variant: CostVariant) -> Self:
+        """Return the job in a variant of the cost model."""
+        if variant == AS_STATED:
             return self
-        return replace(self, backend=replace(self.backend, draw=draw))
+        backend = replace(self.backend, draw=variant.draw, slower_shape=variant.slower_shape)
+        return replace(self, backend=backend)
 
     @property
     def labels(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.executor.simulated.cost_model import MEASURED_KERNELS
+from sarathi_lab.executor.simulated.drawn_times import CostVariant
 from sarathi_lab.experiment.points import Part, Point
 from sarathi_lab.experiment.registry import SimulatedJob
 from sarathi_lab.results import load
@@ -67,7 +68,8 @@ def _title(jobs: Sequence[SimulatedJob]) -> str:
     return f"computing {computed} with {models_in_words}"
 
 
-Benches = dict[tuple[str, str, int], object]  # by device, experiment and draw
+# By device, experiment and variant of the cost model.
+Benches = dict[tuple[str, str, CostVariant], object]
 _BENCHES: dict[str, Benches] = {}  # of the last call of `simulate` in this process
 
 
@@ -83,10 +85,10 @@ def _points(call: str, number: int, job: SimulatedJob, part: Part) -> tuple[int,
     name = job.experiment.name
     if job.experiment.shares_bench:
         name = ""
-    key = (job.device, name, part.draw)
+    key = (job.device, name, part.variant)
     if key not in benches:
-        drawn = job.drawn(part.draw)
-        benches[key] = job.experiment.bench(drawn)
+        varied = job.in_variant(part.variant)
+        benches[key] = job.experiment.bench(varied)
     points = part.points(benches[key])
     return number, points
 

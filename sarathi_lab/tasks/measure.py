@@ -21,7 +21,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.drawn_times import NUM_DRAWS
+from sarathi_lab.executor.simulated.drawn_times import NUM_DRAWS, VARIANTS
 from sarathi_lab.experiment.recorded import paper
 from sarathi_lab.experiment.registry import (
     CATALOG,
@@ -127,7 +127,8 @@ class Measure(Task):
         # The draws are further parts of each round; other points have all draws in any case.
         if not declared.is_in_rounds:
             self._refuse("draws", f"is for requests under load, and {declared.name} has all draws")
-        refuse_unread(backend, ["draw"], ": the experiment draws; use task.draws", "executor.")
+        unread = ": the experiment takes all of them; use task.draws"
+        refuse_unread(backend, ["draw", "slower_shape"], unread, "executor.")
         if declared.has_paper:
             self._refuse(
                 "setup", "is for measuring: the paper's figures are recomputed at its sizes"
@@ -156,7 +157,10 @@ class Measure(Task):
             )
         jobs = self.jobs(cfg, backend)
         for job in jobs:
-            declared.check_simulated(job.drawn(self.draws).backend, job.spec, job.sizes)
+            checked_job = job
+            if job.is_varied:
+                checked_job = job.in_variant(VARIANTS[0])  # which needs the errors of all kinds
+            declared.check_simulated(checked_job.backend, job.spec, job.sizes)
         return jobs
 
     def _check_as_paper(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
@@ -408,7 +412,7 @@ class Measure(Task):
                 sizes,
                 make_policy=partial(policy_of, cfg),
                 seed=int(cfg.seed),
-                num_draws=self.draws,
+                is_varied=self.draws > 0,
             )
             jobs.append(job)
         return jobs

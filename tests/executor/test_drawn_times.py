@@ -20,6 +20,7 @@ from sarathi_lab.executor.simulated.drawn_times import (
     NUM_DRAWS,
     SHARED,
     SIGNS,
+    CostVariant,
     DrawnTimes,
     own_deviation,
     shape_of,
@@ -106,21 +107,23 @@ def test_a_draw_scales_the_times_that_a_simulation_has():
     all_draws = DrawnTimes(cost).iteration_time(hybrid)
     assert all_draws[0] == pytest.approx(cost.iteration_time(hybrid))
     for draw in (1, NUM_DRAWS):
-        seconds = DrawnTimes(cost).iteration_time_of(draw)(hybrid)
+        seconds = DrawnTimes(cost).iteration_time_of(CostVariant(draw))(hybrid)
         assert seconds == pytest.approx(all_draws[draw])
     stages = SimulatedBackend(A100, pipeline_parallel=2).cost_of(SPEC)
-    drawn_stages = DrawnTimes(stages).stage_times_of(1, stages.stage_times)(hybrid)
+    first = CostVariant(draw=1)
+    drawn_stages = DrawnTimes(stages).stage_times_of(first, stages.stage_times)(hybrid)
     ratios = np.divide(drawn_stages, stages.stage_times(hybrid))
     assert ratios[0] == pytest.approx(ratios[1])
     # What a shape errs by alone leaves out the way between stages, of which the error is shared.
-    larger = DrawnTimes(stages).stage_times_of(10, stages.stage_times)(hybrid)
+    slower = CostVariant(slower_shape="to-512")
+    larger = DrawnTimes(stages).stage_times_of(slower, stages.stage_times)(hybrid)
     in_one_stage = own_deviation(DrawnTimes(cost).iteration_time(hybrid))
     assert math.log(larger[0] / stages.stage_times(hybrid)[0]) == pytest.approx(in_one_stage)
     # A batch's way through both stages errs as the sum of its operations does.
-    drawn_send = DrawnTimes(stages).send_time_of(1, stages.send_time)(hybrid)
+    drawn_send = DrawnTimes(stages).send_time_of(first, stages.send_time)(hybrid)
     assert drawn_send != stages.send_time(hybrid)
     in_both = sum(drawn_stages) + drawn_send
-    assert in_both == pytest.approx(DrawnTimes(stages).iteration_time_of(1)(hybrid))
+    assert in_both == pytest.approx(DrawnTimes(stages).iteration_time_of(first)(hybrid))
 
 
 def test_a_run_averages_the_errors_that_shapes_have_alone():
@@ -129,10 +132,11 @@ def test_a_run_averages_the_errors_that_shapes_have_alone():
     own = own_deviation(drawn.iteration_time(prompts))
     assert own_deviation(drawn.iteration_time(prompts), 4) == pytest.approx(own / 2)
     # Each shape of a run's batches is slower by itself.
-    slower_decodes, slower_prompts = map(drawn.iteration_time_of, (9, 10))
+    slower_decodes = drawn.iteration_time_of(CostVariant(slower_shape="decodes"))
+    slower_prompts = drawn.iteration_time_of(CostVariant(slower_shape="to-512"))
     assert math.log(slower_prompts(prompts)) == pytest.approx(own)
     assert slower_prompts(decodes) == ToyCost().iteration_time(decodes) < slower_decodes(decodes)
-    stages = drawn.stage_times_of(10, lambda batch: [0.5, 0.5])
+    stages = drawn.stage_times_of(CostVariant(slower_shape="to-512"), lambda batch: [0.5, 0.5])
     assert sum(stages(prompts)) == pytest.approx(slower_prompts(prompts))
     of_tokens = [shape_of(make_batch(prefill_tokens=tokens)) for tokens in (512, 513, 2049)]
     assert of_tokens == ["to-512", "to-2048", "larger"]
@@ -157,7 +161,16 @@ def test_without_a_stated_error_there_is_no_interval():
     with pytest.raises(UserError, match=r"none of attention; .*hardware.uncertainty.attention=0.1"):
         SimulatedBackend(unknown, draw=1).check(SPEC, kv_tokens=16)
 
+    with pytest.raises(UserError, match=r"executor.slower_shape=decodes: .* none of attention"):
+        SimulatedBackend(unknown, slower_shape="decodes").check(SPEC, kv_tokens=16)
 
-def test_there_is_no_thirteenth_draw():
-    with pytest.raises(UserError, match=r"executor.draw=13.*use 1 to 12"):
-        SimulatedBackend(A100, draw=13)
+
+def test_a_run_has_a_draw_or_a_slower_shape():
+    with pytest.raises(
+        UserError, match=r"executor.draw=9.*use 1 to 8.*executor.slower_shape=decodes"
+    ):
+        SimulatedBackend(A100, draw=9)
+    with pytest.raises(UserError, match=r"executor.slower_shape=to-51 is unknown .*to-512"):
+        SimulatedBackend(A100, slower_shape="to-51")
+    with pytest.raises(UserError, match=r"draw=1 and .*slower_shape=larger: .*slower_shape=null"):
+        SimulatedBackend(A100, draw=1, slower_shape="larger")

@@ -18,7 +18,11 @@ from sarathi_lab.executor.simulated.attention_calls import caution_of
 from sarathi_lab.executor.simulated.cost_model import MEASURED_KERNELS, CostModel, make_cost_model
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.drawn_times import (
-    NUM_DRAWN_RUNS,
+    AS_STATED,
+    NUM_DRAWS,
+    SHAPES_OF_BATCHES,
+    BatchShape,
+    CostVariant,
     DrawnTimes,
     IterationTime,
     StageTimes,
@@ -90,8 +94,8 @@ class SimulatedBackend:
             "w8a8" they are integers of 8 bits, in "nvfp4" numbers of 4. In "int4" (AWQ, GPTQ),
             "int8" and "mxfp4" (experts), and on hardware without such products, weights are stored
             so, and products computed in the type of the rest.
-        draw: From 1 to 8 the constants of the cost model err within its errors (`DrawnTimes`), from
-            9 to 12 batches of one of `SHAPES_OF_BATCHES` by the error of their own; 0: none does.
+        draw: Which draw of the cost model's constants within its errors (`DrawnTimes`); 0: none.
+        slower_shape: Which of `SHAPES_OF_BATCHES` is slower by the error that it has alone.
         slowdown: Factor on the times of iterations that are served, such as 1.36 for a card whose
             kernels all take 36 % longer than predicted. Single predictions are without it.
     """
@@ -112,8 +116,12 @@ class SimulatedBackend:
         0,
         name="executor.draw",
         minimum=0,
-        maximum=NUM_DRAWN_RUNS,
-        fix=f"use 1 to {NUM_DRAWN_RUNS}, or 0 for the constants as they are stated",
+        maximum=NUM_DRAWS,
+        fix=f"use 1 to {NUM_DRAWS}, or 0 for the constants as they are stated; a shape of batches "
+        f"is slower with executor.slower_shape={SHAPES_OF_BATCHES[0]}",
+    )
+    slower_shape: BatchShape | None = one_of(
+        None, name="executor.slower_shape", valid=SHAPES_OF_BATCHES
     )
     slowdown: float = number(1.0, above=0, fix="use a factor such as 1.36")
 
@@ -125,6 +133,11 @@ class SimulatedBackend:
         check_fields(self)
         self._refuse_host_of_other_makers()
         _ = self.parallel, self.attending  # checks the degrees and the kernel
+        if self.draw and self.slower_shape is not None:
+            raise UserError(
+                f"executor.draw={self.draw} and executor.slower_shape={self.slower_shape}: a run "
+                "shows one error at a time; use executor.draw=0 or executor.slower_shape=null"
+            )
         self._refuse_unread_rates()
         if self.host.is_stated and self.num_stages > 1:
             raise UserError(
@@ -173,6 +186,11 @@ class SimulatedBackend:
         return f"simulated {self.hardware.name}{spread}"
 
     @property
+    def variant(self) -> CostVariant:
+        """What of the cost model errs in this backend's runs."""
+        return CostVariant(self.draw, self.slower_shape)
+
+    @property
     def request_time(self) -> float:
         return self.host.request
 
@@ -215,7 +233,7 @@ class SimulatedBackend:
         one without the errors that are drawn. Host memory is unlimited.
         """
         cost = self.cost_of(spec)
-        if self.draw:
+        if self.variant != AS_STATED:
             self._require_errors(cost)
         held = self._held(spec)
         check_room(held, self.hardware, self.dtype_bytes, self.parallel, kv_tokens, window_pool)
@@ -225,12 +243,15 @@ class SimulatedBackend:
         unknown = [kind for kind, error in cost.uncertainty.items() if math.isnan(error)]
         if not unknown:
             return
-        fix = "use executor.draw=0 and task.draws=0"
+        fix = "use executor.draw=0, executor.slower_shape=null and task.draws=0"
+        setting = f"executor.draw={self.draw}"
+        if self.slower_shape is not None:
+            setting = f"executor.slower_shape={self.slower_shape}"
         if self.cost_model == "analytic" and unknown[0] in self.hardware.uncertainty:
             fix = f"state it, such as hardware.uncertainty.{unknown[0]}=0.1, or {fix}"
         raise UserError(
-            f"executor.draw={self.draw}: constants err by the errors that the cost model states, "
-            f"and it states none of {', '.join(unknown)}; {fix}"
+            f"{setting}: times err by the errors that the cost model states, and it states none of "
+            f"{', '.join(unknown)}; {fix}"
         )
 
     def peaks(self) -> Peaks:
@@ -276,6 +297,12 @@ class SimulatedBackend:
             cautions.append(
                 f"executor.draw={self.draw}: the cost model's constants are off by errors of this "
                 "size, to show what they may change; the values are no prediction"
+            )
+        if self.slower_shape is not None:
+            cautions.append(
+                f"executor.slower_shape={self.slower_shape}: batches of this shape are slower by "
+                "the error that the shape has alone, to show what it may change; the values are no "
+                "prediction"
             )
         hardware = self.attending
         within = hardware.causal_efficiency
@@ -410,16 +437,16 @@ class SimulatedBackend:
         if self.num_stages > 1:
             stage_times: StageTimes = cost.stage_times
             send_time: IterationTime = cost.send_time
-            if self.draw:
+            if self.variant != AS_STATED:
                 drawn = DrawnTimes(cost)
-                stage_times = drawn.stage_times_of(self.draw, stage_times)
-                send_time = drawn.send_time_of(self.draw, send_time)
+                stage_times = drawn.stage_times_of(self.variant, stage_times)
+                send_time = drawn.send_time_of(self.variant, send_time)
             return PipelineExecutor(
                 self.num_stages, self._slowed_stages(stage_times), self.slowed(send_time)
             )
         iteration_time: IterationTime = cost.iteration_time
-        if self.draw:
-            iteration_time = DrawnTimes(cost).iteration_time_of(self.draw)
+        if self.variant != AS_STATED:
+            iteration_time = DrawnTimes(cost).iteration_time_of(self.variant)
         return SimulatedExecutor(self.slowed(iteration_time), self.host)
 
     def slowed(self, iteration_time: IterationTime) -> IterationTime:

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +37,10 @@ RIDGE = 256  # tokens from which a product is bound by arithmetic on these GPUs,
 DEVIATION = math.sqrt(math.pi / 2)
 SHARED = 0.5  # of an error's variance: what shapes have in common, beside what each has alone
 SHAPES_OF_RUN = 4  # that most of a run of requests consists of
-# The shapes of a run of requests: batches of decodes, and those with prompts by their most tokens.
-# Chunks of two policies with one budget share a shape; chunks and whole prompts do not.
-DECODES = "decodes"
-MOST_TOKENS = {"to-512": 512, "to-2048": 2048, "larger": math.inf}
-SHAPES_OF_BATCHES = (DECODES, *MOST_TOKENS)
-# Requests are served anew in each draw, then with each of these shapes slower by its own error.
-NUM_DRAWN_RUNS = NUM_DRAWS + len(SHAPES_OF_BATCHES)
+# The shapes of a run of requests: batches of decodes alone, and batches with prompts by their most
+# tokens. Chunks of two policies with one budget share a shape; chunks and whole prompts do not.
+BatchShape = Literal["decodes", "to-512", "to-2048", "larger"]
+SHAPES_OF_BATCHES: tuple[BatchShape, ...] = get_args(BatchShape)
 OF_COMMUNICATION = 1.0  # which was compared with nothing: off by a factor of two in the mean
 PAIR = np.array([[1, 1], [1, -1]])
 # A row a draw, a column a constant; the first column of the Hadamard matrix is left out.
@@ -56,6 +54,27 @@ BETWEEN_STAGES = "send"  # which occupies no stage
 IterationTime = Callable[[Batch], float]
 StageTimes = Callable[[Batch], list[float]]
 Values = NDArray[np.float64]  # the undrawn value, then those of the draws
+
+
+@dataclass(frozen=True)
+class CostVariant:
+    """A cost model as it is stated, with one draw of its constants, or with one shape of batches
+    slower.
+
+    Attributes:
+        draw: Which of the `NUM_DRAWS` draws of the constants, from 1; 0: none.
+        slower_shape: The shape whose batches are slower by the error that this shape has alone.
+    """
+
+    draw: int = 0
+    slower_shape: BatchShape | None = None
+
+
+AS_STATED = CostVariant()
+DRAWS = tuple(CostVariant(draw=draw) for draw in range(1, 1 + NUM_DRAWS))
+SLOWER_SHAPES = tuple(CostVariant(slower_shape=shape) for shape in SHAPES_OF_BATCHES)
+# Requests are served again with each of them. Recorded tables have their values in this order.
+VARIANTS = (*DRAWS, *SLOWER_SHAPES)
 
 
 class PredictedTimes(Protocol):
@@ -96,22 +115,20 @@ class DrawnTimes:
         """Return the seconds of a batch."""
         return sum(self.operation_times(batch).values(), np.zeros(1 + NUM_DRAWS))
 
-    def iteration_time_of(self, draw: int) -> IterationTime:
-        """Return the function of a batch's seconds in one draw, from 1, or after the
-        draws with one of `SHAPES_OF_BATCHES` slower.
-        """
-        if draw > NUM_DRAWS:
-            return partial(self._slower_time, _slower_shape(draw))
+    def iteration_time_of(self, variant: CostVariant) -> IterationTime:
+        """Return the function of a batch's seconds in a variant."""
+        if variant.slower_shape is not None:
+            return partial(self._slower_time, variant.slower_shape)
+        return partial(self._drawn_time, variant.draw)
 
-        def iteration_time(batch: Batch) -> float:
-            seconds = 0.0
-            for name, undrawn in self._cost.operation_times(batch).items():
-                seconds += undrawn * float(self._factors(name, batch)[draw])
-            return seconds
+    def _drawn_time(self, draw: int, batch: Batch) -> float:
+        """Return the seconds of a batch in one draw."""
+        seconds = 0.0
+        for name, undrawn in self._cost.operation_times(batch).items():
+            seconds += undrawn * float(self._factors(name, batch)[draw])
+        return seconds
 
-        return iteration_time
-
-    def _slower_time(self, shape: str, batch: Batch) -> float:
+    def _slower_time(self, shape: BatchShape, batch: Batch) -> float:
         """Return the seconds of a batch where batches of one shape are slower."""
         seconds = sum(self._cost.operation_times(batch).values())
         return _own_factor(shape, batch, self.iteration_time) * seconds
@@ -122,41 +139,46 @@ class DrawnTimes:
         times.pop(BETWEEN_STAGES, None)
         return sum(times.values(), np.zeros(1 + NUM_DRAWS))
 
-    def stage_times_of(self, draw: int, stage_times: StageTimes) -> StageTimes:
-        """Return the function of a batch's seconds by stage in one draw, all of which err alike."""
-        if draw > NUM_DRAWS:
-            shape = _slower_shape(draw)
+    def stage_times_of(self, variant: CostVariant, stage_times: StageTimes) -> StageTimes:
+        """Return the function of a batch's seconds by stage in a variant, in which all stages err
+        alike.
+        """
+        if variant.slower_shape is not None:
+            return partial(self._slower_stages, variant.slower_shape, stage_times)
+        return partial(self._drawn_stages, variant.draw, stage_times)
 
-            def slower(batch: Batch) -> list[float]:
-                factor = _own_factor(shape, batch, self._in_stages)
-                return [factor * seconds for seconds in stage_times(batch)]
+    def _drawn_stages(self, draw: int, stage_times: StageTimes, batch: Batch) -> list[float]:
+        """Return the seconds of a batch by stage in one draw."""
+        undrawn_seconds = 0.0
+        drawn_seconds = 0.0
+        for name, seconds in self._cost.operation_times(batch).items():
+            if name == BETWEEN_STAGES:
+                continue
+            undrawn_seconds += seconds
+            drawn_seconds += seconds * float(self._factors(name, batch)[draw])
+        factor = drawn_seconds / undrawn_seconds
+        return [factor * seconds for seconds in stage_times(batch)]
 
-            return slower
+    def _slower_stages(
+        self, shape: BatchShape, stage_times: StageTimes, batch: Batch
+    ) -> list[float]:
+        """Return the seconds of a batch by stage where batches of one shape are slower."""
+        factor = _own_factor(shape, batch, self._in_stages)
+        return [factor * seconds for seconds in stage_times(batch)]
 
-        def drawn(batch: Batch) -> list[float]:
-            undrawn_seconds = 0.0
-            drawn_seconds = 0.0
-            for name, seconds in self._cost.operation_times(batch).items():
-                if name == BETWEEN_STAGES:
-                    continue
-                undrawn_seconds += seconds
-                drawn_seconds += seconds * float(self._factors(name, batch)[draw])
-            factor = drawn_seconds / undrawn_seconds
-            return [factor * seconds for seconds in stage_times(batch)]
-
-        return drawn
-
-    def send_time_of(self, draw: int, send_time: IterationTime) -> IterationTime:
-        """Return the function of a batch's seconds between two stages in one draw."""
-        if draw > NUM_DRAWS:  # a link has few shapes, and its error is shared
+    def send_time_of(self, variant: CostVariant, send_time: IterationTime) -> IterationTime:
+        """Return the function of a batch's seconds between two stages in a variant."""
+        if variant.slower_shape is not None:  # a link has few shapes, and its error is shared
             return send_time
+        return partial(self._drawn_send, variant.draw, send_time)
 
-        def drawn(batch: Batch) -> float:
-            return send_time(batch) * float(self._factors(BETWEEN_STAGES, batch)[draw])
-
-        return drawn
+    def _drawn_send(self, draw: int, send_time: IterationTime, batch: Batch) -> float:
+        """Return the seconds of a batch between two stages in one draw."""
+        factor = self._factors(BETWEEN_STAGES, batch)[draw]
+        return send_time(batch) * float(factor)
 
     def _factors(self, name: str, batch: Batch) -> Values:
+        """Return by what each draw multiplies the seconds of an operation of a batch."""
         if name == EXPERTS:
             return self._experts.factors(batch.num_tokens)
         if name in PRODUCTS:
@@ -170,27 +192,28 @@ class DrawnTimes:
         return self._others.factors(1)
 
 
-def _own_factor(shape: str, batch: Batch, values_of: Callable[[Batch], Values]) -> float:
-    """Return by what the error of a shape multiplies the seconds of a batch, of which `values_of`
-    returns those that err.
+def _own_factor(shape: BatchShape, batch: Batch, values_of: Callable[[Batch], Values]) -> float:
+    """Return by what the error of a shape multiplies the seconds of a batch: 1 for other shapes.
+
+    Args:
+        shape: Whose batches are slower.
+        batch: A batch of any shape.
+        values_of: Gives the seconds of a batch and of its draws, which tell the size of the error.
     """
     if shape != shape_of(batch):
         return 1.0
     return math.exp(own_deviation(values_of(batch)))
 
 
-def _slower_shape(draw: int) -> str:
-    """Return which of `SHAPES_OF_BATCHES` is slower in a run after the draws."""
-    return SHAPES_OF_BATCHES[draw - NUM_DRAWS - 1]
-
-
-def shape_of(batch: Batch) -> str:
+def shape_of(batch: Batch) -> BatchShape:
     """Return which of `SHAPES_OF_BATCHES` a batch has."""
     if not batch.num_prefill_tokens:
-        return DECODES
-    return next(
-        shape for shape, max_tokens in MOST_TOKENS.items() if batch.num_tokens <= max_tokens
-    )
+        return "decodes"
+    if batch.num_tokens <= 512:
+        return "to-512"
+    if batch.num_tokens <= 2048:
+        return "to-2048"
+    return "larger"
 
 
 class _Kind:
@@ -203,12 +226,16 @@ class _Kind:
         self.factors = cache(self._factors)  # a run has few numbers of tokens
 
     def _factors(self, num_tokens: int) -> Values:
-        share = num_tokens / (num_tokens + RIDGE)
-        if np.array_equal(self._large, self._small):
-            logarithms = self._large
-        else:  # the two have the variance of one
-            logarithms = math.sqrt(share) * self._large + math.sqrt(1 - share) * self._small
-        return np.concatenate([[1.0], np.exp(logarithms)])
+        logarithms = self._large  # [NUM_DRAWS]
+        if not np.array_equal(self._large, self._small):
+            # Independent errors add their variances: with roots of the shares as weights the sum
+            # has the variance of one of the two.
+            share_of_large = num_tokens / (num_tokens + RIDGE)
+            of_large = math.sqrt(share_of_large) * self._large
+            of_small = math.sqrt(1 - share_of_large) * self._small
+            logarithms = of_large + of_small
+        undrawn = [1.0]
+        return np.concatenate([undrawn, np.exp(logarithms)])
 
 
 def own_deviation(values: Values, num_shapes: int = 1) -> float:
@@ -218,8 +245,11 @@ def own_deviation(values: Values, num_shapes: int = 1) -> float:
     """
     if len(values) == 1:  # it is exact
         return 0.0
-    shared = values[1:] - values[0]
+    undrawn = values[0]
+    draws = values[1:]
+    shared_errors = draws - undrawn
     if values.min() > 0:  # errors multiply
-        shared = np.log(values[1:] / values[0])
-    ratio_of_variances = (1 - SHARED) / SHARED / num_shapes
-    return math.sqrt(float(np.mean(shared**2)) * ratio_of_variances)
+        shared_errors = np.log(draws / undrawn)
+    shared_variance = float(np.mean(shared_errors**2))
+    own_variance = shared_variance * (1 - SHARED) / SHARED
+    return math.sqrt(own_variance / num_shapes)

@@ -21,7 +21,7 @@ from sarathi_lab.engine.request import Batch, Chunk, Queues, Request, SequenceSt
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import CostModel
-from sarathi_lab.executor.simulated.drawn_times import DrawnTimes
+from sarathi_lab.executor.simulated.drawn_times import AS_STATED, DrawnTimes
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.extensions.cluster.cluster import Link, Schedulers
@@ -222,11 +222,11 @@ class LockstepBackend(SimulatedBackend):
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         cost = self.cost_of(spec)
-        if not self.draw:
+        if self.variant == AS_STATED:
             return SimulatedExecutor(
                 self.slowed(lambda batch: iteration_time(cost, batch)), self.host
             )
-        drawn_time = DrawnTimes(cost).iteration_time_of(self.draw)
+        drawn_time = DrawnTimes(cost).iteration_time_of(self.variant)
 
         def drawn(batch: Batch) -> float:
             if not isinstance(batch, LockstepBatch):

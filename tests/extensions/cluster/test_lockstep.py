@@ -18,6 +18,7 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.drawn_times import BatchShape
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import Host
 from sarathi_lab.extensions.cluster.lockstep import (
@@ -93,17 +94,20 @@ def test_replicas_err_in_the_draws_of_the_cost_models_constants():
     sharing = Lockstep(num=2)
     hardware = replace(LINKED, uncertainty={"matmul": 0.1, "attention": 0.1})
 
-    def duration(draw: int) -> float:
-        backend = sharing.backend(SimulatedBackend(hardware, draw=draw), EXPERTS)
+    def duration(draw: int = 0, slower_shape: BatchShape | None = None) -> float:
+        varied = SimulatedBackend(hardware, draw=draw, slower_shape=slower_shape)
+        backend = sharing.backend(varied, EXPERTS)
         executor = backend.build(EXPERTS, None, Sizes(30, 4, 3))
         engine = EngineConfig(VllmV1(max_num_batched_tokens=16), cluster=sharing, **SIZES)
         return float(serve(requests_of((9, 4), (5, 3)), engine, executor).iterations().end.max())
 
-    of_decodes, of_prompts, larger = (duration(draw) / duration(0) for draw in (9, 10, 12))
-    assert duration(1) != duration(0)
-    assert of_decodes > 1
-    assert of_prompts > 1
-    assert larger == pytest.approx(1)  # no batch has as many tokens
+    as_stated = duration()
+    assert duration(draw=1) != as_stated
+    assert duration(slower_shape="decodes") > as_stated
+    assert duration(slower_shape="to-512") > as_stated
+    assert duration(slower_shape="larger") == pytest.approx(
+        as_stated
+    )  # no batch has as many tokens
 
 
 @given(st.integers(1, 500))
