@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from sarathi_lab.config.checked import check_fields, checked, flag, one_of, whole
 from sarathi_lab.config.errors import UserError, require_int
@@ -476,73 +476,6 @@ class Layers:
         if not names:
             return "layers that are not alike"
         return f"{' and '.join(names)} attention"
-
-    def complaint(self, spec: Any) -> str | None:
-        """Describe a contradiction with the other fields of `spec`, a `ModelSpec`."""
-        for name, count in (("attention", self.attention), ("ffn", self.ffn)):
-            if count is not None and count > spec.num_layers:
-                return f"layers.{name}={count} exceeds num_layers={spec.num_layers}"
-        attention = spec.num_attention_layers
-        linear = 0
-        if self.linear is not None:
-            linear = self.linear.num_layers
-        if linear > spec.num_layers - attention and not self.parallel:
-            return f"layers.linear.num_layers={linear} exceeds {spec.num_layers} - {attention}"
-        if self.window is not None and self.window.num_layers > attention:
-            return f"layers.window.num_layers={self.window.num_layers} exceeds {attention}"
-        if self.window is not None and self.latent:
-            return "layers.window is not counted with layers.latent"
-        if self.index is not None and not self.latent:
-            return "layers.index needs layers.latent"
-        if self.num_borrowing >= attention:
-            return f"layers.borrowing={self.num_borrowing} leaves no layer with keys and values"
-        if self.dense > spec.num_ffn_layers:
-            return f"layers.dense={self.dense} exceeds layers.ffn={spec.num_ffn_layers}"
-        if bool(self.dense) != bool(self.dense_ffn_size) or (self.dense and not spec.num_experts):
-            return f"layers.dense={self.dense} needs layers.dense_ffn_size and num_experts"
-        if self.latent and spec.num_kv_heads != spec.num_heads:
-            return f"num_kv_heads={spec.num_kv_heads} is not num_heads, which share the latents"
-        return None
-
-    def attention_flops(self, spec: Any, work: Work[AmountT]) -> tuple[AmountT, AmountT]:
-        """Compute the FLOPs of attention of `spec` for prompts and for decodes: 4 L n_heads d_head
-        per causal query-key pair, the products for scores and values, in layers with a window of
-        the pairs within it; latent attention's two forms, with the context of each chunk expanded
-        again; with an index, all of it in the absorbed form over what is selected, and scores of
-        all pairs; and of linear attention, a constant a token.
-        """
-        prompts = spec.num_full_layers * spec.heads.pair_flops
-        decodes = prompts
-        expanded: AmountT | int = 0
-        latent = self.latent
-        if latent is not None:
-            per_head = spec.num_full_layers * spec.num_heads
-            prompts = per_head * latent.expanded_flops(spec.head_size)
-            decodes = per_head * latent.absorbed_flops
-            size = latent.rank * latent.expanded_size(spec.num_heads, spec.head_size)
-            # Only latents are cached: each chunk expands those of the chunks before it again.
-            context = work.prefill_kv_tokens - work.num_prefill_tokens
-            expanded = 2 * spec.num_attention_layers * size * context
-        selected = 0
-        if self.index is not None:
-            # Prompts attend in the absorbed form, too: each of their tokens sees others.
-            selected = decodes
-            expanded = 0
-            prompts = decodes = spec.num_index_layers * self.index.pair_flops
-        elif self.window is not None:
-            selected = self.window.num_layers * spec.window_heads.pair_flops
-        token = 0
-        if self.linear is not None:
-            token = self.linear.num_layers * self.linear.token_flops
-        of_prompts = prompts * work.prefill_query_key_pairs + expanded
-        of_decodes = decodes * work.decode_kv_tokens
-        if selected:  # else the work may have no sums of windows
-            of_prompts = of_prompts + selected * work.window_pairs
-            of_decodes = of_decodes + selected * work.window_decode_kv_tokens
-        return (
-            of_prompts + token * work.num_prefill_tokens,
-            of_decodes + token * work.num_decode_tokens,
-        )
 
 
 ALIKE = Layers()

@@ -16,6 +16,8 @@ from sarathi_lab.model.layers import (
     AmountT,
     CachedWindow,
     HeadSizes,
+    Index,
+    Latent,
     Layers,
     Linear,
     Window,
@@ -150,11 +152,51 @@ class ModelSpec:
                 f"shared_expert_size={self.shared_expert_size} needs experts_per_token up to "
                 "num_experts"
             )
-        complaint = self.layers.complaint(self)
+        complaint = self._complaint_of_layers()
         if complaint is not None:
             return complaint
         if self.num_params > MAX_PARAMS:
             return f"it would have {self.num_params:.1e} parameters, of {MAX_PARAMS:.0e} at most"
+        return None
+
+    def _complaint_of_layers(self) -> str | None:
+        """Describe a contradiction between `layers` and the other fields."""
+        layers = self.layers
+        for name, count in (("attention", layers.attention), ("ffn", layers.ffn)):
+            if count is not None and count > self.num_layers:
+                return f"layers.{name}={count} exceeds num_layers={self.num_layers}"
+        complaint = self._complaint_of_attention()
+        if complaint is not None:
+            return complaint
+        if layers.dense > self.num_ffn_layers:
+            return f"layers.dense={layers.dense} exceeds layers.ffn={self.num_ffn_layers}"
+        has_dense = layers.dense > 0
+        has_dense_size = layers.dense_ffn_size > 0
+        if has_dense != has_dense_size or (has_dense and not self.num_experts):
+            return f"layers.dense={layers.dense} needs layers.dense_ffn_size and num_experts"
+        if layers.latent is not None and self.num_kv_heads != self.num_heads:
+            return f"num_kv_heads={self.num_kv_heads} is not num_heads, which share the latents"
+        return None
+
+    def _complaint_of_attention(self) -> str | None:
+        """Describe a contradiction between the kinds of attention of `layers`."""
+        layers = self.layers
+        num_attention = self.num_attention_layers
+        if layers.linear is not None and not layers.parallel:
+            num_linear = layers.linear.num_layers
+            if num_linear > self.num_layers - num_attention:
+                return (
+                    f"layers.linear.num_layers={num_linear} exceeds {self.num_layers} - "
+                    f"{num_attention}"
+                )
+        if layers.window is not None and layers.window.num_layers > num_attention:
+            return f"layers.window.num_layers={layers.window.num_layers} exceeds {num_attention}"
+        if layers.window is not None and layers.latent is not None:
+            return "layers.window is not counted with layers.latent"
+        if layers.index is not None and layers.latent is None:
+            return "layers.index needs layers.latent"
+        if layers.num_borrowing >= num_attention:
+            return f"layers.borrowing={layers.num_borrowing} leaves no layer with keys and values"
         return None
 
     def require_runnable(self) -> None:
@@ -593,7 +635,7 @@ class ModelSpec:
     def flops(self, work: Work[AmountT]) -> AmountT:
         """All FLOPs of one iteration that no implementation can avoid: 2 per parameter and token in
         the layers (of the experts of those chosen) and per emitting row in the output head, and
-        those of `Layers.attention_flops`.
+        those of `attention_flops`.
         """
         num_tokens = work.num_prefill_tokens + work.num_decode_tokens
         params = self.num_linear_params
@@ -602,4 +644,63 @@ class ModelSpec:
             unused = self.num_experts - self.experts_per_token
             params -= self.num_expert_params * unused // self.num_experts
         linear = 2 * (params * num_tokens + self.lm_head.num_params * work.num_emits)
-        return linear + sum(self.layers.attention_flops(self, work))
+        return linear + sum(self.attention_flops(work))
+
+    def attention_flops(self, work: Work[AmountT]) -> tuple[AmountT, AmountT]:
+        """Compute the FLOPs of attention for prompts and for decodes: those of each causal
+        query-key pair, and of linear attention a constant a token.
+        """
+        layers = self.layers
+        if layers.index is not None and layers.latent is not None:
+            prompts, decodes = self._indexed_flops(layers.index, layers.latent, work)
+        elif layers.latent is not None:
+            prompts, decodes = self._latent_flops(layers.latent, work)
+        else:
+            prompts, decodes = self._head_flops(work)
+        if layers.linear is None:
+            return prompts, decodes
+        token_flops = layers.linear.num_layers * layers.linear.token_flops
+        prompts = prompts + token_flops * work.num_prefill_tokens
+        decodes = decodes + token_flops * work.num_decode_tokens
+        return prompts, decodes
+
+    def _head_flops(self, work: Work[AmountT]) -> tuple[AmountT, AmountT]:
+        """4 L n_heads d_head a pair, the products for scores and values; in layers with a window of
+        the pairs within it.
+        """
+        pair_flops = self.num_full_layers * self.heads.pair_flops
+        prompts = pair_flops * work.prefill_query_key_pairs
+        decodes = pair_flops * work.decode_kv_tokens
+        window = self.layers.window
+        if window is None:  # the work may have no sums of windows
+            return prompts, decodes
+        window_flops = window.num_layers * self.window_heads.pair_flops
+        prompts = prompts + window_flops * work.window_pairs
+        decodes = decodes + window_flops * work.window_decode_kv_tokens
+        return prompts, decodes
+
+    def _latent_flops(self, latent: Latent, work: Work[AmountT]) -> tuple[AmountT, AmountT]:
+        """Prompts attend to expanded keys and values, decodes to the latents (`Latent`)."""
+        num_heads = self.num_full_layers * self.num_heads  # of all layers
+        pair_flops = num_heads * latent.expanded_flops(self.head_size)
+        # Only latents are cached: each chunk expands those of the chunks before it again.
+        cached_tokens = work.prefill_kv_tokens - work.num_prefill_tokens
+        expansion_size = latent.rank * latent.expanded_size(self.num_heads, self.head_size)
+        expansion = 2 * self.num_attention_layers * expansion_size * cached_tokens
+        prompts = pair_flops * work.prefill_query_key_pairs + expansion
+        decodes = num_heads * latent.absorbed_flops * work.decode_kv_tokens
+        return prompts, decodes
+
+    def _indexed_flops(
+        self, index: Index, latent: Latent, work: Work[AmountT]
+    ) -> tuple[AmountT, AmountT]:
+        """The index scores all pairs; attention sees what it selects, in the absorbed form also for
+        prompts, as each of their tokens sees others.
+        """
+        score_flops = self.num_index_layers * index.pair_flops
+        selected_flops = self.num_full_layers * self.num_heads * latent.absorbed_flops
+        scores_of_prompts = score_flops * work.prefill_query_key_pairs
+        scores_of_decodes = score_flops * work.decode_kv_tokens
+        prompts = scores_of_prompts + selected_flops * work.window_pairs
+        decodes = scores_of_decodes + selected_flops * work.window_decode_kv_tokens
+        return prompts, decodes

@@ -101,16 +101,16 @@ def test_flops_of_prompts_and_decodes():
     chunk = make_batch(prefill_tokens=100, start=1000)
     pairs = 100 * 1000 + 5050
     expanded = 61 * (128 * 2 * (192 + 128) * pairs + 2 * 512 * 128 * 256 * 1000)
-    assert DEEPSEEK.layers.attention_flops(DEEPSEEK, chunk) == (expanded, 0)
+    assert DEEPSEEK.attention_flops(chunk) == (expanded, 0)
     decode = make_batch(num_decodes=1, context=1000)
     seen = decode.decode_kv_tokens
     absorbed = 61 * 128 * 2 * (576 + 512) * seen
-    assert DEEPSEEK.layers.attention_flops(DEEPSEEK, decode) == (0, absorbed)
+    assert DEEPSEEK.attention_flops(decode) == (0, absorbed)
     # Three products of [128] and [128, 128] in each of 32 heads, and a convolution of 8192 by 4.
     delta = 36 * 2 * (3 * 32 * 128 * 128 + 4 * 8192)
     attention = 12 * 4 * 16 * 256
-    assert QWEN.layers.attention_flops(QWEN, decode) == (0, attention * seen + delta)
-    assert QWEN.layers.attention_flops(QWEN, chunk) == (attention * pairs + 100 * delta, 0)
+    assert QWEN.attention_flops(decode) == (0, attention * seen + delta)
+    assert QWEN.attention_flops(chunk) == (attention * pairs + 100 * delta, 0)
     moved = QWEN.min_bytes(decode, 2) - replace(QWEN, layers=LESS).min_bytes(decode, 2)
     assert moved == 2 * QWEN.state_bytes(2) + 2 * 36 * (2048 * 12352 + 4096 * 2048)
 
