@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from sarathi_lab.engine.prefix_cache import PrefixCache
 from sarathi_lab.engine.request import Chunk, SequenceState
+from sarathi_lab.engine.window_blocks import WindowPool, extra_blocks
 from sarathi_lab.model.layers import CachedWindow, Window
 
 
@@ -25,8 +26,8 @@ class BlockManager:
             of tokens.
         window: What some layers see of a context. A sequence holds more blocks for them until the
             window is full; what leaves it comes back for the sequence's next tokens. Where windows
-            have a pool of their own (`CachedWindow.pool`), a sequence needs room in both; shared
-            prefixes save none of it.
+            have a pool of their own (`window_pool`), a sequence needs room in both; shared prefixes
+            save none of it.
     """
 
     num_blocks: int
@@ -36,24 +37,13 @@ class BlockManager:
     window: CachedWindow | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        # Blocks held beside those of the tokens, by their number, as long as a window fills.
-        self._extra_blocks = [self.state_blocks]
-        if self.window is not None:
-            share = self.window.share_of_blocks
-            self._extra_blocks = []
-            num_blocks_of_window = self.window.num_blocks(self.block_size)
-            for number in range(num_blocks_of_window + 1):
-                in_window = math.ceil(share * number)
-                self._extra_blocks.append(self.state_blocks + in_window)
+        self._extra_blocks = extra_blocks(self.state_blocks, self.window, self.block_size)
         # The most blocks that one token more can need.
         steps = [after - before for before, after in pairwise(self._extra_blocks)]
         self._most_a_token = 1 + max(steps, default=0)
-        # Of a pool for windows: the blocks that one fills, and those that are free.
-        self._blocks_of_window = 0
-        self.num_free_of_windows = 0
-        if self.window is not None and self.window.pool is not None:
-            self._blocks_of_window = self.window.num_blocks(self.block_size)
-            self.num_free_of_windows = self.num_blocks_of_windows
+        self.window_pool = WindowPool(
+            self.window, self.num_blocks, self.block_size, self.state_blocks
+        )
         self.prefix: PrefixCache | None = None
         if self.shares_prefixes:
             self.prefix = PrefixCache(self.num_blocks, self.block_size)
@@ -120,53 +110,19 @@ class BlockManager:
     def room_for(self, num_tokens: int) -> int:
         """Blocks of a cache that holds a sequence of `num_tokens`, in the pool of windows, too."""
         num_blocks = self.blocks_for(num_tokens)
-        if self.window is None or self.window.pool is None:
+        pool = self.window_pool
+        num_of_pool = pool.held_with(num_blocks)
+        if num_of_pool == 0:
             return num_blocks
-        of_windows = self._windowed(num_blocks)
-        room = max(num_blocks, math.floor(of_windows / self.window.pool))
+        room = max(num_blocks, math.floor(num_of_pool / pool.blocks_per_cache_block))
         # The pool has whole blocks, so that the quotient may be one too few.
-        while self._pool_of_windows(room) < of_windows:
+        while pool.size_beside(room) < num_of_pool:
             room += 1
         return room
 
-    @property
-    def num_blocks_of_windows(self) -> int:
-        """Blocks of the windows' pool; 0 without one."""
-        return self._pool_of_windows(self.num_blocks)
-
-    def _pool_of_windows(self, num_blocks: int) -> int:
-        """Blocks of the windows' pool beside a cache of `num_blocks`; 0 without one."""
-        if self.window is None or self.window.pool is None:
-            return 0
-        return int(self.window.pool * num_blocks)
-
     def window_blocks_for(self, num_tokens: int) -> int:
         """Blocks that a sequence of `num_tokens` holds in the windows' pool; 0 without one."""
-        return self._windowed(self.blocks_for(num_tokens))
-
-    def window_blocks_of(self, sequence: SequenceState) -> int:
-        """Blocks that `sequence` holds in the windows' pool; 0 without one."""
-        return self._windowed(len(sequence.block_ids))
-
-    def has_room_for_window(self, begun: Iterable[SequenceState]) -> bool:
-        """Whether the whole window of a new sequence has room in its pool, beside what the windows
-        of `begun` sequences still lack; True without a pool.
-        """
-        if self._blocks_of_window == 0:
-            return True
-        needed = self._blocks_of_window
-        for sequence in begun:
-            needed += self._blocks_of_window - self.window_blocks_of(sequence)
-        return needed <= self.num_free_of_windows
-
-    def _windowed(self, num_blocks: int) -> int:
-        """Blocks that a sequence with `num_blocks` holds in the pool of windows."""
-        of_tokens = max(0, num_blocks - self.state_blocks)
-        return min(of_tokens, self._blocks_of_window)
-
-    def _missing_in_window(self, held: int, num_blocks: int) -> int:
-        """Blocks of the pool of windows that a sequence needs to grow from `held` blocks."""
-        return self._windowed(num_blocks) - self._windowed(held)
+        return self.window_pool.held_with(self.blocks_for(num_tokens))
 
     def watermark_blocks(self, watermark: float) -> int:
         """Blocks that admission leaves free, the share `watermark` of all."""
@@ -175,28 +131,24 @@ class BlockManager:
     def can_hold(self, num_tokens: int, watermark: float = 0.0) -> bool:
         """Whether a new sequence of `num_tokens` tokens fits and leaves the `watermark` free."""
         num_blocks = self.blocks_for(num_tokens)
-        if self._windowed(num_blocks) > self.num_free_of_windows:
+        if self.window_pool.held_with(num_blocks) > self.window_pool.num_free:
             return False
         num_needed = num_blocks + self.watermark_blocks(watermark)
         return num_needed <= self.num_free
 
     def has_room_for_all(self, num_decodes: int) -> bool:
-        """Whether so many sequences could hold one token more, whatever they hold; False may be
-        wrong, but is told without a look at each.
+        """Whether so many sequences could hold one token more, with any blocks that they hold.
+
+        No sequence is looked at, so that False may be wrong.
         """
-        if self._blocks_of_window and num_decodes > self.num_free_of_windows:
+        pool = self.window_pool
+        if pool.blocks_of_window and num_decodes > pool.num_free:
             return False
         return num_decodes * self._most_a_token <= self.num_free
 
     def num_missing(self, sequence: SequenceState, num_tokens: int) -> int:
         """Blocks that `sequence` needs in addition to hold `num_tokens` tokens."""
         return max(0, self.blocks_for(num_tokens) - len(sequence.block_ids))
-
-    def num_missing_of_windows(self, sequence: SequenceState, num_tokens: int) -> int:
-        """Blocks of the windows' pool that `sequence` needs in addition; 0 without one."""
-        held = len(sequence.block_ids)
-        needed = held + self.num_missing(sequence, num_tokens)
-        return self._missing_in_window(held, needed)
 
     def have_room(self, sequences: Sequence[SequenceState]) -> bool:
         """Whether all `sequences` can hold their known tokens at a time."""
@@ -209,34 +161,35 @@ class BlockManager:
 
     def have_room_in_windows(self, sequences: Iterable[SequenceState], num_more: int = 0) -> bool:
         """Whether the windows' pool has room for `sequences` with `num_more` tokens each."""
-        if self._blocks_of_window == 0:
+        if self.window_pool.blocks_of_window == 0:
             return True
         num_missing = 0
         for sequence in sequences:
-            num_tokens = sequence.num_known + num_more
-            num_missing += self.num_missing_of_windows(sequence, num_tokens)
-        return num_missing <= self.num_free_of_windows
+            num_held = len(sequence.block_ids)
+            num_in_cache = self.num_missing(sequence, sequence.num_known + num_more)
+            num_missing += self.window_pool.missing(num_held, num_held + num_in_cache)
+        return num_missing <= self.window_pool.num_free
 
     def num_slots(self, sequence: SequenceState) -> int:
         """Tokens that `sequence` could compute next without an eviction."""
         num_blocks = self.num_free + len(sequence.block_ids)
-        in_window = self.window_blocks_of(sequence) + self.num_free_of_windows
-        if in_window < self._blocks_of_window:
-            num_blocks = min(num_blocks, self.state_blocks + in_window)
+        pool = self.window_pool
+        num_of_pool = pool.num_free + pool.held_by(sequence)
+        if num_of_pool < pool.blocks_of_window:  # its window can't fill
+            num_blocks = min(num_blocks, self.state_blocks + num_of_pool)
         return self.tokens_of(num_blocks) - sequence.num_computed
 
     def grow(self, sequence: SequenceState, num_tokens: int) -> bool:
         """Let `sequence` hold `num_tokens` tokens; False, with nothing changed, if it can't."""
-        held = sequence.block_ids
-        num_held = len(held)
+        block_ids = sequence.block_ids
+        num_held = len(block_ids)
         num_missing = self.blocks_for(num_tokens) - num_held
         if num_missing <= 0:
             return True  # mostly: tokens come one at a time
-        num_of_window = 0
-        if self._blocks_of_window:
-            num_of_window = self._missing_in_window(num_held, num_held + num_missing)
-            if num_of_window > self.num_free_of_windows:
-                return False
+        pool = self.window_pool
+        num_of_pool = pool.missing(num_held, num_held + num_missing)
+        if num_of_pool > pool.num_free:
+            return False
         num_to_evict = num_missing - len(self._returned) - self._num_untouched
         if num_to_evict > 0:
             if self.prefix is None or num_to_evict > len(self.prefix.unused):
@@ -245,9 +198,9 @@ class BlockManager:
         if num_missing > len(self._returned):
             self._touch(num_missing - len(self._returned))
         # From the end, the last one first: neighbours of a fresh cache, in their order.
-        held.extend(self._returned[: -num_missing - 1 : -1])
+        block_ids.extend(self._returned[: -num_missing - 1 : -1])
         del self._returned[-num_missing:]
-        self.num_free_of_windows -= num_of_window
+        pool.num_free -= num_of_pool
         return True
 
     def _touch(self, number: int) -> None:
@@ -296,11 +249,10 @@ class BlockManager:
             watermark: Share of all blocks that stays free.
         """
         num_taken = self.num_missing(sequence, num_tokens)
-        if self._blocks_of_window:
-            num_held = len(sequence.block_ids)
-            num_of_window = self._missing_in_window(num_held, num_held + num_taken)
-            if num_of_window > self.num_free_of_windows:
-                return False
+        num_held = len(sequence.block_ids)
+        num_of_pool = self.window_pool.missing(num_held, num_held + num_taken)
+        if num_of_pool > self.window_pool.num_free:
+            return False
         if self.prefix is not None and not sequence.block_ids:
             shared = self.prefix.find(sequence)
             # A shared block is not taken, unless it has no holder yet and counts as free.
@@ -325,12 +277,12 @@ class BlockManager:
         if self.prefix is not None:
             cached = self.prefix.find(sequence)
             self.prefix.share(sequence, cached)
-            self.num_free_of_windows -= self._windowed(len(sequence.block_ids))
+            self.window_pool.num_free -= self.window_pool.held_by(sequence)
         return self.grow(sequence, num_tokens)
 
     def free(self, sequence: SequenceState) -> None:
         """Take back all blocks of `sequence`, except shared ones."""
-        self.num_free_of_windows += self._windowed(len(sequence.block_ids))
+        self.window_pool.num_free += self.window_pool.held_by(sequence)
         if self.prefix is None:
             self._returned += sequence.block_ids[::-1]  # so that they are handed out in their order
         else:

@@ -178,11 +178,11 @@ class Scheduler:
                 f"{LARGER_CACHE}"
             )
         in_windows = blocks.window_blocks_for(num_tokens)
-        if in_windows > blocks.num_blocks_of_windows:
+        if in_windows > blocks.window_pool.num_blocks:
             raise UserError(
                 f"{named} can never fit the pool of layers with a window: it needs {in_windows} "
                 f"blocks of {blocks.block_size} tokens there, num_blocks={blocks.num_blocks} gives "
-                f"it {blocks.num_blocks_of_windows} and {blocks.room_for(num_tokens)} would do; "
+                f"it {blocks.window_pool.num_blocks} and {blocks.room_for(num_tokens)} would do; "
                 f"{LARGER_CACHE}"
             )
 
@@ -517,7 +517,7 @@ class Scheduler:
         num_places = self.max_num_seqs - len(self.running)
         blocks = self.blocks
         num_free = blocks.num_free
-        num_free_of_windows = blocks.num_free_of_windows
+        num_free_of_windows = blocks.window_pool.num_free
         fitting: list[SequenceState] = []
         for sequence in self.upcoming(min(num_sequences, num_places)):
             num_tokens = self._reserved(sequence, 0)

@@ -121,7 +121,7 @@ class SGLang(Policy):
             if scheduler.running and wanted >= blocks.num_free * blocks.block_size - promised:
                 return
             begun = (chunk.sequence for chunk in batch.chunks)
-            if scheduler.running and not blocks.has_room_for_window(begun):
+            if scheduler.running and not blocks.window_pool.has_room_for_window(begun):
                 return
             if self._in_pages(pending) > budget - used:
                 num_tokens = (budget - used) // self.page_size * self.page_size

@@ -412,7 +412,7 @@ def test_windows_may_have_a_pool_of_their_own() -> None:
     """SGLang's: 0.8 blocks for each of the others; of each sequence 4 of a window of 10 tokens."""
     window = CachedWindow(Window(1, 10), share=5.0, pool=0.8)
     blocks = BlockManager(10, 4, window=window)
-    assert blocks.num_free_of_windows == 8
+    assert blocks.window_pool.num_free == 8
     assert blocks.blocks_for(40) == 10
     assert blocks.room_for(8) == 3
     first, second, third = (
@@ -420,15 +420,15 @@ def test_windows_may_have_a_pool_of_their_own() -> None:
     )
     assert blocks.admit(first, 8)
     assert blocks.grow(first, 16)
-    assert blocks.num_free_of_windows == 4
+    assert blocks.window_pool.num_free == 4
     assert blocks.grow(first, 20)  # beyond the window
-    assert blocks.num_free_of_windows == 4
+    assert blocks.window_pool.num_free == 4
     assert blocks.admit(second, 12)
     assert blocks.num_free == 2
     assert not blocks.can_hold(8)
     assert not blocks.admit(third, 8)  # for one block of the window's pool is free
     blocks.free(first)
-    assert blocks.num_free_of_windows == 5
+    assert blocks.window_pool.num_free == 5
     assert blocks.admit(third, 8)
     gemma = published("Gemma-3-27B")
     one_pool, two_pools = (

@@ -139,7 +139,7 @@ def test_a_request_fits_the_pool_of_windows_or_is_refused(
     checker = Checker(scheduler)
     run_engine(served, scheduler, ScriptedExecutor(), checker)
     assert len(checker.finished) == len(served)
-    assert blocks.num_free_of_windows == blocks.num_blocks_of_windows
+    assert blocks.window_pool.num_free == blocks.window_pool.num_blocks
 
 
 @given(window=pools, num_tokens=st.integers(1, MAX_LEN))

@@ -21,11 +21,11 @@ def check_integrity(blocks: BlockManager, sequences: Iterable[SequenceState]) ->
             f"{len(held)} held + {blocks.num_free} free blocks are not the {blocks.num_blocks} "
             "blocks"
         )
-    of_windows = sum(blocks.window_blocks_of(sequence) for sequence in sequences)
-    if of_windows + blocks.num_free_of_windows != blocks.num_blocks_of_windows:
+    of_windows = sum(blocks.window_pool.held_by(sequence) for sequence in sequences)
+    if of_windows + blocks.window_pool.num_free != blocks.window_pool.num_blocks:
         raise AssertionError(
-            f"{of_windows} held + {blocks.num_free_of_windows} free blocks are not the "
-            f"{blocks.num_blocks_of_windows} blocks of the pool for windows"
+            f"{of_windows} held + {blocks.window_pool.num_free} free blocks are not the "
+            f"{blocks.window_pool.num_blocks} blocks of the pool for windows"
         )
     for sequence in sequences:
         if len(sequence.block_ids) * blocks.block_size < sequence.num_computed:

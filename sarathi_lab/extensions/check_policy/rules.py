@@ -145,10 +145,10 @@ def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> No
     one of `sequences`, also of a pool for windows, and these hold as many as they have computed.
     """
     held: list[int] = []
-    num_of_windows = blocks.num_free_of_windows
+    num_of_windows = blocks.window_pool.num_free
     for sequence in sequences:
         held += sequence.block_ids
-        num_of_windows += blocks.window_blocks_of(sequence)
+        num_of_windows += blocks.window_pool.held_by(sequence)
         has_room = len(sequence.block_ids) * blocks.block_size >= sequence.num_computed
         how = f"{sequence} has computed tokens for which it holds no block"
         hold(has_room, "blocks", how)
@@ -156,7 +156,7 @@ def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> No
     hold(len(set(held)) == num_held, "blocks", "two sequences hold a block")
     how = f"{num_held} held + {blocks.num_free} free blocks are not the {blocks.num_blocks} blocks"
     hold(num_held + blocks.num_free == blocks.num_blocks, "blocks", how)
-    how = f"{num_of_windows} held and free blocks are not the {blocks.num_blocks_of_windows}"
+    how = f"{num_of_windows} held and free blocks are not the {blocks.window_pool.num_blocks}"
     how += " of the pool for windows"
-    hold(num_of_windows == blocks.num_blocks_of_windows, "blocks", how)
-    hold(blocks.num_free_of_windows >= 0, "blocks", "the pool for windows holds more than it has")
+    hold(num_of_windows == blocks.window_pool.num_blocks, "blocks", how)
+    hold(blocks.window_pool.num_free >= 0, "blocks", "the pool for windows holds more than it has")
