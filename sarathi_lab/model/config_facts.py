@@ -24,8 +24,19 @@ WIDTHS = ("hidden_size", "n_embd", "n_embed")
 class Facts:
     """The fields of a config.json, with their types checked. Raises UserError, naming the field."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, fix: str = AGAIN) -> None:
+        """Read `config`; errors end with `fix`."""
         self._config = config
+        self._fix = fix
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._config
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether a field is an object itself."""
+        return any(isinstance(value, Mapping) for value in self._config.values())
 
     def has(self, name: str) -> bool:
         """Return whether a field is there and not null."""
@@ -39,7 +50,7 @@ class Facts:
         """Return the first of the fields `names`. Raises UserError for none, or no whole number."""
         name = self.first(*names)
         if name is None:
-            raise UserError(f"{names[0]} is missing, which the size follows from; {AGAIN}")
+            raise UserError(f"{names[0]} is missing, which the size follows from; {self._fix}")
         return self.count(name)
 
     def size_or(self, default: int, *names: str) -> int:
@@ -58,7 +69,7 @@ class Facts:
             value = value[0]  # of each layer, all alike
         # In Python true is an integer, too; as a size it is an error of the file.
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise UserError(f"{name}={value!r} is not a whole number from 0; {AGAIN}")
+            raise UserError(f"{name}={value!r} is not a whole number from 0; {self._fix}")
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -66,7 +77,7 @@ class Facts:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise UserError(f"{name}={value!r} is not true or false; {AGAIN}")
+            raise UserError(f"{name}={value!r} is not true or false; {self._fix}")
         return value
 
     def text(self, name: str) -> str:
@@ -80,7 +91,7 @@ class Facts:
         num_layers = self.size("num_hidden_layers", "n_layer")
         if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != num_layers:
             raise UserError(
-                f"{name} does not name each of num_hidden_layers={num_layers} layers; {AGAIN}"
+                f"{name} does not name each of num_hidden_layers={num_layers} layers; {self._fix}"
             )
         return [str(of_layer) for of_layer in value]
 
@@ -88,7 +99,7 @@ class Facts:
         """Return a list of names, of any length."""
         value = self._config.get(name)
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise UserError(f"{name}={value!r} is not a list of names; {AGAIN}")
+            raise UserError(f"{name}={value!r} is not a list of names; {self._fix}")
         return [str(entry) for entry in value]
 
     def numbers(self, name: str) -> list[int] | None:
@@ -97,21 +108,25 @@ class Facts:
         if value is None:
             return None
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise UserError(f"{name}={value!r} is not a list of numbers; {AGAIN}")
+            raise UserError(f"{name}={value!r} is not a list of numbers; {self._fix}")
         numbers = []
         for number in value:
             if not isinstance(number, int):
-                raise UserError(f"{name} has {number!r}, which is no whole number; {AGAIN}")
+                raise UserError(f"{name} has {number!r}, which is no whole number; {self._fix}")
             numbers.append(number)
         return numbers
 
-    def number(self, name: str, default: float) -> float:
-        """Return a number above 0, or `default` for a field that is not there."""
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a number above 0, or `default` for a field that is not there. Raises UserError
+        where there is neither.
+        """
         value = self._config.get(name)
         if value is None:
-            return default
+            value = default
+        if value is None:
+            raise UserError(f"{name} is missing; {self._fix}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise UserError(f"{name}={value!r} is not a number above 0; {AGAIN}")
+            raise UserError(f"{name}={value!r} is not a number above 0; {self._fix}")
         return value
 
     def optional_size(self, name: str, default: int) -> int | None:
@@ -125,27 +140,27 @@ class Facts:
         """Return the facts of an object; of none for a field that is not there."""
         value = self._config.get(name)
         if value is None:
-            return Facts({})
+            value = {}
         if not isinstance(value, Mapping):
-            raise UserError(f"{name}={value!r} is not an object; {AGAIN}")
-        return Facts(value)
+            raise UserError(f"{name}={value!r} is not an object; {self._fix}")
+        return Facts(value, self._fix)
 
     def object_of_layers(self, name: str) -> Facts:
         """Return the facts that an object has for some layers, all of which must have the same."""
         value = self._config.get(name) or {}
         if not isinstance(value, Mapping):
-            raise UserError(f"{name}={value!r} is not an object; {AGAIN}")
+            raise UserError(f"{name}={value!r} is not an object; {self._fix}")
         of_layers = list(value.values())
         if not of_layers:
-            return Facts({})
+            return Facts({}, self._fix)
         # The formulas have one size for all layers of a kind.
         if of_layers.count(of_layers[0]) != len(of_layers) or not isinstance(of_layers[0], Mapping):
             raise UserError(f"{name} gives layers different sizes, which has no formula")
-        return Facts(of_layers[0])
+        return Facts(of_layers[0], self._fix)
 
     def objects(self, name: str) -> list[Config]:
         """Return a list of objects."""
         value = self._config.get(name)
         if not isinstance(value, Sequence) or not all(isinstance(each, Mapping) for each in value):
-            raise UserError(f"{name}={value!r} is not a list of objects; {AGAIN}")
+            raise UserError(f"{name}={value!r} is not a list of objects; {self._fix}")
         return list(value)

@@ -14,12 +14,11 @@ import yaml
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object
+from sarathi_lab.model.config_facts import FULL, Config, Facts
 from sarathi_lab.model.spec import ModelSpec, RopeKind, RopeScaling
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Config = Mapping[str, Any]
 
 AGAIN = "fetch the checkpoint again"
 ACTIVATIONS = {
@@ -40,8 +39,8 @@ def _known(what: str) -> Mapping[str, Any]:
 
 
 def read_config(directory: Path) -> Config:
-    """`directory`/config.json, what it leaves out as transformers takes it. Raises UserError if
-    there is none, if it is no JSON object, or of an architecture that is not supported.
+    """Read `directory`/config.json, with the defaults of transformers. Raises UserError if there is
+    none, if it is no JSON object, or of an architecture that is not supported.
     """
     path = directory / "config.json"
     if not path.exists():
@@ -50,131 +49,145 @@ def read_config(directory: Path) -> Config:
             "save_pretrained"
         )
     config = read_object(path, AGAIN)
-    _supported(f"{path}: model_type", config.get("model_type"), FAMILIES)
+    _require_supported(f"{path}: model_type", config.get("model_type"), FAMILIES)
     return with_defaults(config)
 
 
 def with_defaults(config: Config) -> Config:
-    """`config` of a supported `model_type`, what it leaves out as transformers takes it."""
-    of_family = _known("own_defaults").get(config["model_type"], {})
+    """Return `config`, of a supported `model_type`, with the defaults of transformers."""
+    family = Facts(config).text("model_type")
+    of_family = _known("own_defaults").get(family, {})
     return {**_known("defaults"), **of_family, **config}
 
 
 def read_spec(directory: Path) -> ModelSpec:
-    """The checkpoint's spec. Raises UserError, naming the setting, for what is not supported."""
+    """Read the checkpoint's spec. Raises UserError, naming the setting, for what is not supported."""
     config = read_config(directory)
     try:
         return spec_of(config, directory.resolve().name)
-    except KeyError as error:
-        raise UserError(f"{directory}/config.json lacks {error}; {AGAIN}") from None
     except UserError as error:
         raise UserError(f"{directory}/config.json: {error}") from None
 
 
 def spec_of(config: Config, name: str) -> ModelSpec:
-    """The spec that a config.json `with_defaults` describes. Raises KeyError for a setting that is
-    missing, and UserError, naming the setting, for what is not supported.
+    """Make the spec that a config.json `with_defaults` describes. Raises UserError, naming the
+    setting, for a setting that is missing or not supported.
     """
     if config.get("quantization_config"):
         raise UserError("quantized weights are not supported; take the unquantized model")
-    fields = {**_shared(config), **FAMILIES[config["model_type"]](config)}
+    facts = Facts(config, AGAIN)
+    read_family = FAMILIES[facts.text("model_type")]
+    fields = {**_shared(facts), **read_family(facts)}
     return ModelSpec(name=name, **fields)
 
 
-def _supported(name: str, value: Any, valid: Iterable[str]) -> str:
-    """`value` if it is one of `valid`, else UserError."""
+def _require_supported(name: str, value: object, valid: Iterable[str]) -> None:
+    """Raise UserError unless `value` is one of `valid`."""
     options = tuple(valid)
     if value not in options:
         raise UserError(
             f"{name}={value!r} is not supported; take a model with one of {', '.join(options)}"
         )
-    return str(value)
 
 
-def _shared(config: Config) -> dict[str, Any]:
+def _shared(facts: Facts) -> dict[str, Any]:
     """Return the fields that all families share."""
-    hidden_size = config["hidden_size"]
-    num_heads = config["num_attention_heads"]
-    num_kv_heads = config.get("num_key_value_heads")
-    head_size = config.get("head_dim")
-    kinds = config.get("layer_types") or []
-    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-        raise UserError(f"layer_types={kinds!r} is not supported; take a model with full attention")
-    if head_size is None:
-        try:
-            head_size = hidden_size // num_heads
-        except (TypeError, ZeroDivisionError):
-            raise UserError(
-                f"hidden_size={hidden_size!r} is not a multiple of num_attention_heads="
-                f"{num_heads!r}; correct them, or name the size as head_dim"
-            ) from None
+    _require_full_attention(facts)
+    hidden_size = facts.size("hidden_size")
+    num_heads = facts.size("num_attention_heads")
+    activation = facts.text("hidden_act")
+    _require_supported("hidden_act", activation, ACTIVATIONS)
     return {
-        "num_layers": config["num_hidden_layers"],
+        "num_layers": facts.size("num_hidden_layers"),
         "hidden_size": hidden_size,
         "num_heads": num_heads,
-        "num_kv_heads": num_heads if num_kv_heads is None else num_kv_heads,
-        "head_size": head_size,
-        "ffn_size": config["intermediate_size"],
-        "vocab_size": config["vocab_size"],
-        "max_position": config["max_position_embeddings"],
-        "activation": ACTIVATIONS[_supported("hidden_act", config["hidden_act"], ACTIVATIONS)],
-        "tie_embeddings": config["tie_word_embeddings"],
+        "num_kv_heads": facts.size_or(num_heads, "num_key_value_heads"),
+        "head_size": _head_size(facts, hidden_size, num_heads),
+        "ffn_size": facts.size("intermediate_size"),
+        "vocab_size": facts.size("vocab_size"),
+        "max_position": facts.size("max_position_embeddings"),
+        "activation": ACTIVATIONS[activation],
+        "tie_embeddings": facts.flag("tie_word_embeddings", default=False),
     }
 
 
-def _rotary(config: Config, theta: str, fraction: str) -> dict[str, Any]:
+def _require_full_attention(facts: Facts) -> None:
+    if not facts.has("layer_types"):
+        return
+    kinds = facts.texts("layer_types")
+    if any(kind != FULL for kind in kinds):
+        raise UserError(f"layer_types={kinds!r} is not supported; take a model with full attention")
+
+
+def _head_size(facts: Facts, hidden_size: int, num_heads: int) -> int:
+    if facts.has("head_dim"):
+        return facts.size("head_dim")
+    if num_heads == 0:
+        raise UserError(
+            f"hidden_size={hidden_size} is not a multiple of num_attention_heads=0; correct them, "
+            "or name the size as head_dim"
+        )
+    return hidden_size // num_heads
+
+
+def _rotary(facts: Facts, theta: str, fraction: str) -> dict[str, Any]:
     """Read the rotary settings.
 
     Args:
-        config: It has them in one object, by a new name or an old one, or on its own level.
+        facts: They have them in one object, by a new name or an old one, or on their own level.
         theta: The setting of the base on that level.
         fraction: The setting of the share of a head that is rotated, on that level.
     """
-    rope: Config = {}
+    rope = Facts({}, AGAIN)
     for name in ("rope_parameters", "rope_scaling"):  # the old one counts, as in transformers
-        stated = config.get(name)
-        if stated is None:
-            continue
-        is_one_set = isinstance(stated, dict) and not any(
-            isinstance(value, dict) for value in stated.values()
-        )
-        if not is_one_set:
-            raise UserError(f"{name}={stated!r} is not one set of rotary settings; {AGAIN}")
-        rope = stated or rope
+        stated = facts.object(name)
+        if stated.has_objects:
+            raise UserError(f"{name} has settings for several kinds of layers; {AGAIN}")
+        if not stated.is_empty:
+            rope = stated
     return {
-        "rope_theta": rope.get("rope_theta", config[theta]),
-        "rotary_fraction": rope.get("partial_rotary_factor", config[fraction]),
-        "rope_scaling": _rope_scaling(rope, config),
+        "rope_theta": rope.number("rope_theta", facts.number(theta)),
+        "rotary_fraction": rope.number("partial_rotary_factor", facts.number(fraction)),
+        "rope_scaling": _rope_scaling(rope, facts),
     }
 
 
-def _rope_scaling(rope: Config, config: Config) -> RopeScaling | None:
-    kinds = ("default", *get_args(RopeKind))
-    kind: Any = _supported("rope_type", rope.get("rope_type", rope.get("type", "default")), kinds)
+def _rope_scaling(rope: Facts, facts: Facts) -> RopeScaling | None:
+    setting = rope.first("rope_type", "type")
+    if setting is None:
+        return None
+    kind: Any = rope.text(setting)
+    _require_supported("rope_type", kind, ("default", *get_args(RopeKind)))
     if kind == "default":
         return None
+    factor = rope.number("factor")
     if kind == "linear":
-        return RopeScaling(kind, rope["factor"])
+        return RopeScaling(kind, factor)
     # Llama 3's scaling bends by the length that the model was first trained with.
     original = "original_max_position_embeddings"
-    length = config.get(original, rope.get(original, config["max_position_embeddings"]))
+    max_position = facts.size("max_position_embeddings")
+    original_of_rope = rope.size_or(max_position, original)
     return RopeScaling(
-        kind, rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], length
+        kind,
+        factor,
+        rope.number("low_freq_factor"),
+        rope.number("high_freq_factor"),
+        facts.size_or(original_of_rope, original),
     )
 
 
-def _llama(config: Config) -> dict[str, Any]:
+def _llama(facts: Facts) -> dict[str, Any]:
     """Read the settings of Llama and of families that descend from it. Raises UserError for
     settings that transformers ignores or reads otherwise.
     """
-    family = config["model_type"]
-    bias = config["attention_bias"]
-    rotary = _rotary(config, "rope_theta", "partial_rotary_factor")
+    family = facts.text("model_type")
+    bias = facts.flag("attention_bias", default=False)
+    rotary = _rotary(facts, "rope_theta", "partial_rotary_factor")
     for name, value, valid in (
         ("partial_rotary_factor", rotary["rotary_fraction"], (1,)),
-        ("use_sliding_window", config["use_sliding_window"], (False,)),  # of Qwen's
-        ("decoder_sparse_step", config.get("decoder_sparse_step", 1), (1,)),
-        ("mlp_only_layers", config.get("mlp_only_layers"), (None, [])),
+        ("use_sliding_window", facts.flag("use_sliding_window", default=False), (False,)),  # Qwen's
+        ("decoder_sparse_step", facts.count("decoder_sparse_step", 1), (1,)),
+        ("mlp_only_layers", facts.numbers("mlp_only_layers"), (None, [])),
     ):
         if value not in valid:
             raise UserError(
@@ -183,51 +196,52 @@ def _llama(config: Config) -> dict[str, Any]:
             )
     settings = {
         **rotary,
-        "norm_eps": config["rms_norm_eps"],
-        "qkv_bias": config.get("qkv_bias", bias),
+        "norm_eps": facts.number("rms_norm_eps"),
+        "qkv_bias": facts.flag("qkv_bias", default=bias),
         "out_bias": bias,
-        "ffn_bias": config["mlp_bias"],
+        "ffn_bias": facts.flag("mlp_bias", default=False),
         "qk_norm": family.startswith("qwen3"),
         "sliding_window": None,
     }
-    if family in ("mistral", "mixtral"):
-        settings["sliding_window"] = config["sliding_window"]
+    if family in ("mistral", "mixtral") and facts.has("sliding_window"):
+        settings["sliding_window"] = facts.size("sliding_window")
     if family in MIXTURES:
-        settings |= _mixture(config)
+        settings |= _mixture(facts)
     return settings
 
 
-def _mixture(config: Config) -> dict[str, Any]:
-    """`num_local_experts` is what today's transformers saves for both names."""
+def _mixture(facts: Facts) -> dict[str, Any]:
     return {
-        "num_experts": config.get("num_local_experts", config["num_experts"]),
-        "experts_per_token": config["num_experts_per_tok"],
-        "ffn_size": config.get("moe_intermediate_size", config["intermediate_size"]),
-        "normalise_experts": config.get("norm_topk_prob", True),
-        "shared_expert_size": config.get("shared_expert_intermediate_size", 0),
+        # Today's transformers saves the first name for both.
+        "num_experts": facts.size("num_local_experts", "num_experts"),
+        "experts_per_token": facts.size("num_experts_per_tok"),
+        "ffn_size": facts.size("moe_intermediate_size", "intermediate_size"),
+        "normalise_experts": facts.flag("norm_topk_prob", default=True),
+        "shared_expert_size": facts.count("shared_expert_intermediate_size"),
     }
 
 
-def _gpt_neox(config: Config) -> dict[str, Any]:
-    if config["use_parallel_residual"]:
+def _gpt_neox(facts: Facts) -> dict[str, Any]:
+    if facts.flag("use_parallel_residual", default=True):
         raise UserError(
             "use_parallel_residual=true (GPT-NeoX) is not supported: attention and FFN run one "
             "after the other here; use a sequential model"
         )
+    bias = facts.flag("attention_bias", default=True)
     return {
-        **_rotary(config, "rotary_emb_base", "rotary_pct"),
+        **_rotary(facts, "rotary_emb_base", "rotary_pct"),
         "norm": "layer",
-        "norm_eps": config["layer_norm_eps"],
+        "norm_eps": facts.number("layer_norm_eps"),
         "gated_ffn": False,
-        "qkv_bias": config["attention_bias"],
-        "out_bias": config["attention_bias"],
+        "qkv_bias": bias,
+        "out_bias": bias,
         "ffn_bias": True,
     }
 
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
-FAMILIES: Mapping[str, Callable[[Config], dict[str, Any]]] = {
+FAMILIES: Mapping[str, Callable[[Facts], dict[str, Any]]] = {
     **dict.fromkeys((*DENSE, *MIXTURES), _llama),
     "gpt_neox": _gpt_neox,
 }
@@ -270,7 +284,7 @@ def parameter_sources(
     """Every parameter of `Transformer` and the checkpoint tensors that fill its rows, in order, by
     their names in whichever layout the tensors that are `stored` have.
     """
-    family = read_config(directory)["model_type"]
+    family = Facts(read_config(directory)).text("model_type")
     is_fused = _FUSED["down"].format("model.layers.0") in stored
     families = _known("tensors")
     names = families.get("llama" if is_fused else family, families["llama"])
