@@ -197,9 +197,10 @@ class BlockManager:
             self._returned.extend(self.prefix.evict(num_to_evict))
         if num_missing > len(self._returned):
             self._touch(num_missing - len(self._returned))
-        # From the end, the last one first: neighbours of a fresh cache, in their order.
-        block_ids.extend(self._returned[: -num_missing - 1 : -1])
+        # The last block first: neighbours of a fresh cache, in their order.
+        next_blocks = self._returned[-num_missing:]
         del self._returned[-num_missing:]
+        block_ids.extend(reversed(next_blocks))
         pool.num_free -= num_of_pool
         return True
 

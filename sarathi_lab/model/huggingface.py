@@ -61,7 +61,7 @@ def with_defaults(config: Config) -> Config:
 
 
 def read_spec(directory: Path) -> ModelSpec:
-    """Read the checkpoint's spec. Raises UserError, naming the setting, for what is not supported."""
+    """Read the checkpoint's spec. Raises UserError, naming the setting, for unsupported ones."""
     config = read_config(directory)
     try:
         return spec_of(config, directory.resolve().name)

@@ -193,15 +193,19 @@ def _norm(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Modul
 
 def inverse_frequencies(spec: ModelSpec) -> Tensor:
     """Rotary angle per position of each pair, [rotary_size / 2] float32, scaled by the spec."""
-    exponents = torch.arange(0, spec.rotary_size, 2, dtype=torch.float32) / spec.rotary_size
+    even_entries = torch.arange(0, spec.rotary_size, 2, dtype=torch.float32)
+    exponents = even_entries / spec.rotary_size
     frequencies = 1.0 / spec.rope_theta**exponents
     scaling = spec.rope_scaling
     if scaling is None:
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
-    # Llama 3.1's: wavelengths beyond the original context stretched, short ones kept.
-    turns = scaling.original_max_position * frequencies / (2 * math.pi)  # in the original context
+    # Llama 3.1's: pairs that turn often within the original context keep their frequency, pairs
+    # that hardly turn have it divided, with a linear transition between the two.
+    turns = scaling.original_max_position * frequencies / (2 * math.pi)
     transition = scaling.high_freq_factor - scaling.low_freq_factor
-    short_share = ((turns - scaling.low_freq_factor) / transition).clamp(0.0, 1.0)  # share of each
-    return (1 - short_share) * frequencies / scaling.factor + short_share * frequencies
+    unscaled_share = (turns - scaling.low_freq_factor) / transition
+    unscaled_share = unscaled_share.clamp(0.0, 1.0)
+    scaled = (1 - unscaled_share) * frequencies / scaling.factor
+    return scaled + unscaled_share * frequencies

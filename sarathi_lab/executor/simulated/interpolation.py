@@ -69,7 +69,8 @@ class GridInterpolation:
 
     def at(self, point: Sequence[float]) -> float:
         """Interpolate at `point`."""
-        # The corners of the cell around the point: offsets into the flat values, and weights.
+        # The corners of the cell around the point, as (offset into the flat values, weight): one
+        # corner before the first axis, and up to twice as many behind each axis.
         corners = [(0, 1.0)]
         for x, axis, stride in zip(point, self._axes, self._strides, strict=True):
             index, upper_share = interval(axis, x)
@@ -139,10 +140,9 @@ def grid_of(table: pd.DataFrame, columns: Sequence[str], values: str) -> GridInt
 def full_grid(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Drop the rows with the rarest values of `columns` until each combination of values exists."""
     while True:
-        # Rows by value, of each column.
+        # By column, the number of rows of each value.
         counts = {column: rows[column].value_counts() for column in columns}
-        lengths = [len(rows_of_value) for rows_of_value in counts.values()]
-        num_combinations = math.prod(lengths)
+        num_combinations = math.prod(len(count_by_value) for count_by_value in counts.values())
         if len(rows) >= num_combinations:
             return rows
         column = _rarest_column(counts, num_combinations)
@@ -151,15 +151,19 @@ def full_grid(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _rarest_column(counts: Mapping[str, pd.Series], num_combinations: int) -> str:
-    """Return the column with the value of whose combinations the least share exists; of equal ones,
-    the column of more values.
+    """Return the column that has the rarest value, by the share of the value's rows in a full grid
+    that exist; of equal ones, the column of more values.
+
+    Args:
+        counts: By column, the number of rows of each value.
+        num_combinations: Rows of the full grid.
     """
 
     def rarity(column: str) -> tuple[float, int]:
-        rows_of_value = counts[column]
-        num_values = len(rows_of_value)
-        num_expected = num_combinations / num_values
-        return rows_of_value.min() / num_expected, -num_values
+        num_values = len(counts[column])
+        num_rows_in_grid = num_combinations / num_values  # of each value
+        share = counts[column].min() / num_rows_in_grid
+        return share, -num_values
 
     return min(counts, key=rarity)
 
@@ -173,16 +177,11 @@ class RatioInterpolation:
 
     def __init__(self, first: Numbers, second: Numbers, ratios: Numbers) -> None:
         rows = pd.DataFrame({"first": first, "second": second, "ratio": ratios})
-        table = rows.pivot_table(index="first", columns="second", values="ratio")
-        has_row = table.notna().to_numpy()
-        is_gap = _is_below(has_row) & ~has_row
-        table = table.mask(is_gap, 1.0)
-        sizes_of_first = table.index.to_numpy(float)
-        sizes_of_second = table.columns.to_numpy(float)
-        # The nearest edge: first along the second size, then along the first.
-        table = table.ffill(axis=1).bfill(axis=1)
-        table = table.ffill().bfill()
-        log_ratios = np.log(table.to_numpy(float))
+        measured = rows.pivot_table(index="first", columns="second", values="ratio")
+        filled = _without_gaps(measured)
+        log_ratios = np.log(filled.to_numpy(float))
+        sizes_of_first = measured.index.to_numpy(float)
+        sizes_of_second = measured.columns.to_numpy(float)
         axes = [np.log(sizes_of_first), np.log(sizes_of_second)]
         self._logs = GridInterpolation(axes, log_ratios)
 
@@ -193,9 +192,23 @@ class RatioInterpolation:
         return math.exp(log_ratio)
 
 
-def _is_below(has_row: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which cells have a row that is as large in both sizes, themselves included."""
+def _without_gaps(measured: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of ratios by two sizes with a value in each cell: 1 in gaps between rows, the
+    nearest ratio beyond them.
+    """
+    has_row = measured.notna().to_numpy()
+    is_gap = _has_larger_row(has_row) & ~has_row
+    between_rows = measured.mask(is_gap, 1.0)
+    along_second = between_rows.ffill(axis="columns").bfill(axis="columns")
+    return along_second.ffill(axis="index").bfill(axis="index")
+
+
+def _has_larger_row(has_row: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which cells [first sizes, second sizes] have a row that is at least as large in both
+    sizes.
+    """
     from_largest = np.flip(has_row)  # both axes
+    # A running maximum of booleans is true from the first row on.
     along_first = np.maximum.accumulate(from_largest, axis=0)
     along_both = np.maximum.accumulate(along_first, axis=1)
     return np.flip(along_both)
@@ -235,22 +248,12 @@ class Costs:
     """
 
     def __init__(self, features: Floats, sizes: Floats, seconds: Floats) -> None:
-        from scipy.optimize import nnls  # takes 0.3 s, and most tables are grids
-
-        # Relative to the seconds, which all are 1 then: so errors count as shares of the seconds.
-        relative = features / seconds[:, None]
-        relative_seconds = np.ones(len(seconds))
-        # Of length 1, as features differ by magnitudes and the rank below has a tolerance.
-        norms = np.linalg.norm(relative, axis=0)
-        relative /= norms
-        independent = _independent_columns(relative)
-        fitted, _ = nnls(relative[:, independent], relative_seconds)
-        costs = np.zeros(len(norms))
-        costs[independent] = fitted / norms[independent]
+        costs = _fitted_costs(features, seconds)
         self._costs: list[float] = costs.tolist()
         # What the costs leave: the mean ratio by size.
-        computed = features @ costs
-        ratios = pd.Series(seconds / computed).groupby(sizes).mean()
+        computed_seconds = features @ costs
+        ratios_of_rows = pd.Series(seconds / computed_seconds)
+        ratios = ratios_of_rows.groupby(sizes).mean()
         measured_sizes = ratios.index.to_numpy(float)
         self._ratios = GridInterpolation([measured_sizes], np.asarray(ratios, float))
 
@@ -258,6 +261,25 @@ class Costs:
         """Compute the seconds of one row."""
         seconds = sum(map(mul, self._costs, features))
         return self._ratios.at((size,)) * seconds
+
+
+def _fitted_costs(features: Floats, seconds: Floats) -> Floats:
+    """Return the cost of each of the `features` [rows, n] by which they come to `seconds` [rows]
+    with the least sum of squared relative errors.
+    """
+    from scipy.optimize import nnls  # takes 0.3 s, and most tables are grids
+
+    # Both sides are divided by the seconds, so that errors count as shares of the seconds.
+    relative = features / seconds[:, None]
+    relative_seconds = np.ones(len(seconds))
+    # Features differ by magnitudes, and the rank of columns has a tolerance: columns of length 1.
+    norms = np.linalg.norm(relative, axis=0)  # [n]
+    columns = relative / norms
+    independent = _independent_columns(columns)
+    fitted, _ = nnls(columns[:, independent], relative_seconds)
+    costs = np.zeros(len(norms))
+    costs[independent] = fitted / norms[independent]
+    return costs
 
 
 def _independent_columns(values: Floats) -> list[int]:

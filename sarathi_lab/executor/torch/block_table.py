@@ -22,9 +22,9 @@ class BlockTable:
         self._row_of: dict[SequenceState, int] = {}
         self._free: list[int] = []  # rows
         # Of each row: its blocks, how many they are, and how often its sequence was preempted.
-        self._ids = np.zeros((0, 0), dtype=np.int32)
-        self._num_written = np.zeros(0, dtype=np.int64)
-        self._num_preemptions = np.zeros(0, dtype=np.int64)
+        self._ids = np.zeros((0, 0), dtype=np.int32)  # [rows, blocks of the longest sequence]
+        self._num_written = np.zeros(0, dtype=np.int64)  # [rows]
+        self._num_preemptions = np.zeros(0, dtype=np.int64)  # [rows]
 
     def rows_of(self, sequences: Sequence[SequenceState], preemptions: Sequence[int]) -> Ints:
         """Return the rows of `sequences`, which were preempted so many times; valid until other
@@ -52,25 +52,25 @@ class BlockTable:
         """Write the blocks of `sequences` to their `rows` where `kv_lens` tokens need more."""
         tokens_written = self._num_written[rows] * self.block_size
         needs_more = tokens_written < kv_lens
-        for i in needs_more.nonzero()[0].tolist():
-            block_ids = sequences[i].block_ids
-            num_blocks = len(block_ids)
-            num_rows, num_columns = self._ids.shape
-            if num_blocks > num_columns:
-                # Twice as many as are needed, so that it is seldom: contexts grow by a token.
-                self._resize(num_rows, 2 * num_blocks)
-            row = rows[i]
-            first_new = int(self._num_written[row])
-            self._ids[row, first_new:num_blocks] = block_ids[first_new:]
-            self._num_written[row] = num_blocks
+        for i in np.flatnonzero(needs_more).tolist():  # few: most decodes stay in their last block
+            self._write(int(rows[i]), sequences[i].block_ids)
+
+    def _write(self, row: int, block_ids: Sequence[int]) -> None:
+        """Write the blocks to a `row` that are not there yet."""
+        num_blocks = len(block_ids)
+        num_rows, num_columns = self._ids.shape
+        if num_blocks > num_columns:
+            # Twice as many as are needed, so that it is seldom: contexts grow by a token.
+            self._resize(num_rows, 2 * num_blocks)
+        first_new = int(self._num_written[row])
+        self._ids[row, first_new:num_blocks] = block_ids[first_new:]
+        self._num_written[row] = num_blocks
 
     def slots(self, rows: Ints, positions: Ints) -> Ints:
         """Return the cache slots of the tokens at `positions` of the sequences in `rows`."""
         columns = positions // self.block_size
         blocks = self._ids[rows, columns]
-        # Block b has the slots from b times the size on; a position counts from its first block's.
-        blocks_away = blocks - columns
-        return blocks_away * self.block_size + positions
+        return blocks * self.block_size + positions % self.block_size
 
     def fill(self, view: NDArray[np.int32], rows: Ints) -> None:
         """Write the blocks in `rows` to `view`, as many as it has columns."""
@@ -101,7 +101,8 @@ class BlockTable:
 
     def _resize(self, num_rows: int, num_columns: int) -> None:
         old_rows, old_columns = self._ids.shape
-        new_rows = (0, num_rows - old_rows)  # none before the first
+        # As `np.pad` wants it: none before the first, these behind the last.
+        new_rows = (0, num_rows - old_rows)
         new_columns = (0, num_columns - old_columns)
         self._ids = np.pad(self._ids, (new_rows, new_columns))
         self._num_written = np.pad(self._num_written, new_rows)

@@ -128,43 +128,58 @@ class Columns(NamedTuple):
     num_preemptions: tuple[int, ...] = ()
 
 
+def columns_of(batch: Batch) -> tuple[Columns, tuple[int, ...]]:
+    """Return the columns of the chunks of `batch`, and the position of each chunk's first token."""
+    if not batch.chunks:
+        return Columns(), ()
+    sequences, starts, num_tokens, is_decode, emits = zip(*batch.chunks, strict=True)
+    num_preemptions = tuple([sequence.num_preemptions for sequence in sequences])
+    return Columns(sequences, num_tokens, is_decode, emits, num_preemptions), starts
+
+
 class Composition:
     """Part of packed batches that stays equal while the same sequences take as many tokens each,
     mostly for many iterations: while their `columns` are equal.
 
-    Rows are those of packed tokens, sequence after sequence.
+    Rows are those of packed tokens, sequence after sequence. For chunks of 3, 1 and 2 tokens `ends`
+    are 3, 4, 6, `owners` 0 0 0 1 2 2, and `offsets` 0 1 2 0 0 1.
     """
 
     def __init__(self, columns: Columns, table: BlockTable) -> None:
         self.columns = columns
         self.sequences = columns.sequences
         self.rows = table.rows_of(columns.sequences, columns.num_preemptions)  # of the block table
+        # By sequence:
         self.lengths = np.array(columns.num_tokens, dtype=np.int64)
         self.ends = np.cumsum(self.lengths)  # the row behind each one's last token
+        first_rows = self.ends - self.lengths
         self.num_tokens = int(self.lengths.sum())
         has_one_token = self.lengths == 1
         self.singles = np.flatnonzero(has_one_token)  # decodes to the kernels
-        # The sequence of each token, and how many of its tokens come before.
+        # By token: its sequence, and how many of the sequence's tokens come before.
         numbers = np.arange(len(self.lengths))
         self.owners = np.repeat(numbers, self.lengths)
-        first_rows = self.ends - self.lengths
-        self.offsets = np.arange(self.num_tokens) - first_rows[self.owners]
+        token_rows = np.arange(self.num_tokens)
+        self.offsets = token_rows - first_rows[self.owners]
         self._find_sampled()
         self._find_decodes(has_one_token)
 
     def _find_sampled(self) -> None:
-        """Find the rows after which tokens are sampled, and where those of a sequence come."""
+        """Find the rows after which tokens are sampled (`emit_rows`), and which of the emitting
+        sequences each one is (`sampled_rows`).
+        """
         emits = np.array(self.columns.emits_token, dtype=bool)
         is_decode = np.array(self.columns.is_decode, dtype=bool)
         self.emitting = tuple(compress(self.sequences, self.columns.emits_token))
-        self.sampled_rows = np.cumsum(emits) - 1  # of the tokens sampled, by sequence
+        self.sampled_rows = np.cumsum(emits) - 1
         # A decode with drafts samples after each of its tokens, others after the last.
-        num_sampled = np.where(is_decode, self.lengths, 1) * emits
-        sampled_before = np.cumsum(num_sampled)
-        # A sequence's rows are its last ones, as many as it samples, and samples are numbered on
-        # from sequence to sequence: this is what leads from the number of a sample to its row.
-        shifts = np.repeat(self.ends - sampled_before, num_sampled)
-        self.emit_rows = shifts + np.arange(len(shifts))
+        num_samples = np.where(is_decode, self.lengths, 1) * emits
+        # A sequence samples after its last rows, in their order: so all of its samples have the
+        # same distance from their number, counted over all sequences, to their row.
+        sample_ends = np.cumsum(num_samples)  # the number behind each sequence's last sample
+        distances = np.repeat(self.ends - sample_ends, num_samples)
+        sample_numbers = np.arange(len(distances))
+        self.emit_rows = sample_numbers + distances
 
     def _find_decodes(self, has_one_token: NDArray[np.bool_]) -> None:
         """Set decodes without drafts apart: mostly they are all but one sequence, and their tokens
@@ -217,8 +232,8 @@ class Packer:
         self._composition = Composition(Columns(), self._table)  # of the newest batch
         self._parts = Parts(limits)
         self._on_device = _Buffer(device=device)
-        self._blocks_of: tuple[bytes, ...] = ()  # numbers of blocks, and tables, of `_blocks`
-        self._blocks: list[slice | Tensor] = []
+        self._blocks: list[slice | Tensor] = []  # of the last `_blocks_for_torch`
+        self._blocks_made_of: tuple[bytes, ...] = ()
 
     def fill(
         self, batch: Batch, shape: Shape, newest: Sequence[SequenceState]
@@ -229,16 +244,11 @@ class Packer:
         Returns the sequences that `batch` samples tokens of.
         """
         self._filled = (self._filled + 1) % len(self._hosts)
-        first_tokens: tuple[int, ...] = ()
-        columns = Columns()
-        if batch.chunks:
-            sequences, first_tokens, num_tokens, is_decode, emits = zip(*batch.chunks, strict=True)
-            preemptions = [sequence.num_preemptions for sequence in sequences]
-            columns = Columns(sequences, num_tokens, is_decode, emits, tuple(preemptions))
+        columns, first_positions = columns_of(batch)
         if columns != self._composition.columns:
             self._composition = Composition(columns, self._table)
         composition = self._composition
-        starts = np.array(first_tokens, dtype=np.int64)
+        starts = np.array(first_positions, dtype=np.int64)
         kv_lens = starts + composition.lengths
         self._table.extend(composition.rows, composition.sequences, kv_lens)
         views = self.host.fill(shape, composition)
@@ -342,10 +352,10 @@ class Packer:
         table = self.host.views["block_table"]
         kv_lens = self.host.views["kv_lens"]
         num_blocks = -(-kv_lens // self._table.block_size)
-        blocks_of = (num_blocks.tobytes(), table.tobytes())
-        if blocks_of == self._blocks_of:  # seldom are they others in a run of decodes
+        made_of = (num_blocks.tobytes(), table.tobytes())
+        if made_of == self._blocks_made_of:  # in a run of decodes they seldom change
             return self._blocks
-        self._blocks_of = blocks_of
+        self._blocks_made_of = made_of
         self._blocks = []
         has_neighbours = _has_neighbours(table, num_blocks).tolist()
         first_blocks = table[:, 0].tolist()
@@ -364,13 +374,15 @@ class Packer:
 
 
 def _has_neighbours(table: NDArray[np.int32], num_blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Return for each row of a table whether its first `num_blocks` blocks lie one behind another:
-    then they are as far from the first block as their columns are from the first column.
+    """Return for each row of a `table` [sequences, columns] whether its first `num_blocks` blocks
+    lie one behind another: then each is as far from the first block as its column from the first
+    column.
     """
     columns = np.arange(table.shape[1], dtype=np.int32)
-    is_taken = columns < num_blocks[:, None]
-    distances = table - table[:, :1]
-    is_apart = is_taken & (distances != columns)
+    is_in_use = columns < num_blocks[:, None]  # [sequences, columns]
+    first_blocks = table[:, :1]
+    distances = table - first_blocks
+    is_apart = is_in_use & (distances != columns)
     return ~is_apart.any(axis=1)
 
 
