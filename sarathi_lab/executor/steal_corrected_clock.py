@@ -54,16 +54,17 @@ class StealCorrectedClock:
         now = time.perf_counter()
         waits = self._read_waits()
         computed = time.thread_time()
+        # All since the last call:
         elapsed = now - self._last
-        undisturbed = 1.0  # share of the time in which no thread waited
+        computing = computed - self._computed  # of the calling thread
+        undisturbed_share = 1.0  # of the time, in which no thread waited
         for before, after in zip(self._waits, waits, strict=True):
-            waiting_share = (after - before) / elapsed
-            undisturbed *= 1 - min(1.0, waiting_share)
-        lost = elapsed * (1 - undisturbed)
+            waiting_share = min(1.0, (after - before) / elapsed)
+            undisturbed_share *= 1 - waiting_share
+        lost = elapsed * (1 - undisturbed_share)
         # While the calling thread computed, nothing was lost.
-        computing = computed - self._computed
-        most_lost = elapsed - computing
-        self.lost += max(0.0, min(lost, most_lost))
+        lost = max(0.0, min(lost, elapsed - computing))
+        self.lost += lost
         self._last = now
         self._waits = waits
         self._computed = computed

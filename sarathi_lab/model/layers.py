@@ -398,25 +398,41 @@ class LinearAttention:
         return 2 * (self.chunk * within + with_state)
 
     def linears(self, hidden: int) -> list[Linear]:
-        """List the products of all layers; an output gate is as wide as the values."""
-        width = self.num_channels + self.inner_size + GATES[self.rule] * self.num_heads
-        products = [Linear("state_out", self.inner_size, hidden, self.num_layers)]
+        """List the products of all layers."""
+        gate_width, gate_products = self._gates()
+        width = self.num_channels + GATES[self.rule] * self.num_heads + gate_width
+        return [
+            Linear("state_in", hidden, width, self.num_layers),
+            Linear("state_out", self.inner_size, hidden, self.num_layers),
+            *gate_products,
+        ]
+
+    def _gates(self) -> tuple[int, list[Linear]]:
+        """Return the width of the gates in the first product, and the products that make further
+        ones.
+        """
+        output_gate = self.inner_size  # as wide as the values
         if self.rule == "short_conv":
-            width += self.inner_size  # one more gate
-        elif self.rule == "kda":
-            # Decays of the keys' entries; with a rank, these and the output gate pass it.
-            gates = self.num_heads * self.key_size + self.inner_size
-            width += gates - self.inner_size
-            if self.gate_rank is not None:
-                width += 2 * self.gate_rank - gates
-                products.append(Linear("state_gates", self.gate_rank, gates, self.num_layers))
-        elif self.rule == "mamba1":
-            # Step sizes, of a rank, and what stands for keys and queries.
-            rank = self.gate_rank or 0
-            gates = rank + 2 * self.key_size
-            products.append(Linear("state_keys", self.inner_size, gates, self.num_layers))
-            products.append(Linear("state_gates", rank, self.inner_size, self.num_layers))
-        return [Linear("state_in", hidden, width, self.num_layers), *products]
+            input_gate = self.inner_size
+            return input_gate + output_gate, []
+        if self.rule == "kda":
+            decays = self.num_heads * self.key_size  # of the keys' entries
+            gates = decays + output_gate
+            if self.gate_rank is None:
+                return gates, []
+            # Decays and the output gate are made from a vector of the rank each.
+            return 2 * self.gate_rank, [
+                Linear("state_gates", self.gate_rank, gates, self.num_layers)
+            ]
+        if self.rule == "mamba1":
+            step_size = self.gate_rank or 0
+            key_and_query = 2 * self.key_size  # what stands for them
+            inner = self.inner_size
+            return output_gate, [
+                Linear("state_keys", inner, step_size + key_and_query, self.num_layers),
+                Linear("state_gates", step_size, inner, self.num_layers),
+            ]
+        return output_gate, []
 
 
 def _require_kind(name: str, value: object, kind: type) -> None:

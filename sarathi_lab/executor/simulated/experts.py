@@ -118,17 +118,20 @@ class Experts:
 
     def _measured(self, rows: pd.DataFrame) -> tuple[Shape, RatioInterpolation]:
         """Choose the nearest shape of `rows`; return its ratios of measured to computed seconds."""
-        base = self.shape
+        shape = self.shape
         gated = self.spec.gated_ffn
         calls = rows
         if EXPERT_SHAPE[0] in rows:
-            nearest, calls = nearest_shape(rows, EXPERT_SHAPE, partial(log_distance, base))
-            base = Shape(*nearest)
+            nearest, calls = nearest_shape(rows, EXPERT_SHAPE, partial(log_distance, shape))
+            shape = Shape(*nearest)
             gated = True  # as all rows that state their shape
-        pairs = calls.tokens * base.top_k
+        pairs = calls.tokens * shape.top_k  # of a token and an expert that it chooses
         chosen = calls.activated_experts
-        computed = []
+        computed_seconds = []
         for num_pairs, num_chosen in zip(pairs, chosen, strict=True):
-            computed.append(self._formula(base, num_pairs, num_chosen, gated))
-        ratios = MICROSECOND * calls[TIME] / computed
-        return base, RatioInterpolation(pairs / chosen, chosen, ratios)
+            seconds = self._formula(shape, num_pairs, num_chosen, gated)
+            computed_seconds.append(seconds)
+        measured_seconds = MICROSECOND * calls[TIME]
+        ratios = measured_seconds / computed_seconds
+        pairs_per_expert = pairs / chosen
+        return shape, RatioInterpolation(pairs_per_expert, chosen, ratios)

@@ -183,15 +183,17 @@ def _sufficient(
         layout = Parallel(tensor, pipeline)
         if layout.complaint(spec) is not None:
             continue
-        token_bytes = tensor * layout.cache_bytes_per_token(spec, dtype_bytes, window_pool)
-        caches = pipeline * stage_tokens * token_bytes
-        weights = _weights_of_stages(spec, layout, dtype_bytes)
-        if weights + caches <= layout.num_devices * hardware.memory_bytes:
+        bytes_on_device = layout.cache_bytes_per_token(spec, dtype_bytes, window_pool)
+        # In bytes of all devices together:
+        cache_bytes = pipeline * stage_tokens * tensor * bytes_on_device
+        weight_bytes = _weights_of_stages(spec, layout, dtype_bytes)
+        memory_bytes = layout.num_devices * hardware.memory_bytes
+        if weight_bytes + cache_bytes <= memory_bytes:
             fitting.append(layout)
     if not fitting:
         return ""
-    least = min(fitting, key=lambda layout: (layout.num_devices, layout.pipeline))
+    smallest = min(fitting, key=lambda layout: (layout.num_devices, layout.pipeline))
     return (
-        f" ({least.num_devices} would do: executor.tensor_parallel={least.tensor} "
-        f"executor.pipeline_parallel={least.pipeline})"
+        f" ({smallest.num_devices} would do: executor.tensor_parallel={smallest.tensor} "
+        f"executor.pipeline_parallel={smallest.pipeline})"
     )

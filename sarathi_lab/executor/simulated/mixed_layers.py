@@ -252,15 +252,21 @@ class LinearTimes:
         return KERNELS * self.hardware.kernel_launch
 
     def _num_pieces(self, lengths: Iterable[int]) -> list[int]:
-        """Count the chunks of linear attention in prompts' chunks of `lengths` tokens."""
+        """Count the pieces, chunks of the kernel (`LinearAttention.chunk`), of each prompt's chunk
+        of `lengths` tokens.
+        """
         return [math.ceil(length / self.linear.chunk) for length in lengths]
 
     def _fitted_compute(self, lengths: Iterable[int]) -> float:
-        """Compute the seconds of the longest sequence's pieces, or of all that an SM has."""
-        pieces = self._num_pieces(lengths)
-        num_pieces = sum(pieces) * self.linear.num_heads / self.tensor  # of a device's heads
-        on_each_sm = num_pieces / self.hardware.num_sms
-        num_steps = max(*pieces, on_each_sm)
+        """Compute the seconds of a kernel in which an SM takes one piece of a head after another.
+
+        The pieces of one sequence wait for each other, so the longest sequence bounds the time from
+        below, as do all pieces shared equally among the SMs.
+        """
+        pieces_of_sequences = self._num_pieces(lengths)
+        num_heads = self.linear.num_heads / self.tensor  # of a device
+        pieces_on_sm = sum(pieces_of_sequences) * num_heads / self.hardware.num_sms
+        num_steps = max(*pieces_of_sequences, pieces_on_sm)
         return self.hardware.linear["step"] * num_steps
 
     def _roofline_compute(self, lengths: Iterable[int]) -> float:

@@ -287,26 +287,26 @@ class Packer:
             token_ids[first_row:end_row] = token_ids_of(composition.sequences[i], start, end)
 
     def _fill_feed_rows(self, views: Views, newest: Sequence[SequenceState]) -> None:
-        """Write for each token in flight its row among the tokens of `newest`, PADDING for others;
-        only the newest token of a sequence can be in flight.
+        """Write for each token in flight its row among the tokens sampled last, of which `newest`
+        has the sequences; PADDING for other tokens. Only the newest token of a sequence, in its
+        last row, can be in flight.
         """
         composition = self._composition
         token_ids = views["token_ids"]
         feed_rows = views["feed_rows"]
         feed_rows[: composition.num_tokens] = PADDING
         last_rows = composition.ends - 1
-        is_in_flight = token_ids[last_rows] == NO_TOKEN
-        in_flight = is_in_flight.nonzero()[0]  # numbers of sequences
+        in_flight = np.flatnonzero(token_ids[last_rows] == NO_TOKEN)  # numbers of sequences
         if len(in_flight) == 0:
             return
         rows = last_rows[in_flight]
         token_ids[rows] = 0
-        if newest == composition.emitting:
+        if newest == composition.emitting:  # mostly: the same sequences as in the batch before
             feed_rows[rows] = composition.sampled_rows[in_flight]
-        else:
-            row_of = {sequence: row for row, sequence in enumerate(newest)}
-            sequences = [composition.sequences[i] for i in in_flight.tolist()]
-            feed_rows[rows] = [row_of[sequence] for sequence in sequences]
+            return
+        sampled_row_of = {sequence: row for row, sequence in enumerate(newest)}
+        sequences = [composition.sequences[i] for i in in_flight.tolist()]
+        feed_rows[rows] = [sampled_row_of[sequence] for sequence in sequences]
 
     @property
     def host(self) -> _Buffer:
