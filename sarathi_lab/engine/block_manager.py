@@ -221,7 +221,7 @@ class BlockManager:
         return sequence
 
     def warm(self, sequence: SequenceState) -> None:
-        """Let the cache have the full blocks of a prompt that nobody holds, as if it had been
+        """Let the cache have the full blocks of a prompt that no sequence holds, as if it had been
         computed before; nothing without a prefix cache, or where it does not fit.
         """
         num_tokens = sequence.request.prompt_len

@@ -68,7 +68,7 @@ def run_engine(
         requests: As of `serve`.
         scheduler: Empty, made for `executor`.
         executor: Owns the time: a clock on the wall, or a virtual one.
-        recorder: Is told of every iteration and of the sequences that it finished.
+        recorder: Records every iteration and the sequences that it finished.
 
     Raises:
         PolicyStalled: The policy takes nothing though requests are there and nothing is on its way.

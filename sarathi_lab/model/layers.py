@@ -164,7 +164,7 @@ class Window:
 
     def pieces(self, start: int, num_tokens: int) -> list[tuple[int, int]]:
         """Cut `num_tokens` tokens behind `start` others into chunks (start, tokens) that attend
-        within themselves: where a chunked window begins anew. A sliding one cuts nothing.
+        within themselves: where a chunked window begins. A sliding one cuts nothing.
         """
         if self.kind == "sliding":
             return [(start, num_tokens)]

@@ -210,7 +210,7 @@ class AscendDynamic(Policy):
     def _budget(self, scheduler: Scheduler) -> int:
         largest = self.max_num_batched_tokens
         contexts = [sequence.num_known for sequence in scheduler.running if sequence.is_decoding]
-        if not contexts:  # nobody whose next token would be late
+        if not contexts:  # no sequence whose next token would be late
             return largest
         mean = sum(contexts) / len(contexts)
         refined = self._table.budget(mean, len(contexts), self.slo_limits_for_dynamic_batch)

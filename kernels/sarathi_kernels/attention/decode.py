@@ -101,10 +101,13 @@ def reduce_kernel(
         splits = tl.arange(0, MAX_PARTS)
         dims = tl.arange(0, PADDED_SIZE)
         first_part = tl.load(reductions + reduction * 3 + 1)
+        # Rows of `partial` lie part by part, in each a row for every head.
         rows = (first_part + splits) * tl.num_programs(0) + head
         log_sum = tl.load(log_sums + rows, mask=splits < count, other=float("-inf"))
         exists = (splits[:, None] < count) & (dims[None, :] < HEAD_SIZE)
         parts = tl.load(partial + rows[:, None] * HEAD_SIZE + dims[None, :], mask=exists, other=0.0)
+        # Each part is normalised by its own sum: weighted by these sums, whose logarithms are
+        # shifted by the largest so that no power overflows. Some part has a visible key.
         share = tl.math.exp2(log_sum - tl.max(log_sum, 0))
         attended = tl.sum(parts * share[:, None], 0) / tl.sum(share, 0)
         row = tl.load(query_starts + sequence).to(tl.int64)
@@ -131,6 +134,7 @@ def decode_config(chip: Chip, head_size: int, dtype: torch.dtype, group: int) ->
     if measured is not None:
         return DecodeConfig(*measured)
     bytes_per_token = triton.next_power_of_2(head_size) * dtype.itemsize
+    # A tile of keys has as many bytes for each head size and type: wide heads get fewer tokens.
     if group == 1:
         return DecodeConfig(block_n=8192 // bytes_per_token, num_warps=4, num_stages=3)
     # Before a matrix product, the pipeline holds a second tile of keys and values from five stages

@@ -35,7 +35,7 @@ def attend_alone(
     dims = tl.arange(0, PADDED_SIZE)
     exists = dims < HEAD_SIZE
     row = tl.load(query + dims, mask=exists, other=0.0).to(tl.float32)
-    row *= qk_scale
+    row *= qk_scale  # once, instead of every score
     # Every row of the tile of keys has a separate softmax: they are joined once, behind the loop.
     acc = tl.zeros([BLOCK_N, PADDED_SIZE], tl.float32)
     row_max = tl.full([BLOCK_N], float("-inf"), tl.float32)
@@ -59,6 +59,7 @@ def attend_alone(
         row_sum = row_sum * rescale + weights
         acc = acc * rescale[:, None] + value.to(tl.float32) * weights[:, None]
         row_max = new_max
+    # The rows' softmaxes are joined as `reduce_kernel` joins those of parts.
     highest = tl.max(row_max, 0)
     shift = tl.where(highest == float("-inf"), 0.0, highest)
     share = tl.math.exp2(row_max - shift)
@@ -106,6 +107,7 @@ def attend_group(
         slots = slot_offsets(cache, table, first_key, end, BLOCK_SIZE, BLOCK_N)
         offsets = slots[:, None] + dims
         key = tl.load(cache.key + offsets, mask=mask, other=0.0)
+        # One product for all heads of the group, which read the keys once (grouped queries).
         scores = tl.dot(tile, key.T, input_precision="ieee") * qk_scale
         scores = tl.where(visible[None, :], scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1))
@@ -114,6 +116,7 @@ def attend_group(
         rescale = tl.math.exp2(row_max - shift)
         weights = tl.math.exp2(scores - shift[:, None])
         row_sum = row_sum * rescale + tl.sum(weights, 1)
+        # The softmax so far, as in `attend_keys`: Algorithm 1 of FlashAttention-2, lines 9 and 10.
         acc *= rescale[:, None]
         value = tl.load(cache.value + offsets, mask=mask, other=0.0)
         acc = tl.dot(weights.to(value.dtype), value, acc, input_precision="ieee")
@@ -159,6 +162,7 @@ def attend_part(
         row = tl.load(sequences.query_starts + sequence).to(tl.int64)
         kv_len = tl.load(sequences.kv_lens + sequence)
         first_visible = tl.maximum(kv_len - window, 0) if HAS_WINDOW else 0
+        # A part may begin before the window: its tiles without a visible key are left out.
         first_tile = first_visible // BLOCK_N * BLOCK_N
         begin = tl.maximum(tl.load(entry + 1), first_tile)
         end = tl.load(entry + 2)
@@ -204,6 +208,7 @@ def attend_part(
         dims = tl.arange(0, PADDED_SIZE)[None, :]
         exists = (heads[:, None] < GROUP) & (dims < HEAD_SIZE)
         columns = (first_head + heads[:, None]) * HEAD_SIZE + dims
+        # A context in one part needs no reduction, and is rounded here.
         is_split = tl.load(entry + 3) != 0 if IS_SPLIT else False
         if is_split:
             first_row = part * NUM_KV_HEADS * GROUP

@@ -45,7 +45,7 @@ def hybrid_attention(
     elif is_hybrid and variant == "streams" and query.device.type == "cuda":
         current = torch.cuda.current_stream(query.device)
         side = _side_stream(query.device)
-        side.wait_stream(current)
+        side.wait_stream(current)  # queries and cache are written there
         with torch.cuda.stream(side):
             attend_decodes()
         attend_prompts()

@@ -55,6 +55,7 @@ def slot_offsets(
         slots = first_key % BLOCK_SIZE + tokens
         offsets = block * cache.stride_block + slots * cache.stride_slot
     else:
+        # Unsigned: a division by a power of two is then a shift, without a case for negative keys.
         keys = (first_key + tokens).to(tl.uint32)
         blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < kv_len, other=0).to(tl.int64)
         offsets = blocks * cache.stride_block + (keys % BLOCK_SIZE) * cache.stride_slot

@@ -148,20 +148,23 @@ def choose_part_tokens(
     """Tokens of a part such that contexts of these `lengths` take the least time, if each of
     PROGRAMS_PER_SM programs on every multiprocessor takes the next part when it is done with one.
 
-    Parts of equal length end in whole waves; otherwise nobody waits longer than for one part
+    Parts of equal length end in whole waves; otherwise no program waits longer than for one part
     (Graham's bound of list scheduling).
     """
     longest = int(lengths.max())
+    # Candidates: the sizes that cut the longest context into so many parts.
     multiples = -(-longest // (PARTS_OF_LONGEST * PART_TOKENS))
-    sizes = multiples * PART_TOKENS
-    parts_of_each = -(-lengths // sizes[:, None])
+    sizes = multiples * PART_TOKENS  # [candidates]
+    parts_of_each = -(-lengths // sizes[:, None])  # [candidates, contexts]
     num_parts = parts_of_each.sum(1)
-    share = num_kv_heads / (PROGRAMS_PER_SM * num_sms)
-    waves = num_parts * share
+    # Every part is a program for each KV head; a wave has as many as run at a time.
+    waves_a_part = num_kv_heads / (PROGRAMS_PER_SM * num_sms)
+    waves = num_parts * waves_a_part
     largest = np.minimum(sizes, longest)
+    # Both in tokens that a program reads one after another; the smaller bound holds.
     in_waves = np.ceil(waves) * largest
-    as_taken = lengths.sum() * share + largest
-    cost = np.minimum(in_waves, as_taken) + waves * PROGRAM_TOKENS
+    by_graham = lengths.sum() * waves_a_part + largest
+    cost = np.minimum(in_waves, by_graham) + waves * PROGRAM_TOKENS
     is_split = num_parts > len(lengths)
     cost[is_split] += REDUCTION_TOKENS
     lacks_room = num_parts > max_parts
@@ -176,6 +179,7 @@ def divide(
     """`parts` and `reductions` of decodes, the longest first: the last to be begun are short."""
     first_keys = _first_keys(kv_lens, window)
     lengths = kv_lens - first_keys
+    # By decode, the longest first:
     order = np.argsort(-lengths, kind="stable")
     counts = -(-lengths[order] // part_tokens)
     first_parts = np.cumsum(counts) - counts

@@ -31,7 +31,7 @@ from sarathi_kernels.runtime.tuned import tuned
 # Triton 3.6 waits for the scores of the next keys before the softmax that they should run beside.
 CAN_COMPUTE_AHEAD = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
 
-# Launching must not compile anew because a plan's tensors start elsewhere in their buffer or its
+# Launching must not compile again because a plan's tensors start elsewhere in their buffer or its
 # sizes change.
 PLAN_ARGUMENTS = [
     "query_starts",

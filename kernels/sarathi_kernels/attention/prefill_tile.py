@@ -74,6 +74,7 @@ def attend_keys(
     computed while the softmax works on those of this one: products that are asynchronous (wgmma)
     need not wait for each other. It takes one product more than there are tiles.
     """
+    # The lines named below are those of Algorithm 1 of FlashAttention-2 (arXiv 2307.08691).
     if AHEAD:
         last_key = tl.maximum(end - BLOCK_N, 0)
         key = load_tile(
@@ -91,6 +92,7 @@ def attend_keys(
         scores = tl.dot(query, key.T, input_precision="ieee")
     for first_key in tl.range(begin, end, BLOCK_N):
         first_key = tl.multiple_of(first_key, BLOCK_N)
+        # Behind the last tile its product is taken again, and not used: the loop has no branch.
         next_key = tl.minimum(first_key + BLOCK_N, last_key) if AHEAD else first_key
         key = load_tile(
             cache.key,
@@ -104,6 +106,7 @@ def attend_keys(
             BLOCK_N,
             MASKED,
         )
+        # Line 8: the scores. "ieee", as TF32 would keep 10 bits of a float32's mantissa.
         product = tl.dot(query, key.T, input_precision="ieee")
         if not AHEAD:
             scores = product
@@ -113,6 +116,7 @@ def attend_keys(
             if HAS_WINDOW:
                 visible = visible & (tokens > last_keys[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
+        # Line 9. The scale is positive, so that it may follow the maximum: one product a row.
         new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
         # A window may hide all keys so far from a query, whose maximum is then no number to
         # subtract.
@@ -134,6 +138,7 @@ def attend_keys(
             BLOCK_N,
             MASKED,
         )
+        # Line 10. The division by the sums comes once, behind the loop (`attend_tile`).
         acc *= rescale[:, None]
         acc = tl.dot(weights.to(value.dtype), value, acc, input_precision="ieee")
         row_max = new_max
@@ -184,14 +189,16 @@ def attend_tile(
             pointers = query.first + packed * query.stride + columns
             tile = tl.load(pointers, mask=exists, other=0.0)
 
+            # Queries are the newest tokens: the first one's position is that of the tokens before.
             num_earlier = kv_len - num_queries
             first_position = num_earlier + first_row
+            # Rows behind the last query see what it sees, so that no row is without keys.
             last_keys = tl.minimum(num_earlier + rows, kv_len - 1)
             end = tl.minimum(first_position + BLOCK_M, kv_len)
             # Every query of the tile sees the keys up to its first one's position.
             masked_from = (first_position + 1) // BLOCK_N * BLOCK_N
             table = sequences.block_table + sequence.to(tl.int64) * sequences.stride_table
-            column = head // GROUP * HEAD_SIZE
+            column = head // GROUP * HEAD_SIZE  # of the KV head that the query's head shares
             keys = cache.key + column
             values = cache.value + column
             of_group = Cache(keys, values, cache.stride_block, cache.stride_slot)
@@ -211,7 +218,8 @@ def attend_tile(
                     window_begin, begin, last_keys, window, kv_len, qk_scale,
                     HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, False,
                 )  # fmt: skip
-            # Keys that all queries see: no mask.
+            # Keys that all queries see, most of a long context: no mask (FlashAttention-2, section
+            # 3.1.1, "Causal masking").
             acc, row_max, row_sum = attend_keys(
                 acc, row_max, row_sum, tile, of_group, table,
                 begin, masked_from, last_keys, window, kv_len, qk_scale,
@@ -223,5 +231,6 @@ def attend_tile(
                 masked_from, end, last_keys, window, kv_len, qk_scale,
                 HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW, False,
             )  # fmt: skip
+            # Line 12 of Algorithm 1.
             attended = (acc / row_sum[:, None]).to(out.first.dtype.element_ty)
             tl.store(out.first + packed * out.stride + columns, attended, mask=exists)

@@ -158,7 +158,7 @@ def _reread(
     prompt: int, inputs: AttentionInputs, chunks: tuple[int, ...], quick: bool
 ) -> Iterator[Benchmark]:
     """One layer's attention of a whole prompt at once and chunk by chunk, which reads earlier keys
-    and values anew.
+    and values again.
     """
     _, keys, values, _, scale = inputs.arguments
     for chunk in (prompt, *chunks):

@@ -83,7 +83,7 @@ def make_inputs(
     needed = [-(-kv_len // case.block_size) for _, kv_len in case.sequences]
     order = (
         1 + torch.randperm(sum(needed), generator=generator)
-    ).tolist()  # the first block belongs to nobody
+    ).tolist()  # the first block belongs to no sequence
     blocks = [[order.pop() for _ in range(count)] for count in needed]
     on_device = torch.Generator(device).manual_seed(seed)
     heads = (case.num_kv_heads, case.head_size)

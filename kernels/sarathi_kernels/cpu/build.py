@@ -93,6 +93,7 @@ def _key(command: list[str]) -> str:
     compiler, *options = command
     version = run_compiler([compiler, "--version"])
     _, libc_version = platform.libc_ver()
+    # The CPU's flags too: -march=native compiles for what this one has.
     texts = [path.read_text() for path in sources]
     texts += [version, *options, *sorted(cpu_flags()), libc_version]
     content = "\0".join(texts).encode()

@@ -1,7 +1,7 @@
 """The compiled C++ and its calls, on torch's tensors of a CPU.
 
 What is handed over is checked, here what tensors are, in `checks.py` whether sizes match, and in
-`checks.h` the numbers in tensors: the C++ reads and writes wherever it is told to.
+`checks.h` the numbers in tensors: the C++ itself checks no address that it reads or writes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-_started_isa = "auto"  # the set of instructions that `start` was told last
+_started_isa = "auto"  # the set of instructions of the last `start`
 
 
 def load(isa: str | None = None) -> ctypes.CDLL:
@@ -158,8 +158,8 @@ class Decoder:
     ) -> Tensor:
         """One iteration: writes keys and values; returns logits [num_emits, vocab_size] in float32.
 
-        `record` is told the seconds of each operation in all layers, less what its threads waited
-        for each other, which is "waiting"; those on contexts of single tokens are attention_decode.
+        `record` gets the seconds of each operation in all layers, less what its threads waited for
+        each other, which is "waiting"; attention of single tokens is attention_decode.
 
         Raises ValueError for tensors of other kinds, and for numbers beyond what they point into.
         """
@@ -179,6 +179,7 @@ class Decoder:
                 raise ValueError(f"{tuple(table.shape)} is no table of {model.rotary_half} angles")
         logits = torch.empty(len(emit_rows), model.vocab_size)
         structs = segment_structs(segments)
+        # Tensors are held by this function's names until the call returns: C++ has their addresses.
         batch = BatchStruct(
             *(tensor.data_ptr() for tensor in (*rows, emit_rows)),
             structs,
@@ -207,7 +208,7 @@ class Decoder:
 
 def segment_structs(segments: Sequence[Segment]) -> ctypes.Array[SegmentStruct]:
     """Valid as long as `segments`. Raises ValueError for blocks that are not int64."""
-    structs = (SegmentStruct * len(segments))()
+    structs = (SegmentStruct * len(segments))()  # zeroed: a null `blocks` means neighbours
     for struct, segment in zip(structs, segments, strict=True):
         struct.start = segment.start
         struct.num_queries = segment.num_queries

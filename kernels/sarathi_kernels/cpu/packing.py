@@ -80,6 +80,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None, *, is_gated: bool = False) 
     else:
         missing_rows = -out_features % PANEL
         padded = F.pad(weight, (0, 0, 0, missing_rows))
+    # Padded as the weight: the C++ adds whole panels without a look at the width.
     columns = None
     if bias is not None:
         columns = _columns(bias, is_gated)
@@ -147,7 +148,7 @@ def _pair(weight: Tensor) -> Tensor:
     num_missing = -half % 16
     halves = weight.view(2, half, columns)
     padded = F.pad(halves, (0, 0, 0, num_missing))
-    blocks = padded.view(2, -1, 16, columns)
+    blocks = padded.view(2, -1, 16, columns)  # [gates and ups, blocks, rows, columns]
     return blocks.transpose(0, 1).reshape(-1, columns)
 
 
@@ -161,6 +162,7 @@ def _panels(weight: Tensor) -> Tensor:
     num_missing = -in_features % kblock
     padded = F.pad(weight, (0, num_missing))
     num_blocks = padded.shape[1] // kblock
-    # panel, half, column, block, pair, of these
+    # AMX multiplies bfloat16 pair by pair (VNNI): two inputs of a column lie side by side. The axes
+    # are panel, half, column, block, pair, and the two of a pair.
     blocks = padded.view(-1, 2, 16, num_blocks, 16, kblock // 16)
     return blocks.permute(0, 3, 1, 4, 2, 5).contiguous()

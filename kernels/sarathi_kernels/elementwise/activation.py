@@ -1,4 +1,4 @@
-"""Activations of the feed-forward block; both may overwrite their (first) input, which nobody reads
+"""Activations of the feed-forward block; both may overwrite their (first) input, which is not read
 again.
 """
 

@@ -86,7 +86,7 @@ def _activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
         y = x * tl.sigmoid(x)
     elif ACTIVATION == "gelu":
         y = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
-    else:  # (1 + tanh u) / 2 is the sigmoid of 2u
+    else:  # gelu by tanh (arXiv 1606.08415, section 2): (1 + tanh u) / 2 is the sigmoid of 2u
         y = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     return y
 

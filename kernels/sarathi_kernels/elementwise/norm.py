@@ -154,7 +154,7 @@ def add_norm_kernel(
     """ROWS_BLOCK whole rows."""
     row = tl.program_id(0) * ROWS_BLOCK + tl.arange(0, ROWS_BLOCK)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
-    outer = (row // NUM_INNER).to(tl.int64)
+    outer = (row // NUM_INNER).to(tl.int64)  # offsets of late rows exceed 32 bits
     inner = row % NUM_INNER
     is_column = column < SIZE
     mask = (row < num_rows) & is_column
@@ -165,11 +165,13 @@ def add_norm_kernel(
     if update is not None:
         update_at = update + outer * update_outer + inner * update_inner + column
         change = tl.load(update_at, mask=mask, other=0.0)
+        # Rounded before it is normalised, as without fusion: the residual stream has this value.
         total = (x + change.to(tl.float32)).to(stored.dtype)
         tl.store(hidden_at, total, mask=mask)
         x = total.to(tl.float32)
     if not IS_RMS:
         mean = tl.sum(x, axis=1)[:, None] / SIZE
+        # Padding must stay zero, which adds nothing to the variance.
         x = tl.where(is_column, x - mean, 0.0)
     variance = tl.sum(x * x, axis=1)[:, None] / SIZE
     scale = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)

@@ -177,6 +177,7 @@ def rotate_and_store_kernel(
     is_stored = slot >= 0
     is_key = (key_head >= 0) & (value_head < 0) & is_stored
     is_value = (value_head >= 0) & (value_head < NUM_KV_HEADS) & is_stored
+    # Values have pairs, too: they are not rotated, but move to the cache in the same pass.
     is_wanted_pair = (is_query | is_key | is_value) & is_pair
 
     row = qkv + token * qkv_stride + head * HEAD_SIZE
@@ -195,6 +196,7 @@ def rotate_and_store_kernel(
 
     tl.store(row + pair, rotated_first, mask=is_query & is_pair)
     tl.store(row + HALF + pair, rotated_second, mask=is_query & is_pair)
+    # Entries that are not rotated (a rotary size below the head size): queries have them already.
     if REST_BLOCK > 0:
         column = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
         exists = column < HEAD_SIZE

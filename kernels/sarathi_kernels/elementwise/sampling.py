@@ -36,6 +36,7 @@ def greedy(logits: Tensor) -> Tensor:
         return tokens
     steps = triton.cdiv(vocab, COLUMNS_PER_STEP)
     num_programs = PROGRAMS_PER_SM * chip_of(logits.device).num_sms
+    # Few rows would leave most multiprocessors idle: they share the columns of a row, too.
     wanted_parts = triton.cdiv(num_programs, num_rows)
     part_steps = triton.cdiv(steps, min(steps, wanted_parts, MAX_PARTS))
     num_parts = triton.cdiv(steps, part_steps)  # none is empty
@@ -101,10 +102,12 @@ def best_of_part_kernel(
         column = lane + step * BLOCK
         stored = tl.load(row_start + column, mask=column < vocab, other=float("-inf"))
         x = stored.to(tl.float32)
+        # Strictly: of equal logits a lane keeps the first, which is its lowest token.
         is_larger = x > largest
         token = tl.where(is_larger, column, token)
         largest = tl.where(is_larger, x, largest)
-        is_nan |= (x != x).to(tl.int32)
+        is_nan |= (x != x).to(tl.int32)  # a NaN is never larger, so it is noted apart
+    # Of equal logits of several lanes, too, the lowest token wins: samples do not hang on lanes.
     winner = tl.max(largest, axis=0)
     winners = tl.where(largest == winner, token, NO_TOKEN)
     lowest = tl.min(winners, axis=0)
@@ -132,6 +135,6 @@ def best_of_row_kernel(
     token = tl.load(best_tokens + entry, mask=mask, other=NO_TOKEN)
     winners = tl.where(x == tl.max(x, axis=0), token, NO_TOKEN)
     lowest = tl.min(winners, axis=0)
-    has_nan = tl.min(token, axis=0) == NAN_TOKEN
+    has_nan = tl.min(token, axis=0) == NAN_TOKEN  # below all tokens
     chosen = tl.where(has_nan, NAN_TOKEN, lowest)
     tl.store(tokens + row, chosen.to(tl.int64))

@@ -1,4 +1,4 @@
-"""Seconds by operation with a cost model's constants drawn anew, eight times within their errors.
+"""Seconds by operation with eight draws of a cost model's constants within their errors.
 
 A cost model states the mean absolute error of each kind of operation on shapes that no fit has
 seen. Here these errors are normal in the logarithm. One half of their variance is shared by shapes,

@@ -188,7 +188,7 @@ class Hardware:
         self._require_below("cache_rate", self.cache_rate, self.bytes_per_second)
 
     def _require_below(self, name: str, rate: float | None, peak: float) -> None:
-        """Raise UserError for a rate above the peak, by which rooflines are told."""
+        """Raise UserError for a rate above the peak, from which rooflines follow."""
         if rate is not None and rate > peak:
             raise UserError(
                 f"hardware.{name}={rate:g} is above the peak of {self.name}, {peak:g}; describe "

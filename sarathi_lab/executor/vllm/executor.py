@@ -86,7 +86,7 @@ class VllmExecutor(WallClock):
     def start(self) -> None:
         if self._stop is not None:
             raise self._stop
-        # Workers outlive a run, and are told to forget what it left with them.
+        # Workers outlive a run, and must forget what it left with them.
         self._in_flight.clear()  # of a run that stopped half-way
         self._ended |= {held.name for held in self._held.values()}
         self._held.clear()
