@@ -63,6 +63,8 @@ class WindowPool:
 
     def held_with(self, num_blocks: int) -> int:
         """Return the blocks of the pool that a sequence with `num_blocks` of the cache holds."""
+        if self.blocks_of_window == 0:
+            return 0
         num_of_tokens = max(0, num_blocks - self._state_blocks)
         return min(num_of_tokens, self.blocks_of_window)
 
@@ -74,6 +76,8 @@ class WindowPool:
         """Return the blocks of the pool that a sequence needs to grow from `num_held` blocks of the
         cache to `num_blocks`.
         """
+        if self.blocks_of_window == 0:  # mostly, and a batch of decodes asks for each
+            return 0
         return self.held_with(num_blocks) - self.held_with(num_held)
 
     def has_room_for_window(self, begun: Iterable[SequenceState]) -> bool:

@@ -52,7 +52,8 @@ class BlockTable:
         """Write the blocks of `sequences` to their `rows` where `kv_lens` tokens need more."""
         tokens_written = self._num_written[rows] * self.block_size
         needs_more = tokens_written < kv_lens
-        for i in np.flatnonzero(needs_more).tolist():  # few: most decodes stay in their last block
+        # Few: most decodes stay in their last block.
+        for i in needs_more.nonzero()[0].tolist():
             self._write(int(rows[i]), sequences[i].block_ids)
 
     def _write(self, row: int, block_ids: Sequence[int]) -> None:

@@ -296,7 +296,8 @@ class Packer:
         feed_rows = views["feed_rows"]
         feed_rows[: composition.num_tokens] = PADDING
         last_rows = composition.ends - 1
-        in_flight = np.flatnonzero(token_ids[last_rows] == NO_TOKEN)  # numbers of sequences
+        is_in_flight = token_ids[last_rows] == NO_TOKEN
+        in_flight = is_in_flight.nonzero()[0]  # numbers of sequences
         if len(in_flight) == 0:
             return
         rows = last_rows[in_flight]
