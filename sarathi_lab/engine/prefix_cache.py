@@ -35,6 +35,8 @@ class PrefixCache:
         last_sequence, cached = self._last
         if sequence is not last_sequence:
             cached = []
+        # What was cached at its start is still there, as `evict` and `withdraw` forget the answer:
+        # only blocks behind it may have been published since.
         num_full = (sequence.num_known - 1) // self.block_size
         keys = self._keys_of(sequence, num_full)
         for key in keys[len(cached) : num_full]:

@@ -69,7 +69,9 @@ class MemoryRule:
     window_pool: float | None = None
 
     def cache_bytes(self, device: DeviceMemory, share: float | None = None) -> float:
-        """Compute the bytes of cache on `device`; below 0 if they lack. None: the default share."""
+        """Compute the bytes that are left for the cache on `device`, below 0 where none are, of a
+        `share` of its memory (None: the default).
+        """
         if share is None:
             share = self.share(device)
         used = sum(size for _, size in self._subtracted(device))

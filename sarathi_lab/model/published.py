@@ -400,10 +400,15 @@ class Reader:
         frequency = facts.count("index_topk_freq", 1)
         if frequency <= 1:
             return None
-        # Of SGLang's `dsa_layer_skips_topk`: the first ones have their own, then every few.
-        first = facts.count("index_skip_topk_offset", 2)
-        steps = (max(layer - first + 1, 0) for layer in range(self.num_layers))
-        return sum(step % frequency == 0 for step in steps)
+        # By SGLang's `dsa_layer_skips_topk`: the layers before the offset have an index each, and
+        # then each `frequency`-th layer has, counted from the layer before the offset.
+        offset = facts.count("index_skip_topk_offset", 2)
+        num_layers = 0
+        for layer in range(self.num_layers):
+            distance = max(layer - (offset - 1), 0)
+            if distance % frequency == 0:
+                num_layers += 1
+        return num_layers
 
     def _borrowing(self, kinds: Sequence[str]) -> list[str]:
         """Return the kinds of the layers that use the keys and values of another: the last ones, or

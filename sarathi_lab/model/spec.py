@@ -547,7 +547,7 @@ class ModelSpec:
         )
 
     def kv_layer_bytes(self, dtype_bytes: int) -> int:
-        """Keys and values of one token in one layer without a window, but the key of an index."""
+        """Keys and values of one token in one layer without a window, without an index's key."""
         latent = self.layers.latent
         if latent is None:
             return self._heads_bytes(self.heads, dtype_bytes)

@@ -308,10 +308,12 @@ def equivalent_prompts(tokens: int, pairs: int) -> tuple[float, float]:
     """Compute number and length of equal prompts of as many tokens and causal query-key pairs; if
     these would be longer than the tokens (they have a context), of one prompt of as many pairs.
     """
+    # n prompts of length l have n l tokens and n l (l + 1) / 2 pairs: l + 1 is twice their ratio.
     length = 2 * pairs / tokens - 1
     if length > tokens:
         return 1.0, _prompt_of(pairs)
-    return tokens / length, length
+    number = tokens / length
+    return number, length
 
 
 def _prompt_of(pairs: int) -> float:

@@ -220,9 +220,11 @@ class VllmExecutor(WallClock):
         step.num_computed.append(start)
         step.num_generated.append(sequence.num_known - held.num_given)
         if self.workers.wants_newest_tokens:
-            first = start - sequence.request.prompt_len
-            last = max(0, first + num_tokens)
-            step.newest_tokens.append(sequence.output_token_ids[max(0, first) : last])
+            # Positions of the output count from the prompt's end, before which it has none.
+            first_output = start - sequence.request.prompt_len
+            end_of_output = max(0, first_output + num_tokens)
+            outputs = sequence.output_token_ids[max(0, first_output) : end_of_output]
+            step.newest_tokens.append(outputs)
         if name not in self._before:
             step.rejoined[name] = _token_ids(sequence)
 
