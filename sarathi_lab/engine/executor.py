@@ -65,7 +65,8 @@ class StepResult:
         """Seconds that a stage was busy, the mean over stages."""
         if not self.stages:
             return self.end - self.start
-        return sum(end - start for start, end in self.stages) / len(self.stages)
+        seconds_of_stages = [end - start for start, end in self.stages]
+        return sum(seconds_of_stages) / len(self.stages)
 
 
 def bubbles_between(

@@ -80,7 +80,8 @@ BYTES_IN_16_BITS = 2
 def resolve_device(name: str) -> torch.device:
     """Return the device `name` (auto, cpu, cuda or cuda:N). Raises UserError for a missing one."""
     kind, _, index = str(name).partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdecimal())):
+    is_numbered_gpu = kind == "cuda" and index.isdecimal()
+    if kind not in ("auto", "cpu", "cuda") or (index and not is_numbered_gpu):
         raise UserError(f"device={name} is unknown; use auto, cpu, cuda or cuda:1")
     if kind == "cpu":
         return torch.device("cpu")

@@ -66,7 +66,8 @@ def find_checkpoint(path: str, files: Sequence[str] = HUB_FILES) -> Path:
         return directory
     if directory.name == "config.json" and directory.is_file():
         return directory.parent
-    if directory.exists() or path.startswith((".", "/", "~")) or not HUB_ID.fullmatch(path):
+    is_path = directory.exists() or path.startswith((".", "/", "~"))
+    if is_path or not HUB_ID.fullmatch(path):
         reason = "is a file" if directory.exists() else "is missing"
         if path.lower().endswith(".gguf"):
             reason = "is a GGUF file, which is not read"

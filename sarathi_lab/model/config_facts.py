@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 from sarathi_lab.config.errors import UserError
 
@@ -19,6 +20,21 @@ WITHOUT_CONTEXT = (LINEAR, MAMBA, CONV)
 FFN_LAYERS = "num_ffn_layers"  # no field of a file: by `of_blocks`
 HEADS = ("num_attention_heads", "n_head", "num_heads")
 WIDTHS = ("hidden_size", "n_embd", "n_embed")
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether a value of a file is a number; true, an integer in Python, is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_list(value: object) -> TypeGuard[Sequence[object]]:
+    """Return whether a value of a file is a list; a text is none."""
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def are_alike(values: Sequence[object]) -> bool:
+    """Return whether there are values, which are all equal."""
+    return len(values) > 0 and values.count(values[0]) == len(values)
 
 
 class Facts:
@@ -65,10 +81,9 @@ class Facts:
         value = self._config.get(name)
         if value is None:
             return default
-        if isinstance(value, list) and value and value.count(value[0]) == len(value):
-            value = value[0]  # of each layer, all alike
-        # In Python true is an integer, too; as a size it is an error of the file.
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        if isinstance(value, list) and are_alike(value):
+            value = value[0]  # of each layer
+        if not is_number(value) or not isinstance(value, int) or value < 0:
             raise UserError(f"{name}={value!r} is not a whole number from 0; {self._fix}")
         return value
 
@@ -89,7 +104,7 @@ class Facts:
         if value is None:
             return None
         num_layers = self.size("num_hidden_layers", "n_layer")
-        if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != num_layers:
+        if not is_list(value) or len(value) != num_layers:
             raise UserError(
                 f"{name} does not name each of num_hidden_layers={num_layers} layers; {self._fix}"
             )
@@ -98,7 +113,7 @@ class Facts:
     def texts(self, name: str) -> list[str]:
         """Return a list of names, of any length."""
         value = self._config.get(name)
-        if isinstance(value, str) or not isinstance(value, Sequence):
+        if not is_list(value):
             raise UserError(f"{name}={value!r} is not a list of names; {self._fix}")
         return [str(entry) for entry in value]
 
@@ -107,7 +122,7 @@ class Facts:
         value = self._config.get(name)
         if value is None:
             return None
-        if isinstance(value, str) or not isinstance(value, Sequence):
+        if not is_list(value):
             raise UserError(f"{name}={value!r} is not a list of numbers; {self._fix}")
         numbers = []
         for number in value:
@@ -125,7 +140,7 @@ class Facts:
             value = default
         if value is None:
             raise UserError(f"{name} is missing; {self._fix}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if not is_number(value) or not value > 0:  # NaN is above nothing
             raise UserError(f"{name}={value!r} is not a number above 0; {self._fix}")
         return value
 
@@ -154,13 +169,18 @@ class Facts:
         if not of_layers:
             return Facts({}, self._fix)
         # The formulas have one size for all layers of a kind.
-        if of_layers.count(of_layers[0]) != len(of_layers) or not isinstance(of_layers[0], Mapping):
+        if not are_alike(of_layers) or not isinstance(of_layers[0], Mapping):
             raise UserError(f"{name} gives layers different sizes, which has no formula")
         return Facts(of_layers[0], self._fix)
 
     def objects(self, name: str) -> list[Config]:
         """Return a list of objects."""
         value = self._config.get(name)
-        if not isinstance(value, Sequence) or not all(isinstance(each, Mapping) for each in value):
+        if not is_list(value):
             raise UserError(f"{name}={value!r} is not a list of objects; {self._fix}")
-        return list(value)
+        objects = []
+        for entry in value:
+            if not isinstance(entry, Mapping):
+                raise UserError(f"{name} has {entry!r}, which is no object; {self._fix}")
+            objects.append(entry)
+        return objects

@@ -65,7 +65,8 @@ def _width_of(ffn: Config, hidden: int) -> int:
     value = ffn.get("ffn_mult")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"block_configs: ffn_mult={value!r} is no number; {AGAIN}")
-    return math.ceil(int(2 * value * hidden / 3) / 256) * 256
+    width = int(2 * value * hidden / 3)
+    return math.ceil(width / 256) * 256
 
 
 def of_lfm2(facts: Facts) -> Config:

@@ -358,12 +358,15 @@ class Reader:
     def _window_heads(self) -> HeadSizes | None:
         """Return the heads of layers with a window, where the file has some of their own."""
         facts = self.facts
-        names = ("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim")
-        if facts.first(*names) is None:
+        own_heads = "swa_num_attention_heads"
+        own_kv_heads = "swa_num_key_value_heads"
+        own_size = "swa_head_dim"
+        if facts.first(own_heads, own_kv_heads, own_size) is None:
             return None
-        num_heads = facts.size(names[0], "num_attention_heads")
-        key_size = facts.count(names[2], self._head_size(facts.size(*WIDTHS), num_heads))
-        num_kv_heads = facts.size(names[1], "num_key_value_heads")
+        num_heads = facts.size(own_heads, "num_attention_heads")
+        usual_size = self._head_size(facts.size(*WIDTHS), num_heads)
+        key_size = facts.count(own_size, usual_size)
+        num_kv_heads = facts.size(own_kv_heads, "num_key_value_heads")
         value_size = facts.size_or(key_size, "swa_v_head_dim", "v_head_dim")
         return HeadSizes(num_heads, num_kv_heads, key_size, value_size)
 

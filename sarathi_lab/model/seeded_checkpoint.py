@@ -88,7 +88,8 @@ def path_of_config(spec: ModelSpec, dtype: torch.dtype) -> Path:
 
 def _path_of(kind: str, spec: ModelSpec, *settings: object) -> Path:
     plain = spec.unquantised()
-    key = hashlib.sha256(repr((plain, *settings)).encode()).hexdigest()[:16]
+    text = repr((plain, *settings))
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
     return cache_folder() / kind / key / spec.name
 
 

@@ -279,7 +279,9 @@ def read_profile_table(path: str) -> ProfileTable:
     needed = list(Row._fields)
     remedy = f"use a CSV file with the columns {', '.join(needed)}, such as vLLM-Ascend's"
     with readable(f"profile_table={path}", remedy, KeyError):
-        table = pd.read_csv(Path(path))[needed].astype(dict.fromkeys(needed[:3], int))
+        table = pd.read_csv(Path(path))[needed]
+        counts = needed[:-1]  # all columns but the time
+        table = table.astype(dict.fromkeys(counts, int))
         rows = tuple(map(Row._make, table.itertuples(index=False)))
     if not rows:
         raise UserError(f"profile_table={path} has no rows; {remedy}")

@@ -160,7 +160,8 @@ class AttentionRows:
         """Take the calls of the model's heads, all of them where tables are of one model."""
         rows = tables.frames.get("attention", pd.DataFrame(columns=[*POINT, TIME]))
         if SHAPE[0] in rows:
-            rows = rows[(rows[list(SHAPE)] == list(formula.heads)).all(axis=1)]
+            has_heads = (rows[list(SHAPE)] == list(formula.heads)).all(axis="columns")
+            rows = rows[has_heads]
         if "num_prefills" not in rows:
             rows = rows.assign(num_prefills=1)
         # A call of decodes has no prompt, whatever its row says of their number.

@@ -217,7 +217,8 @@ class PaddedShapes:
             return False
         if shape.num_tiles == 0:
             return max(map(_start, batch.chunks)) < self._longest
-        if max([start + num_tokens for _, start, num_tokens, _, _ in batch.chunks]) > self._longest:
+        contexts = [start + num_tokens for _, start, num_tokens, _, _ in batch.chunks]
+        if max(contexts) > self._longest:
             return False
         lengths = (chunk.num_tokens for chunk in batch.chunks)
         return _num_tiles(lengths, shape.tile_rows) <= shape.num_tiles

@@ -444,7 +444,12 @@ class VllmBackend(MeasuredBackend):
         number = self.num_devices
         if number == 1 or self.uses_gpus or len(cores) < number:
             return None
-        return "|".join(",".join(map(str, cores[i::number])) for i in range(number))
+        # As VLLM_CPU_OMP_THREADS_BIND lists them: workers by "|", cores of a worker by ",".
+        cores_of_workers = []
+        for worker in range(number):
+            cores_of_worker = map(str, cores[worker::number])
+            cores_of_workers.append(",".join(cores_of_worker))
+        return "|".join(cores_of_workers)
 
 
 def _announce(phase: str) -> None:

@@ -45,11 +45,16 @@ class StagedExecutor(VllmExecutor):
         self._pipes.has_report(timeout=PATIENCE)
         result = super().collect()
         reports = self._pipes.read()
-        spans = [(self.timeline.at(start), self.timeline.at(end)) for start, end in reports]
+        spans = []
+        for start_mark, end_mark in reports:
+            span = (self.timeline.at(start_mark), self.timeline.at(end_mark))
+            spans.append(span)
+        start_of_first, _ = spans[0]
+        _, end_of_last = spans[-1]
         return replace(
             result,
-            start=spans[0][0],
-            end=spans[-1][1],
+            start=start_of_first,
+            end=end_of_last,
             stages=spans,
             bubbles=self._bubbles_before(result.batch, spans),
             launching_time=0.0,

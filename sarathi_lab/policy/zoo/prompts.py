@@ -173,7 +173,8 @@ class Ranked(PrefillAware):
             case "slack":
                 deadline = max(self.patience, self.deadline_factor * cost(sequence.num_known))
                 return (deadline - age - rest) / deadline
-        return math.log2(cost(sequence.num_known)) + math.log2(rest) - age / self.patience
+        whole_cost = cost(sequence.num_known)
+        return math.log2(whole_cost) + math.log2(rest) - age / self.patience
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ class MinPrefillChunk(VllmV1):
         state.iteration += 1
         prompts = [*scheduler.idle_prefills, *scheduler.upcoming(LOOKAHEAD)]
         small = [sequence.num_pending for sequence in prompts if sequence.num_pending < least]
-        if sum(small) >= least or not any(sequence.is_decoding for sequence in scheduler.running):
+        has_decodes = any(sequence.is_decoding for sequence in scheduler.running)
+        if sum(small) >= least or not has_decodes:
             return take
 
         def size(sequence: SequenceState, budget_left: int) -> int:
