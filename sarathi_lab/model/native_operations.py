@@ -54,30 +54,34 @@ class NativeLinear(nn.Module):
 def _pack_all(model: Transformer) -> None:
     """Put packed weights, all in one piece of memory, in place of the model's."""
     weights = list(_weights(model))
-    nbytes = sum(
-        packed_nbytes(getattr(parent, name).weight, is_gated=is_gated)
-        for parent, name, is_gated in weights
-    )
+    num_bytes = 0
+    for parent, name, is_gated in weights:
+        num_bytes += packed_nbytes(getattr(parent, name).weight, is_gated=is_gated)
 
-    def packed() -> Iterator[PackedLinear]:
+    def packed_in_turn() -> Iterator[PackedLinear]:
         for parent, name, is_gated in weights:
             linear = getattr(parent, name)
-            delattr(parent, name)
             yield pack_linear(linear.weight.detach(), linear.bias, is_gated=is_gated)
+            # The packed copy is moved when the next one is asked for: now nothing may hold the
+            # plain weight. The C library would keep its memory, as the next has another size, and
+            # all of them together would take the memory of the model once more.
+            delattr(parent, name)
             del linear
-            # its size is not that of what follows: it would add up to the weights once more
             give_back_freed()
 
-    together = pack_together(packed(), nbytes, library.copy_by_thread)
-    for (parent, name, _), weight in zip(weights, together, strict=True):
+    packed_weights = pack_together(packed_in_turn(), num_bytes, library.copy_by_thread)
+    for (parent, name, _), weight in zip(weights, packed_weights, strict=True):
         setattr(parent, name, NativeLinear(weight))
 
 
 def _weights(model: Transformer) -> Iterator[tuple[nn.Module, str, bool]]:
-    """Whose product with which weight, and whether half of its rows are gates of the other half."""
+    """Yield each product as its module and attribute, and whether half of its rows are gates of the
+    other half.
+    """
     for layer in model.layers:
         for linear in model.spec.layer_linears:
-            yield layer, linear.name, linear.name == "ffn_up" and model.spec.gated_ffn
+            is_gated = linear.name == "ffn_up" and model.spec.gated_ffn
+            yield layer, linear.name, is_gated
     yield model, "lm_head", False
 
 

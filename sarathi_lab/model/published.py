@@ -41,7 +41,7 @@ from sarathi_lab.model.layers import (
 from sarathi_lab.model.own_fields import of_blocks
 from sarathi_lab.model.quantised_config import FIELD as QUANTISATION
 from sarathi_lab.model.quantised_config import read_quantisation, unused_fields
-from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.spec import ModelSpec, StoredDtype
 
 # Beside the config.json of ModelOpt's checkpoints, which may lack the quantisation.
 QUANTISED_FILE = "hf_quant_config.json"
@@ -108,34 +108,44 @@ def published_spec(config: Config, name: str) -> ModelSpec:
     no formula.
     """
     encoders = [name for name in ENCODERS if config.get(name)]
+    fields = dict(config)
+    # What a model of several parts states of its language model counts.
     text = config.get("text_config") or config.get("llm_config")
     if isinstance(text, Mapping):
-        config = {**config, **text}
-    model_type = str(config.get("model_type", "")).removesuffix("_text")
-    _check_parts(config)
-    if model_type not in FAMILIES:
-        raise UserError(
-            f"model_type={config.get('model_type')!r} has no formulas; {OTHERWISE}; formulas are "
-            f"there for {', '.join(sorted(FAMILIES))}"
-        )
-    if config.get("block_configs") is not None:
-        config = {**config, **of_blocks(Facts(config))}
-    _check_embedding(Facts(config))
-    family = FAMILIES[model_type]
-    config = {**family.defaults, **config}
+        fields |= text
+    _check_parts(fields)
+    family = _family_of(fields)
+    if fields.get("block_configs") is not None:
+        fields |= of_blocks(Facts(fields))
+    _check_embedding(Facts(fields))
+    fields = {**family.defaults, **fields}
     if family.normal is not None:
-        config = {**config, **family.normal(Facts(config))}
-    elif config.get("per_layer_config"):
+        fields |= family.normal(Facts(fields))
+    elif fields.get("per_layer_config"):
         raise UserError("per_layer_config: layers of different sizes have no formula here")
-    reader = Reader(Facts(config), family)
-    spec = reader.spec(name)
-    quantisation = read_quantisation(config, spec)
+    spec = Reader(Facts(fields), family).spec(name)
+    quantisation = read_quantisation(fields, spec)
+    usual_weights: StoredDtype = "auto"
+    if quantisation is None:
+        usual_weights = family.usual_weights
     return replace(
         spec,
         quantisation=quantisation,
-        usual_weights=family.usual_weights if quantisation is None else "auto",
-        uncounted=(*encoders, *unused_fields(config)),
+        usual_weights=usual_weights,
+        uncounted=(*encoders, *unused_fields(fields)),
     )
+
+
+def _family_of(fields: Config) -> Family:
+    """Return the family of a model_type. Raises UserError for one that has no formulas."""
+    stated = fields.get("model_type")
+    model_type = str(stated).removesuffix("_text")
+    if model_type not in FAMILIES:
+        raise UserError(
+            f"model_type={stated!r} has no formulas; {OTHERWISE}; formulas are there for "
+            f"{', '.join(sorted(FAMILIES))}"
+        )
+    return FAMILIES[model_type]
 
 
 def _check_parts(config: Config) -> None:

@@ -338,7 +338,9 @@ class Packer:
         for i, kv_len in enumerate(kv_lens):
             start = starts[i]
             end = starts[i + 1]
-            segments.append(Segment(start, end - start, kv_len, blocks[i], 0, None))
+            num_queries = end - start
+            segment = Segment(start, num_queries, kv_len, blocks[i], first_key=0, mask=None)
+            segments.append(segment)
         tensors = {}
         for name in ("token_ids", "positions", "slots", "emit_rows"):
             numbers = views[name].astype(np.int64)
