@@ -12,7 +12,9 @@ import pytest
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.single_iteration import single_iteration
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.drawn_times import (
@@ -163,6 +165,19 @@ def test_without_a_stated_error_there_is_no_interval():
 
     with pytest.raises(UserError, match=r"executor.slower_shape=decodes: .* none of attention"):
         SimulatedBackend(unknown, slower_shape="decodes").check(SPEC, kv_tokens=16)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_an_engine_has_the_times_of_its_draw_or_slower_shape(stages):
+    def seconds(**variant) -> float:
+        backend = SimulatedBackend(A100, pipeline_parallel=stages, **variant)
+        executor = backend.build(SPEC, None, Sizes(30, 4, 3))
+        return single_iteration(executor, make_batch(num_decodes=3, context=100)).seconds
+
+    as_stated = seconds()
+    assert seconds(draw=1) != pytest.approx(as_stated)
+    assert seconds(slower_shape="decodes") > as_stated
+    assert seconds(slower_shape="to-512") == pytest.approx(as_stated)
 
 
 def test_a_run_has_a_draw_or_a_slower_shape():
