@@ -36,6 +36,7 @@ from sarathi_lab.model.layers import (
     Latent,
     Layers,
     Linear,
+    LinearAttention,
     Window,
 )
 from sarathi_lab.model.own_fields import of_blocks
@@ -238,27 +239,12 @@ class Reader:
 
     def _layers(self, mixture: Mixture, latent: Latent | None) -> Layers:
         family = self.family
-        kinds = self._kinds()
-        num_ffns = None
-        if self.facts.has("hybrid_override_pattern"):  # layers of one part each
-            num_ffns = mixture.num_layers + mixture.num_dense
-        elif self.facts.has(FFN_LAYERS):
-            num_ffns = self.facts.count(FFN_LAYERS)
-        borrowing = self._borrowing(kinds)
-        kinds = [kind for kind in kinds if kind]
-        num_linear = sum(kind in WITHOUT_CONTEXT for kind in kinds)
-        num_attention = len(kinds) - num_linear
+        kinds_of_layers = self._kinds()
+        borrowing = self._borrowing(kinds_of_layers)
+        kinds = [kind for kind in kinds_of_layers if kind]
+        num_attention = sum(kind not in WITHOUT_CONTEXT for kind in kinds)
         if num_attention == 0:
             raise UserError("no layer has attention; models of states alone have no formula")
-        if family.has_both:
-            num_linear = self.num_layers
-        linear = None
-        if num_linear and family.linear is None:
-            raise UserError(f"layer_types: {kinds[0]} has no formula for this model_type")
-        if num_linear and family.linear is not None:
-            linear = family.linear(self.facts, num_linear)
-            if family.float_states or self.facts.text("mamba_ssm_dtype") == "float32":
-                linear = replace(linear, state_bytes=FLOAT_BYTES)
         attention = None  # in all layers
         if num_attention < self.num_layers:
             attention = num_attention
@@ -269,13 +255,13 @@ class Reader:
             dense_ffn_size = mixture.dense_width
         layers = Layers(
             attention=attention,
-            ffn=num_ffns,
+            ffn=self._num_ffn_layers(mixture),
             dense=dense,
             dense_ffn_size=dense_ffn_size,
             shared_gate=family.has_shared_gate or mixture.shared_width == 0,
             output_gate=self.facts.flag("attn_output_gate", default=family.has_output_gate),
             latent=latent,
-            linear=linear,
+            linear=self._linear(kinds),
             window=self._window(kinds, len(borrowing) - borrowing.count(FULL)),
             borrowing=borrowing.count(FULL),
             parallel=family.has_both,
@@ -288,6 +274,29 @@ class Reader:
         if layers == ALIKE:
             return ALIKE  # the same object, which others ask for
         return layers
+
+    def _num_ffn_layers(self, mixture: Mixture) -> int | None:
+        """Count the layers with an FFN or experts; None: all."""
+        if self.facts.has("hybrid_override_pattern"):  # layers of one part each
+            return mixture.num_layers + mixture.num_dense
+        if self.facts.has(FFN_LAYERS):
+            return self.facts.count(FFN_LAYERS)
+        return None
+
+    def _linear(self, kinds: Sequence[str]) -> LinearAttention | None:
+        """Return the linear attention of a model whose layers have `kinds`; None without one."""
+        family = self.family
+        num_layers = sum(kind in WITHOUT_CONTEXT for kind in kinds)
+        if family.has_both:
+            num_layers = self.num_layers
+        if num_layers == 0:
+            return None
+        if family.linear is None:
+            raise UserError(f"layer_types: {kinds[0]} has no formula for this model_type")
+        linear = family.linear(self.facts, num_layers)
+        if family.float_states or self.facts.text("mamba_ssm_dtype") == "float32":
+            return replace(linear, state_bytes=FLOAT_BYTES)
+        return linear
 
     def _kinds(self) -> list[str]:
         """Return the kind of attention of each layer; "" for none."""

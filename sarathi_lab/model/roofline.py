@@ -109,54 +109,78 @@ def operation_rooflines(
     """
     if not spec.has_formulas:
         return {}
+    roofline = _OperationRoofline(spec, dtype_bytes, peaks)
     num_tokens = work.num_prefill_tokens + work.num_decode_tokens
-    token_bytes = num_tokens * spec.num_layers * dtype_bytes
-
-    def seconds(flops: float, num_bytes: float, peak: float = peaks.flops_per_second) -> float:
-        return max(flops / peak, num_bytes / peaks.bytes_per_second)
-
-    def product(
-        linear: Linear, rows: float, used: float = 1.0, weight: float = dtype_bytes
-    ) -> float:
-        flops = 2 * rows * linear.num_params
-        moved = rows * (linear.in_features + linear.out_features) * linear.count * dtype_bytes
-        # Read once for all rows, which is why a larger batch costs less a token.
-        weights = used * linear.num_params * weight
-        return seconds(flops, weights + moved, peaks.rate(spec))
-
-    def attention(rows: float, pairs: float, kv_tokens: float) -> float:
-        flops = 4 * spec.num_layers * spec.q_size * pairs  # QK and PV, a product and a sum each
-        moved = 2 * rows * spec.num_layers * spec.q_size * dtype_bytes
-        kv_bytes = kv_tokens * spec.kv_bytes_per_token(dtype_bytes)
-        return seconds(flops, kv_bytes + moved)
-
-    rooflines: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for linear in spec.layer_linears:
-        weight = spec.product_bytes(linear.name, dtype_bytes)
-        rooflines[linear.name] = product(linear, num_tokens, weight=weight)
-    expert_weight = spec.expert_bytes(dtype_bytes)
-    expert_share = spec.experts_per_token / max(1, spec.num_experts)
-    # Each token visits a few experts, so an expert's product has fewer rows than the batch.
-    num_rows = num_tokens * expert_share  # of the mean expert
+        weight_bytes = spec.product_bytes(linear.name, dtype_bytes)
+        seconds[linear.name] = roofline.product(linear, num_tokens, weight_bytes)
     for linear in spec.expert_linears:
-        used = spec.share_of_experts(num_tokens)
-        rooflines[linear.name] = product(linear, num_rows, used, expert_weight)
-    rooflines["attention_prefill"] = attention(
+        seconds[linear.name] = roofline.experts(linear, num_tokens)
+    seconds["attention_prefill"] = roofline.attention(
         work.num_prefill_tokens, work.prefill_query_key_pairs, work.prefill_kv_tokens
     )
-    rooflines["attention_decode"] = attention(
+    # Each decode attends to its whole context: as many pairs as tokens that are read.
+    seconds["attention_decode"] = roofline.attention(
         work.num_decode_tokens, work.decode_kv_tokens, work.decode_kv_tokens
     )
-    norms = 2 * 4 * spec.hidden_size  # two norms, each with three reads and a write
-    rotary = 2 * (spec.q_size + 2 * spec.kv_size)
-    ffn_width = spec.ffn_size * max(1, spec.experts_per_token) + spec.shared_expert_size
-    ffn_rows = 3 if spec.gated_ffn else 2  # one is read, or two with a gate, and one written
-    activation = ffn_rows * ffn_width
-    rooflines["elementwise"] = seconds(0, token_bytes * (norms + rotary + activation))
+    seconds["elementwise"] = roofline.elementwise(num_tokens)
     if work.num_emits:
         head_bytes = spec.head_bytes(dtype_bytes)
-        rooflines["lm_head"] = product(spec.lm_head, work.num_emits, weight=head_bytes)
-    return rooflines
+        seconds["lm_head"] = roofline.product(spec.lm_head, work.num_emits, head_bytes)
+    return seconds
+
+
+@dataclass(frozen=True)
+class _OperationRoofline:
+    """Least seconds of operations of `spec`, each over all layers."""
+
+    spec: ModelSpec
+    dtype_bytes: int
+    peaks: Peaks
+
+    def product(
+        self, linear: Linear, num_rows: float, weight_bytes: float, used_share: float = 1.0
+    ) -> float:
+        """Compute the seconds of a product over `num_rows` rows, with so many bytes of a weight,
+        of which a share is used.
+        """
+        flops = 2 * num_rows * linear.num_params
+        row_size = (linear.in_features + linear.out_features) * linear.count
+        row_bytes = num_rows * row_size * self.dtype_bytes
+        # Read once for all rows, which is why a larger batch costs less a token.
+        read_bytes = used_share * linear.num_params * weight_bytes
+        compute = flops / self.peaks.rate(self.spec)
+        return max(compute, (read_bytes + row_bytes) / self.peaks.bytes_per_second)
+
+    def experts(self, linear: Linear, num_tokens: float) -> float:
+        """Compute the seconds of a product of all experts over the tokens that choose each."""
+        spec = self.spec
+        # Each token visits a few experts, so an expert's product has fewer rows than the batch.
+        rows_of_expert = num_tokens * (spec.experts_per_token / max(1, spec.num_experts))
+        weight_bytes = spec.expert_bytes(self.dtype_bytes)
+        used_share = spec.share_of_experts(num_tokens)
+        return self.product(linear, rows_of_expert, weight_bytes, used_share)
+
+    def attention(self, num_queries: float, num_pairs: float, kv_tokens: float) -> float:
+        """Compute the seconds of attention of queries to `kv_tokens` cached tokens."""
+        query_size = self.spec.num_layers * self.spec.q_size
+        flops = 4 * query_size * num_pairs  # QK and PV, a product and a sum each
+        query_bytes = 2 * num_queries * query_size * self.dtype_bytes  # and of outputs
+        kv_bytes = kv_tokens * self.spec.kv_bytes_per_token(self.dtype_bytes)
+        compute = flops / self.peaks.flops_per_second
+        return max(compute, (kv_bytes + query_bytes) / self.peaks.bytes_per_second)
+
+    def elementwise(self, num_tokens: float) -> float:
+        """Compute the seconds of moving what norms, rotary embedding and activation take."""
+        spec = self.spec
+        norms = 2 * 4 * spec.hidden_size  # two norms, each with three reads and a write
+        rotary = 2 * (spec.q_size + 2 * spec.kv_size)
+        ffn_width = spec.ffn_size * max(1, spec.experts_per_token) + spec.shared_expert_size
+        ffn_rows = 3 if spec.gated_ffn else 2  # one is read, or two with a gate, and one written
+        activation = ffn_rows * ffn_width
+        token_bytes = num_tokens * spec.num_layers * self.dtype_bytes
+        return token_bytes * (norms + rotary + activation) / self.peaks.bytes_per_second
 
 
 def request_roofline(
