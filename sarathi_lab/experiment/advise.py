@@ -201,8 +201,10 @@ class ChunkSearch:
         self._add_below_one_in_doubt(chunks)
 
     def _add_below_one_in_doubt(self, chunks: Sequence[int]) -> None:
-        """Predict the next smaller chunk where the smallest so far is within its bounds and only
-        seems to keep requests waiting, which a short run does not tell.
+        """Predict the next smaller chunk where it is in doubt whether the smallest so far keeps up.
+
+        It is where that one is within its bounds, but not steady: a short run does not show whether
+        its requests wait for ever longer.
         """
         smallest = min(self.rows)
         row = self.rows[smallest]
@@ -351,7 +353,9 @@ def choose(table: pd.DataFrame) -> pd.Series:
 
 
 def ranked(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """Return the rows ascending by `columns`, equal ones in the order that `choose` states."""
+    """Return the rows ascending by `columns`; equal ones have whole prompts first, then the
+    smallest chunk. The column `not_served` puts the most tokens/s first.
+    """
     ranks = table.assign(not_served=-table.throughput, is_cut=True)
     if "is_whole" in table:
         ranks["is_cut"] = ~table.is_whole.astype(bool)

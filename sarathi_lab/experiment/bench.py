@@ -216,8 +216,9 @@ class CostBench(Bench):
         return self._times_of[subject]
 
     def _sum_of(self, work: Work, operations: Iterable[str], name: str) -> Estimate:
-        """Return the seconds of some operations, with the errors that shapes share and that each
-        has alone, which average out over the shapes of requests.
+        """Return the seconds of some operations, with two kinds of errors: in the draws those that
+        all shapes of batches share, and one that a shape has alone. A served request has many
+        shapes, over which the second kind averages out.
         """
         operations = tuple(operations)
         estimate = super()._sum_of(work, operations, name)

@@ -266,11 +266,12 @@ class MeasuredCostModel:
         while not raw or len(raw) < repetitions:
             if raw and time.perf_counter() - start >= ENOUGH:
                 break
-            stolen_before = self.stolen()
+            stolen_before = self.stolen_by_core()
             times = work()
             raw.append(times)
-            # Of an operation that took nothing all of the time was another's.
-            had_cores = self.stolen() == stolen_before and all(times.values())
+            # A time of 0 is one in which other machines had the core throughout.
+            has_no_zero = all(times.values())
+            had_cores = self.stolen_by_core() == stolen_before and has_no_zero
             after = self.reference(tokens)
             least = min(before, after)
             is_even = max(before, after) < AGREE * least
@@ -281,9 +282,13 @@ class MeasuredCostModel:
             before = after
         return undisturbed or raw
 
-    def stolen(self) -> list[float]:
-        """Seconds by core that went to other machines; a GPU is not shared like that."""
-        return stolen() if self.is_shared else []
+    def stolen_by_core(self) -> list[float]:
+        """Seconds so far that other machines had each core; empty for a GPU, which is not shared
+        like that.
+        """
+        if not self.is_shared:
+            return []
+        return stolen()
 
     def reference(self, tokens: int) -> float:
         """Seconds of a reference over its usual ones; 1 on a GPU, which is not shared."""
@@ -317,15 +322,16 @@ class MeasuredCostModel:
             if number >= FEWEST_TURNS and time.perf_counter() - start >= ALTERNATED:
                 break
             step = 1 if number % 2 else -1  # forwards or backwards
-            stolen_before = self.stolen()
+            stolen_before = self.stolen_by_core()
             seconds = []
             for batch_with_cache in batches_with_cache[::step]:
                 iteration = single_iteration(self.executor, batch_with_cache)
                 seconds.append(iteration.seconds)
             turn = seconds[::step]
             turns.append(turn)
-            # Of an iteration that took nothing all of the time was another's.
-            had_cores = self.stolen() == stolen_before and all(seconds)
+            # A time of 0 is one in which other machines had the core throughout.
+            has_no_zero = all(seconds)
+            had_cores = self.stolen_by_core() == stolen_before and has_no_zero
             if had_cores and number > 0:  # the first turn warms up
                 undisturbed.append(turn)
         return np.array(undisturbed or turns[1:])

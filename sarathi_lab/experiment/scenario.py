@@ -185,12 +185,16 @@ def request_times(cost: OperationTimes, scenario: Scenario) -> Times:
 
 
 def _requests(scenario: Scenario, num_batches: int, vocab_size: int | None = None) -> list[Request]:
-    """Make equal requests, for a steady state after B - 1 whose outputs have evenly spread lengths:
-    equal requests that start together would all decode at once, which the paper does not count.
+    """Make `num_batches` batches of equal requests.
+
+    For a steady state, B - 1 requests come first, whose outputs have evenly spread lengths. Without
+    them all requests would start together and decode together, which the paper does not count.
     """
     prompt_len = scenario.prompt_len
     num_decodes = scenario.num_decodes
-    num_shorter = scenario.batch_size - 1 if scenario.is_steady else 0
+    num_shorter = 0
+    if scenario.is_steady:
+        num_shorter = scenario.batch_size - 1
     output_lens = []
     for i in range(num_shorter):
         decodes = max(1, round(num_decodes * (i + 1) / num_shorter))

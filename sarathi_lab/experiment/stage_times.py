@@ -64,14 +64,16 @@ class StageTimes:
         work = np.concatenate([run.work for run in runs])
         seconds = np.concatenate([run.ends - run.starts for run in runs])
         knots = _powers_up_to(int(tokens.max()))
-        rows = []
+        features_of_batches = []
         for num_tokens, work_of_batch in zip(tokens, work, strict=True):
-            rows.append(features_of(num_tokens, work_of_batch, knots))
-        features = np.array(rows)
+            features_of_batch = features_of(num_tokens, work_of_batch, knots)
+            features_of_batches.append(features_of_batch)
+        features = np.array(features_of_batches)
         weights = []
         for seconds_of_stage in seconds.T:
             # Each row over its time, so that all errors count as shares of the time.
-            relative = features / seconds_of_stage[:, None]
+            seconds_of_rows = seconds_of_stage[:, None]
+            relative = features / seconds_of_rows
             ones = np.ones(len(relative))
             solution, _ = nnls(relative, ones)
             weights.append(solution)
@@ -105,7 +107,8 @@ def features_of(tokens: int, work: np.ndarray, knots: Sequence[int]) -> np.ndarr
     """Return the shares of the two nearest knots, beyond the last one in proportion, and `work`."""
     shares = []
     for at_knots in np.eye(len(knots)):  # 1 at one knot, 0 at the others
-        shares.append(np.interp(tokens, knots, at_knots))
+        share = np.interp(tokens, knots, at_knots)
+        shares.append(share)
     # Past the largest measured batch, time grows in proportion to tokens.
     beyond = max(1.0, tokens / knots[-1])
     shares_of_knots = beyond * np.array(shares)
@@ -121,11 +124,12 @@ def fit_sending(runs: Sequence[StagedRun]) -> tuple[float, float]:
     for run in runs:
         tokens_behind_first = run.tokens[1:]
         for stage in range(1, run.num_stages):
-            # A stage that was still busy began late for another reason than the sending.
             sent = run.ends[1:, stage - 1]
+            started = run.starts[1:, stage]
             was_free = run.ends[:-1, stage]
+            # A stage that was still busy began late for another reason than the sending.
             has_waited = sent > was_free
-            gaps = run.starts[1:, stage] - sent
+            gaps = started - sent
             tokens.extend(tokens_behind_first[has_waited])
             seconds.extend(gaps[has_waited])
     if not seconds:
@@ -160,9 +164,11 @@ def _turnarounds(run: StagedRun, stage: int) -> np.ndarray:
         pipeline_was_free = run.ends[:-num_stages, -1]
         stage_was_free = run.ends[num_stages - 1 : -1, 0]
         could_begin = np.maximum(pipeline_was_free, stage_was_free)
-        gaps: np.ndarray = run.starts[num_stages:, 0] - could_begin
+        begun = run.starts[num_stages:, 0]
+        gaps: np.ndarray = begun - could_begin
         return gaps
     was_free = run.ends[:-1, stage]
-    had_input = run.ends[1:, stage - 1] < was_free
-    gaps_of_all = run.starts[1:, stage] - was_free
-    return gaps_of_all[had_input]
+    got_input = run.ends[1:, stage - 1]
+    begun = run.starts[1:, stage]
+    gaps_of_all = begun - was_free
+    return gaps_of_all[got_input < was_free]

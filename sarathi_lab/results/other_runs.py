@@ -42,7 +42,8 @@ def equal_runs(runs: pd.DataFrame) -> list[str]:
     for name in HEADINGS:
         if name in runs and runs[name].notna().any():
             quantities.append(name)
-    distinct = analysis.without_repeated(runs.reset_index(drop=True), quantities)
+    numbered = runs.reset_index(drop=True)
+    distinct = analysis.without_repeated(numbered, quantities)
     work = [name for name in analysis.same_work(distinct) if name not in analysis.SAMPLES]
     settings = [name for name in analysis.varied(distinct) if name not in work]
     names = run_names(distinct, settings)
@@ -50,11 +51,18 @@ def equal_runs(runs: pd.DataFrame) -> list[str]:
     keys = [works.rename("work"), names.rename("name")]
     values = distinct[quantities].astype(float)
     medians = values.groupby(keys, sort=False).median().reset_index()
-    num_works = works.nunique()
     num_equal: Counter[tuple[str, ...]] = Counter()  # workloads, by the names that are equal there
     for _, of_work in medians.groupby("work", sort=False):
         by_name = of_work.set_index("name")
-        num_equal.update(_equal_names(by_name[quantities]))
+        equal_names = _equal_names(by_name[quantities])
+        num_equal.update(equal_names)
+    return _sentences_on_equal(num_equal, num_works=works.nunique())
+
+
+def _sentences_on_equal(num_equal: Counter[tuple[str, ...]], num_works: int) -> list[str]:
+    """State each of the first sets of equal runs, with the workloads on which they are equal if
+    these are not all.
+    """
     sentences = []
     for equal, number in list(num_equal.items())[:MOST_SETS]:
         workloads = ""
@@ -72,11 +80,14 @@ def _equal_names(medians: pd.DataFrame) -> list[tuple[str, ...]]:
     has_enough = medians.notna().sum(axis="columns") >= FEWEST_QUANTITIES
     comparable = medians[has_enough]
     names_by_digits = defaultdict(list)
-    for name, values in zip(comparable.index, comparable.to_numpy().tolist(), strict=True):
+    for name, *values in comparable.itertuples(name=None):
         digits = tuple(format(value, DIGITS) for value in values)
         names_by_digits[digits].append(str(name))
-    sets = map(tuple, names_by_digits.values())
-    return [names for names in sets if len(names) > 1]
+    equal_names = []
+    for names in names_by_digits.values():
+        if len(names) > 1:
+            equal_names.append(tuple(names))
+    return equal_names
 
 
 def runs_behind(

@@ -492,10 +492,13 @@ def _unsteady_mark(num_unsteady: int, num_samples: int) -> str:
 
 
 def _same_chunk_note(runs: pd.DataFrame, compared: Sequence[str]) -> str:
-    """Name the policies whose runs with the same chunk a ratio is to; "" where they have one."""
+    """Name the policies that a sweep ran at several chunks: a ratio compares a run with theirs at
+    its own chunk. "" without such a policy.
+    """
     names = []
     for name in compared:
-        if sweep_analysis.varies_in_chunk(runs[runs["policy"] == name]):
+        of_policy = runs[runs["policy"] == name]
+        if sweep_analysis.varies_in_chunk(of_policy):
             names.append(f"x {name}")
     if not names:
         return ""

@@ -83,7 +83,8 @@ def requests_for_steady_part(requests: pd.DataFrame, num_slots: int) -> int:
             fewer where the run shows that the cache or the policy holds fewer.
     """
     size = batch_in_flight(requests, num_slots)
-    if size == len(requests):  # all of them: there may be more places
+    if size == len(requests):
+        # All requests were in flight together, so that the run does not show how many fit.
         size = num_slots
     return 3 * size
 

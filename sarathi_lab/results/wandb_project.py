@@ -90,7 +90,11 @@ def _settings(run: ServerRun) -> dict[str, object]:
 
 
 def _quantities(run: ServerRun) -> dict[str, float]:
-    """Return the summary of a run on the server, without what W&B adds and milliseconds."""
+    """Return the quantities of a run on the server in SI units.
+
+    Its summary has further columns: names that begin with "_" are W&B's own, and names that begin
+    with "ms/" repeat a quantity in milliseconds.
+    """
     quantities = {}
     for name, value in run.summary.items():
         is_quantity = not name.startswith(("_", "ms/"))

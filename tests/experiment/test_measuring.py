@@ -104,7 +104,7 @@ def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(
         executor = backend.build(load_option("model", "tiny"), None, Sizes(12, 16, batch_size=4))
     cost = MeasuredCostModel(executor)
     monkeypatch.setattr(cost, "reference", lambda tokens: 1.0)  # however busy the machine is
-    monkeypatch.setattr(cost, "stolen", list)
+    monkeypatch.setattr(cost, "stolen_by_core", list)
     monkeypatch.setattr(measured_cost, "ENOUGH", math.inf)
     batch = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
     first = cost.operation_times(batch)
@@ -169,7 +169,7 @@ def test_keys_are_counted_by_what_attention_returns(executor):
 def test_a_timing_counts_as_its_references_show(cost, monkeypatch, references, stolen, kept):
     told, lost = iter(references), np.repeat(np.cumsum([0, *stolen]), 2)[1:-1].tolist()
     monkeypatch.setattr(cost, "reference", lambda tokens: next(told))
-    monkeypatch.setattr(cost, "stolen", partial(next, iter(lost)))
+    monkeypatch.setattr(cost, "stolen_by_core", partial(next, iter(lost)))
     monkeypatch.setattr(measured_cost, "ENOUGH", math.inf)
     found = cost.timed(1, lambda: {"a": 7.0}, repetitions=3)
     assert [times["a"] for times in found] == pytest.approx(kept)
@@ -188,7 +188,7 @@ def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
     monkeypatch.setattr(measured_cost, "single_iteration", slower_and_slower)
     monkeypatch.setattr(measured_cost, "ALTERNATED", 0.0)
     bench = DeviceBench(executor)
-    monkeypatch.setattr(bench.cost, "stolen", list)
+    monkeypatch.setattr(bench.cost, "stolen_by_core", list)
     assert bench.saving(alone, both, without).value == pytest.approx(8.0)
     assert ran == [16, 24, 2, 2, 24, 16, 16, 24, 2]
     assert math.isnan(bench.saving(alone, batch(prefill_tokens=193), without).value)

@@ -226,13 +226,9 @@ def _has_several_devices(rows: pd.DataFrame) -> bool:
 def _grid(rows: pd.DataFrame, spec: PlotSpec, panels: Sequence[str]) -> PanelLayout:
     """Place the panels of each group in rows of their own, in the order of `panels`."""
     cells_of_groups: list[list[Cell]] = []
-    for group in rows.group.unique():
-        is_of_group = rows.group == group
-        present = set(rows.panel[is_of_group])
-        cells_of_group = []
-        for panel in panels:
-            if panel in present:
-                cells_of_group.append((group, panel))
+    for group, rows_of_group in rows.groupby("group", sort=False):
+        present = set(rows_of_group.panel)
+        cells_of_group = [(str(group), panel) for panel in panels if panel in present]
         cells_of_groups.append(cells_of_group)
     most_panels = max(map(len, cells_of_groups), default=1)
     across = min(spec.columns, most_panels)  # panels of a group beside each other
@@ -266,15 +262,23 @@ def _height_of_names(rows: pd.DataFrame, spec: PlotSpec) -> float:
 
 
 def _panel_title(rows: pd.DataFrame, spec: PlotSpec, letters: int, num_groups: int) -> str:
+    """Return a panel's name, below the name of its group where there are several."""
     group, panel = rows["cell"].iloc[0]
-    if group == PREDICTED:  # the words that hold for this panel
-        is_paper = rows.source == PAPER
-        sources = rows.source.where(is_paper, PREDICTED)
-        group = " and ".join(sorted(sources.unique()))
-    titles = [spec.panel_name(panel)]
+    titles = []
     if num_groups > 1 or spec.is_by_device:
-        titles.insert(0, group)
-    return _lines([textwrap.fill(title, letters) for title in titles])
+        if group == PREDICTED:
+            group = _predicted_sources(rows)
+        titles.append(group)
+    titles.append(spec.panel_name(panel))
+    wrapped = [textwrap.fill(title, letters) for title in titles]
+    return _lines(wrapped)
+
+
+def _predicted_sources(rows: pd.DataFrame) -> str:
+    """Return which a panel has of the paper's points and simulated ones."""
+    is_paper = rows.source == PAPER
+    sources = rows.source.where(is_paper, PREDICTED)
+    return " and ".join(sorted(sources.unique()))
 
 
 # -- looks and coordinates -------------------------------------------------------------------------
@@ -363,8 +367,8 @@ def _look_of_points(first: pd.Series, look_of_series: Look, spec: PlotSpec) -> L
 def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
     """Place a bar for each series and device of a panel, and the paper's values on them."""
     is_paper = rows.source == PAPER
-    bars = rows[~is_paper]
-    bars = bars.drop_duplicates(["device", "key"])
+    predicted = rows[~is_paper]
+    bars = predicted.drop_duplicates(["device", "key"])
     look = bars.key.map(dict(looks))
     bars = bars.assign(look=look)
     names = list(bars.key.unique())
@@ -380,15 +384,15 @@ def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
         width = step
     bars = bars.assign(width=width)
 
-    device_of_hardware = dict(zip(bars.hardware, bars.device, strict=True))
     has_bar = rows.key.isin(names)
     of_paper = rows[is_paper & has_bar]
+    device_of_hardware = dict(zip(bars.hardware, bars.device, strict=True))
     device = of_paper.hardware.map(device_of_hardware)
-    device = device.fillna(devices[0])
+    device_with_bar = device.fillna(devices[0])
     # Rows without a width are points.
-    of_paper = of_paper.assign(device=device, width=math.nan, **NO_INTERVAL)
+    papers_points = of_paper.assign(device=device_with_bar, width=math.nan, **NO_INTERVAL)
 
-    marks = pd.concat([bars, styled(of_paper, HOLLOW)])
+    marks = pd.concat([bars, styled(papers_points, HOLLOW)])
     device_number = marks.device.map(devices.index)
     bar_number = marks.key.map(names.index)
     middle = (len(names) - 1) / 2
@@ -423,23 +427,31 @@ def _pairs(rows: pd.DataFrame, spec: PlotSpec, looks: Mapping[str, Look]) -> pd.
 
 def _label_lines(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
     first = rows.iloc[0]
-    x = np.sort(rows.x.unique())
-    is_log_x = spec.log_x and x[0] > 0
-    style.scale_x(ax, x, is_log=is_log_x)
     x_label = spec.xs.get(first.panel, spec.x)
-    if is_log_x:
-        x_label = f"{x_label}, {LOG_SCALE}"
-    letters = int(style.inches_wide(ax) / style.LETTER)
-    wrapped_x_label = textwrap.fill(x_label, letters)
-    ax.set_xlabel(wrapped_x_label)
-
+    _label_x(ax, rows.x, x_label, may_be_log=spec.log_x)
     y_label = spec.ys.get(first.panel, spec.y)
     if not y_label:
         y_label = _label_of_quantity(first, spec)
-    note = _scale_y(ax, rows.value, is_log=spec.log_y)
+    _label_y(ax, rows.value, y_label, may_be_log=spec.log_y)
+
+
+def _label_x(ax: Axes, x: pd.Series, label: str, *, may_be_log: bool) -> None:
+    ticks = np.sort(x.unique())
+    is_log = may_be_log and ticks[0] > 0
+    style.scale_x(ax, ticks, is_log=is_log)
+    if is_log:
+        label = f"{label}, {LOG_SCALE}"
+    letters = int(style.inches_wide(ax) / style.LETTER)
+    wrapped = textwrap.fill(label, letters)
+    ax.set_xlabel(wrapped)
+
+
+def _label_y(ax: Axes, values: pd.Series, label: str, *, may_be_log: bool) -> None:
+    note = _scale_y(ax, values, is_log=may_be_log)
     if note:
-        y_label = f"{y_label}, {note}"
-    ax.set_ylabel(textwrap.fill(y_label, YLABEL))
+        label = f"{label}, {note}"
+    wrapped = textwrap.fill(label, YLABEL)
+    ax.set_ylabel(wrapped)
 
 
 def _label_of_quantity(row: pd.Series, spec: PlotSpec) -> str:
