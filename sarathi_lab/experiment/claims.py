@@ -551,7 +551,10 @@ def _ratios(row: pd.Series) -> list[float]:
 
 
 def _moved_ratios(row: pd.Series) -> dict[str, float]:
-    """Return a ratio where each shape of either value is slower: one of both moves both."""
+    """Return the ratio that results where one shape is slower, by the shape's name.
+
+    A shape of only one of the two values leaves the other value as it is.
+    """
     ratios = {}
     for shape in {**row.moved, **row.moved_over}:
         moved = row.moved.get(shape, row.y)

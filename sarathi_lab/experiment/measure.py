@@ -54,7 +54,7 @@ class DeviceBench(Bench):
         super().__init__(MeasuredCostModel(executor, spec))
         self.executor = executor
         self.runs: defaultdict[Scenario, list[Served]] = defaultdict(list)
-        self._now: dict[Scenario, Served | None] = {}
+        self._of_this_round: dict[Scenario, Served | None] = {}
         self._too_large: set[Scenario] = set()
         self._prepared: dict[str, int] = {}
         self._is_warm = False
@@ -64,7 +64,7 @@ class DeviceBench(Bench):
         """Time batches again, and in another round serve again, what is asked for from now on."""
         self.cost.forget()
         if number != self._round:
-            self._now.clear()
+            self._of_this_round.clear()
             self._round = number
 
     def times(self, work: Work) -> Times:
@@ -105,7 +105,7 @@ class DeviceBench(Bench):
         return Estimate(total)
 
     def served(self, scenario: Scenario) -> Served | None:
-        if scenario not in self._now:
+        if scenario not in self._of_this_round:
             is_first = not self.runs and not self._too_large
             if is_first:
                 # A run of few decodes warms up, and is not recorded.
@@ -113,8 +113,8 @@ class DeviceBench(Bench):
             served = self._run(scenario)
             if served is not None:
                 self.runs[scenario].append(served)
-            self._now[scenario] = served
-        return self._now[scenario]
+            self._of_this_round[scenario] = served
+        return self._of_this_round[scenario]
 
     def _run(self, scenario: Scenario) -> Served | None:
         if scenario in self._too_large:

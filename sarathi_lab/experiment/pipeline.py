@@ -207,8 +207,8 @@ def predicted(
 ) -> Iterator[Point]:
     """Predict Fig 12 by the cost model at the points of `paper`, with each n-th of its requests.
 
-    Times err as the iteration that is typical of a policy does, and ratios as two of them do: a run
-    of the 10,000 requests takes too long to repeat it in every draw.
+    Serving the 10,000 requests in every draw would take too long. A time has the relative error of
+    one iteration that is typical of its policy, and a ratio has the errors of two such iterations.
     """
     spec, hardware = on
     num_requests = NUM_REQUESTS // every
@@ -217,7 +217,7 @@ def predicted(
         ledgers[name] = serve(name, spec, hardware, num_requests, seed)
     of_lines = paper[paper.panel != "ratios"]
     curves = at_points(curves_of(ledgers), of_lines)
-    # Of an error the value is 1: times a time it is the time with its draws.
+    # An error is an estimate whose value is 1. Its product with a time is that time, with draws.
     errors = _typical_errors(spec, hardware)
     of_orca = errors["tp_pp_orca"]
     of_ratio = of_orca / errors["sarathi"]

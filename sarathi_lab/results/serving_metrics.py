@@ -313,8 +313,8 @@ def _gap_quantiles(requests: pd.DataFrame, share: float) -> Floats:
 
 
 def bounded(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
-    """Return the run's quantile that each bound of `slo` is for (seconds), by the bound's name; NaN
-    where no request has such a time, as outputs of one token have none between tokens.
+    """Return the quantile of the run's times that each bound of `slo` limits [s], by the bound's
+    name. NaN where no request has such a time: outputs of one token have no time between tokens.
     """
     return bounded_of(waits(requests), slo)
 

@@ -124,8 +124,10 @@ class RunPart(NamedTuple):
         return requests[requests[self.column].between(self.start, self.end, inclusive="left")]
 
     def spans(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the iterations, or bubbles of a pipeline, that began and ended in it; of a steady
-        state those that began in it, as many as ended.
+        """Return the iterations, or bubbles of a pipeline, that count.
+
+        In a window of time they began and ended in it. In a steady state they began in it, which is
+        as many as ended in it.
         """
         if self.column == ADMISSION:
             return table[table.start.between(self.start, self.end, inclusive="left")]
@@ -148,8 +150,8 @@ class RunPart(NamedTuple):
         return {"window_start": self.start, "window_end": self.end, **rates_of_part}
 
     def _came_in(self, times: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which tokens came in it: one at its start is of the iteration before it."""
-        # The iteration that ends at the start has done the work of its tokens before it.
+        """Mark the tokens of the iterations in it. Tokens come at the end of their iteration."""
+        # The iteration that ends when the part starts did its work before the part.
         is_after_start = times > self.start
         in_part: NDArray[np.bool_] = is_after_start & (times <= self.end)
         return in_part
