@@ -445,8 +445,9 @@ def _missing(tables: Sequence[pd.DataFrame]) -> str | None:
 
 
 def _chosen(claim: Claim, queried: Sequence[pd.DataFrame], at_once: float) -> pd.DataFrame:
-    """Return the rows that the claim's queries chose, or the ratios of two queries' rows, with
-    intervals so wide that all of `at_once` rows together hold with the confidence `LEVEL`.
+    """Return the rows that the claim's query chose, or the ratios of the rows of its two queries.
+
+    Their intervals are so wide that with the confidence `LEVEL` all `at_once` of them hold.
     """
     num_ends_at_once = len(queried) * at_once
     bounded = [_bounded(rows, num_ends_at_once) for rows in queried]

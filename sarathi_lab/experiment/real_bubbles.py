@@ -206,9 +206,11 @@ def real_bubbles(
     num_requests: int,
     num_seeds: int,
 ) -> Iterator[Point]:
-    """Ratios of median bubble time and of completion, Orca over SARATHI, of one set of requests;
-    each policy's idle share of the stages by cause, and its simulated completion over the measured
-    one. `num_seeds` sets are that many pairs; the policy that is served first takes turns.
+    """Serve one set of requests by Orca and by SARATHI.
+
+    Yields the ratios of median bubble time and of completion, Orca over SARATHI; each policy's idle
+    share of the stages, by cause; and its simulated completion over the measured one. `num_seeds`
+    is the number of sets. The policies take turns in which one is served first.
     """
     requests = bench.requests(num_requests, seed, (shortest, longest))
     policies = _policies(chunk)

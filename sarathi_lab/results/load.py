@@ -121,13 +121,16 @@ def load_runs(*roots: Path | str) -> pd.DataFrame:
 
 
 def load_settings(path: Path) -> dict[str, object]:
-    """Return the settings of the run in `path` by the names that they are typed by (`chunk`,
-    `workload.rate`), overridden by its labels, which have resolved "auto" and are None for what the
-    policy does not read. Raises UserError.
+    """Return the settings of the run in `path`, by the names that a user types (`workload.rate`).
 
-    No value is a list or a mapping: `versions.torch` is a name, "[512,2048]" a value, an option its
-    `name`, else its class. Groups that the simulator reads by `${...}` (`hardware`, `host`) are
-    listed once, and not for executors that do not read them.
+    The run's labels override them: "auto" is resolved there, and what the policy does not read is
+    None. No value is a list or a mapping. A leaf of a mapping has a dotted name (`versions.torch`),
+    a list is text ("[512,2048]"), and an option is its `name` or else its class. Groups that the
+    simulator reads by `${...}` (`hardware`, `host`) are listed once, and only for executors that
+    read them.
+
+    Raises:
+        UserError: For a run without readable files.
     """
     labels = read_object(path / LABELS, AGAIN)
     file = path / "config.yaml"

@@ -56,7 +56,7 @@ class LoadTrend(NamedTuple):
 
     @property
     def is_overloaded(self) -> bool:
-        """Return whether it looks as if more arrives than is served, in a short run by chance."""
+        """Return whether more seems to arrive than is served. In a short run this may be chance."""
         return self.delay.is_growing or self.crowd.is_growing
 
     @property

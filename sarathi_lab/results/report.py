@@ -583,7 +583,7 @@ def tile_note(runs: pd.DataFrame) -> list[str]:
 
 
 def _lacks_steady_part(runs: pd.DataFrame) -> bool:
-    """Return whether a run, of those that record their part that counts, counts all of it."""
+    """Return whether a run was too short to have a part that counts alone."""
     return "window_start" in runs and bool(runs.window_start.isna().any())
 
 

@@ -235,9 +235,11 @@ def no_column(name: str, columns: Sequence[str], settings: Sequence[str]) -> Use
 
 
 def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
-    """Return `runs` with `<name>_vs_<to>` filled in: divided by the run of the policy `to` on the
-    same requests, a baseline or not, and with the same chunk if there is one; 1 for those runs.
-    Unchanged if there is none.
+    """Return `runs` with the ratios `<name>_vs_<to>` of their values to those of the policy `to`.
+
+    A run is compared with that policy's run on the same requests, whether it is a baseline or not.
+    Where `to` ran at several chunks, it is the one at the run's own chunk, if there is one. Without
+    runs of `to`, `runs` stay as they are.
     """
     base = runs[runs.policy == to]
     if base.empty or name not in runs:
