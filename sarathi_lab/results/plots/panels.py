@@ -100,22 +100,28 @@ def _panels(rows: pd.DataFrame, spec: PlotSpec, notes: Sequence[str]) -> Figure:
         title = _panel_title(rows_of_cell, spec, letters_of_panel, num_groups)
         ax.set_title(title, fontsize=9)
 
-    above_keys = []
-    for note in filter(None, notes):
-        wrapped = textwrap.fill(note, letters_of_picture)
-        above_keys.append(wrapped)
-    if above_keys:
-        above_keys.append(" ")  # or the notes would read as the legend's heading
+    above_keys = _wrapped_notes(notes, letters_of_picture)
     keys: list[Artist] = []
     # The names of bars are below them, unless devices share a panel.
     if spec.kind != "bar" or _has_several_devices(in_cells):
         above_keys.append(spec.legend)
-        for look in looks.values():
-            dashed = replace(look, dash=_dash_of(spec))
-            keys.append(dashed.key())
+        keys += _series_keys(looks, spec)
     keys += _source_keys(rows, spec, dashes)
     style.legend_below(figure, keys, _lines(above_keys))
     return figure
+
+
+def _wrapped_notes(notes: Sequence[str], letters: int) -> list[str]:
+    """Return the notes that are not empty in lines of so many `letters`, with a blank line last:
+    without it they would read as the legend's heading.
+    """
+    wrapped = []
+    for note in filter(None, notes):
+        lines = textwrap.fill(note, letters)
+        wrapped.append(lines)
+    if wrapped:
+        wrapped.append(" ")
+    return wrapped
 
 
 def _lines(texts: Sequence[str]) -> str:
@@ -385,19 +391,25 @@ def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
     bars = bars.assign(width=width)
 
     has_bar = rows.key.isin(names)
-    of_paper = rows[is_paper & has_bar]
-    device_of_hardware = dict(zip(bars.hardware, bars.device, strict=True))
-    device = of_paper.hardware.map(device_of_hardware)
-    device_with_bar = device.fillna(devices[0])
-    # Rows without a width are points.
-    papers_points = of_paper.assign(device=device_with_bar, width=math.nan, **NO_INTERVAL)
-
-    marks = pd.concat([bars, styled(papers_points, HOLLOW)])
+    papers_points = _on_bars(rows[is_paper & has_bar], bars, devices[0])
+    marks = pd.concat([bars, papers_points])
     device_number = marks.device.map(devices.index)
     bar_number = marks.key.map(names.index)
     middle = (len(names) - 1) / 2
     from_middle = bar_number - middle
     return marks.assign(at=device_number + step * from_middle)
+
+
+def _on_bars(papers_points: pd.DataFrame, bars: pd.DataFrame, usual_device: str) -> pd.DataFrame:
+    """Return the paper's points, each with the device of its hardware: those of other hardware, or
+    of none that is stated, are on the bars of the `usual_device`.
+    """
+    device_of_hardware = dict(zip(bars.hardware, bars.device, strict=True))
+    device = papers_points.hardware.map(device_of_hardware)
+    device_with_bars = device.fillna(usual_device)
+    # Rows without a width are points.
+    placed = papers_points.assign(device=device_with_bars, width=math.nan, **NO_INTERVAL)
+    return styled(placed, HOLLOW)
 
 
 def _pairs(rows: pd.DataFrame, spec: PlotSpec, looks: Mapping[str, Look]) -> pd.DataFrame:
@@ -531,6 +543,14 @@ def _label_pairs(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
 
 
 LABEL = {"line": _label_lines, "point": _label_lines, "bar": _label_bars, "pair": _label_pairs}
+
+
+def _series_keys(looks: Mapping[str, Look], spec: PlotSpec) -> list[Artist]:
+    keys = []
+    for look in looks.values():
+        dashed = replace(look, dash=_dash_of(spec))
+        keys.append(dashed.key())
+    return keys
 
 
 def _source_keys(rows: pd.DataFrame, spec: PlotSpec, dashes: Mapping[str, Dash]) -> list[Artist]:
