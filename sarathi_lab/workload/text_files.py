@@ -169,12 +169,22 @@ def _rows_of_lines(text: str) -> JsonRows:
     return JsonRows(objects, lines, damaged, num_blank)
 
 
+SECTION = re.compile(r"\[[A-Za-z][\w .:-]*\]")  # as systemd's and INI files begin
+# An object or a list: not a log's line that begins with a name or a date in brackets.
+JSON_BEGINNING = re.compile(r"\{|\[\s*($|[\[{\"\]]|-?\d[\d.e+-]*\s*[,\]]|true|false|null)")
+SCRIPT = re.compile(r"#!|(?:import|from) [\w.]+")
+
+
 def kind_of_text(text: str) -> str:
     """Describe what `text` looks like, such as "a log" or "YAML"."""
     if not text.strip():
         return "empty"
     first = text.lstrip().splitlines()[0]
-    if first[:1] in ("{", "["):
+    if SECTION.fullmatch(first.strip()):
+        return "a file of settings in sections"
+    if SCRIPT.match(first):
+        return "a script"
+    if JSON_BEGINNING.match(first):
         return "JSON"
     if LOG_LINE.search(COLORS.sub("", text)):
         return "a log"

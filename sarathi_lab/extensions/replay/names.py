@@ -24,12 +24,12 @@ WEIGHTS_OF_NAMES |= {"w8a8": "w8a8"} | dict.fromkeys(("int8", "w8a16", "8bit"), 
 WEIGHTS_OF_NAMES |= dict.fromkeys(("int4", "w4a16", "4bit", "awq", "gptq"), "int4")
 OTHER_WEIGHTS = re.compile(r"w\d+a\w*\d+|u?int\d+|(mx|nv)?fp\d|nf4|\d+bit|i?q\d\w*|gguf|bnb")
 # Published in 8 bits without a word of it. Whole names: others that begin so were trained on these
-# models' answers (DeepSeek-R1-0528-Qwen3-8B), or are copies in 16 bits. Found in public documents:
-# V3's (README_WEIGHTS.md of its repository) and V3.1's (its card); the others are from memory.
+# models' answers (DeepSeek-R1-0528-Qwen3-8B), or are copies in 16 bits. Each is in a public page:
+# V3 in README_WEIGHTS.md of its repository, V3-Base and R1-Zero in the hub's, V3.1 in its card, R1
+# and R1-0528 in vLLM's guides, the others in those of people who converted or measured them.
 PUBLISHED_IN_FP8 = (
     *("deepseek-v3", "deepseek-v3-base", "deepseek-v3-0324"),
-    *("deepseek-v3.1", "deepseek-v3.1-base", "deepseek-v3.1-terminus"),
-    *("deepseek-v3.2-exp", "deepseek-v3.2"),
+    *("deepseek-v3.1", "deepseek-v3.2-exp", "deepseek-v3.2"),
     *("deepseek-r1", "deepseek-r1-zero", "deepseek-r1-0528"),
 )
 

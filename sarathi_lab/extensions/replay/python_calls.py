@@ -11,6 +11,7 @@ from itertools import islice
 from sarathi_lab.extensions.replay.literals import named_values
 
 MOST_BRACKETS = 100  # closed within a call
+MAKING_OBJECTS = ("dict", "LoadingConfig")  # calls whose arguments are an object's
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def find_calls(text: str, function: re.Pattern[str]) -> list[PythonCall]:
     first = function.search(text)
     if first is None:
         return []
-    script = _parsed(text)
+    script = parsed(text)
     if script is not None:
         calls = [call for call in _calls_in(script) if _is_of(call, function)]
         return [_read(call, script) for call in calls]
@@ -55,7 +56,7 @@ def _shortest_expression(text: str) -> ast.Module | None:
     Python. What follows, such as the rest of a log, is none.
     """
     for bracket in islice(re.finditer(r"\)", text), MOST_BRACKETS):
-        expression = _parsed(text[: bracket.end()])
+        expression = parsed(text[: bracket.end()])
         if expression is not None:
             return expression
     return None
@@ -66,7 +67,7 @@ def _calls_in(script: ast.Module) -> list[ast.Call]:
     return [node for node in ast.walk(script) if isinstance(node, ast.Call)]
 
 
-def _parsed(text: str) -> ast.Module | None:
+def parsed(text: str) -> ast.Module | None:
     """Parse a script; None for other text."""
     try:
         return ast.parse(text.strip())
@@ -117,6 +118,9 @@ def _value(node: ast.expr, variables: Mapping[str, object]) -> object:
     """Return the value of a variable or a literal; else the text of the expression."""
     if isinstance(node, ast.Name) and node.id in variables:
         return variables[node.id]
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(MAKING_OBJECTS):
+        values = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+        return {name: _value(value, variables) for name, value in values.items()}
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):

@@ -8,11 +8,10 @@ its arguments.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import yaml
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.extensions.replay.python_arguments import find_argument_lists
 from sarathi_lab.extensions.replay.python_calls import PythonCall, find_calls
 from sarathi_lab.extensions.replay.server_arguments import (
     FALSE,
@@ -33,9 +33,28 @@ from sarathi_lab.extensions.replay.server_arguments import (
     with_rules_of_v0,
     with_rules_of_version,
 )
+from sarathi_lab.extensions.replay.server_containers import (
+    UNIT_LINE,
+    containers_in,
+    containers_of,
+    dockerfile_in,
+    list_in,
+    quadlet_in,
+)
+from sarathi_lab.extensions.replay.server_programs import (
+    PREFILL,
+    PROGRAMS,
+    PROMPTS,
+    REPLICAS,
+    VARIABLES_FILES,
+    end_of_command,
+    is_of_server,
+    starts_server,
+    system_of,
+)
 from sarathi_lab.extensions.replay.shell import (
-    ASSIGNMENT,
     CONTINUED,
+    OUTPUT,
     VARIABLE,
     ShellCommand,
     commands_in,
@@ -44,64 +63,30 @@ from sarathi_lab.extensions.replay.shell import (
 )
 
 TYPED = "task.server"  # the source of what a user types
-# Commands that start a server, by the words that they contain.
-SERVER_COMMANDS = {
-    "sglang": ("sglang.launch_server", "sglang_router.launch_server", "sglang serve"),
-    "vllm": ("vllm serve", "vllm.entrypoints", "entrypoints.openai.api_server"),
+# Servers whose arguments are not read, by a word that starts them; and the policy that is like
+# their scheduler, as far as the lab has one.
+OTHER_SERVERS = {
+    "trtllm-serve": ("TensorRT-LLM", "trtllm"),
+    "[TRT-LLM]": ("TensorRT-LLM", "trtllm"),  # in its log
+    "tritonserver": ("Triton", "trtllm"),
+    "text-generation-launcher": ("TGI", "tgi"),
+    "text_generation_launcher": ("TGI", "tgi"),
+    "text-generation-inference": ("TGI", "tgi"),
+    "llama-server": ("llama.cpp", "llama_cpp"),
+    "lmdeploy serve": ("LMDeploy", "lmdeploy"),
+    "ollama serve": ("Ollama", "llama_cpp"),
 }
-# What images of servers have, too.
-CLIENTS_AND_ROUTERS = ("launch_router", "bench_serving", "vllm bench", "sglang.bench")
-PROGRAMS = ("vllm", "sglang")  # a word of each of these, and of each image
-REGISTRY = r"(?:[\w.:-]+/)*"
-TAG = r"(?::[\w.-]+)?(?:@\S+)?"
-# Images by name: many others are called vllm, such as those of routers, and folders are, too.
-OTHERS_OF_VLLM = (
-    r"(?:(?:rocm|intel|nvidia|deep-learning-containers)/vllm"
-    r"|rocm/vllm-dev|ascend/vllm-ascend|vllm/vllm-tpu)"
-)
-IMAGES = {
-    "sglang": re.compile(rf"{REGISTRY}lmsysorg/sglang{TAG}"),
-    "vllm": re.compile(rf"{REGISTRY}(?:vllm-openai[\w.-]*|{OTHERS_OF_VLLM}){TAG}"),
-}
-# An image that starts the server, so that a model may follow; others may start any program.
-STARTING_IMAGE = re.compile(rf"{REGISTRY}vllm-openai[\w.-]*{TAG}")
-REPLICAS, PREFILL = "replicas=", "prefill="  # words in front of a container's command
-IMAGE_FLAG = "--image"  # of kubectl
-ENTRYPOINT_FLAG = "--entrypoint"  # of container engines: the program that starts instead
-BEHIND_FLAGS = "--"  # what follows is the container's command
-# Flags of container engines whose value may have a server's name, and is no image.
-NAMING = (
-    *("--name", "--hostname", "-h", "--network-alias", "--label", "-l"),
-    *("--volume", "-v", "--workdir", "-w"),
-)
-CONTAINER_ENGINES = ("docker", "podman", "nerdctl", "kubectl", "oc")
-STARTING = ("run", "create", "exec")  # their commands by which one starts
-PROMPTS = ("+", "$")  # of a shell's trace, of a terminal
-# Words in front of a command's program.
-BEFORE_PROGRAMS = (
-    *("if", "then", "else", "elif", "do", "while", "until", "!", "{", *PROMPTS),
-    *("time", "exec", "nohup", "sudo", "setsid", "command", "eval", "env"),
-)
-# Programs that may name a server and start none.
-OTHER_PROGRAMS = (
-    *("echo", "printf", "cat", "tail", "grep", "egrep", "ps", "pgrep", "pkill", "killall", "kill"),
-    *("trap", "alias", "curl", "wget", "git", "pip", "pip3", "which", "man", "FROM"),
-    *("from", "import"),
-)
 IMAGE_TAG = re.compile(r"([^\s=]*(?:vllm-openai|sglang)[\w.-]*):v(\d+\.\d+(?:\.\d+)?)")
 # Images, or mirrors of them, whose tag is the server's version; of others it may be their own.
 TAGGED_BY_VERSION = (
     *("/vllm/vllm-openai", "/vllm/vllm-openai-rocm", "/vllm/vllm-openai-cpu"),
     "/lmsysorg/sglang",
 )
-SCRIPTS = (
-    *("launch_server", "api_server", "launch_server.py", "api_server.py"),
-    "vllm.entrypoints.cli.main",
-)
 PYTHON_CALLS = {
     "sglang": re.compile(r"\b(?:sgl|sglang)\.(?:Engine|ServerArgs)\("),
     "vllm": re.compile(r"\b(?:LLM|AsyncEngineArgs|EngineArgs)\("),
 }
+CALL_OF_RAY = re.compile(r"\b(?:LLMConfig|vLLMEngineProcessorConfig)\(")
 SHORT_FLAGS = {
     "vllm": {
         "-tp": "tensor_parallel_size",
@@ -133,20 +118,9 @@ FLAG_PREFIXES = ("enable_", "disable_")  # of arguments that are not in the tabl
 NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 LONG_DASH = re.compile(r"^[‐-―−](?=[A-Za-z])")  # what a text editor makes of two hyphens
 ENVIRONMENT = re.compile(r"^(?:--env=|-e=?)?((?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=(.*)$", re.DOTALL)
-# Where a container's variables are that stand in no command: of engines, compose and Kubernetes.
-# Keys of YAML whose value is a script, or several: of dstack, and of SkyPilot.
-SCRIPT_KEYS = ("commands", "run")
 DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)\n[ \t]*\2[ \t]*(?:\n|$)", re.DOTALL)
-DOCKERFILE = re.compile(r"^[ \t]*FROM[ \t]+\S+", re.MULTILINE)
 # Behind comments, it begins with FROM or with variables of it; a script may write one elsewhere.
 BEGINS_DOCKERFILE = re.compile(r"(?:\s*#.*\n|\s*\n)*[ \t]*(?:FROM|ARG)[ \t]+\S+")
-INSTRUCTION = re.compile(r"^[ \t]*(FROM|ARG|ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
-VARIABLES_FILES = ("--env-file", "env_file", "envFrom")
-SHELLS = ("sh", "bash", "ash", "dash", "zsh")
-HELM_KEY = "vllmConfig"
-# Of KServe: formats of models that its runtime serves with vLLM, and a variable with arguments.
-FORMATS_OF_VLLM = ("vLLM", "huggingface")
-ADDITIONAL_ARGS, HUB = "VLLM_ADDITIONAL_ARGS", "hf://"
 V0_SWITCH = "VLLM_USE_V1"
 
 
@@ -164,6 +138,7 @@ def read_command(command: str, source: str = TYPED) -> Statement:
     """
     statement = find_command(command, source)
     if statement is None:
+        check_is_of_known_server(command, source)
         shown = " ".join(command.split())[:60]
         raise UserError(
             f"{source}={shown} starts no known server; use one such as "
@@ -171,6 +146,27 @@ def read_command(command: str, source: str = TYPED) -> Statement:
             "--model-path M'"
         )
     return statement
+
+
+def check_is_of_known_server(text: str, source: str) -> None:
+    """Raise UserError for a text that starts a server whose arguments are not read."""
+    for word, (name, policy) in OTHER_SERVERS.items():
+        if word in text:
+            raise UserError(
+                f"{source} starts no known server: arguments of {name} ({word}) are not read; "
+                f"state them beside the client's file as policy={policy} chunk=N batch=N model=M"
+            )
+
+
+def find_container(text: str, source: str) -> Statement | None:
+    """Read the server that a description of containers starts; None where there is none. Raises
+    UserError as `find_command` does.
+    """
+    servers = [command for command in containers_in(text) if is_of_server(command.argv)]
+    if not servers:
+        return None
+    _check_is_one(servers, source)
+    return _read_command(servers[0], source)
 
 
 def find_command(text: str, source: str) -> Statement | None:
@@ -182,12 +178,13 @@ def find_command(text: str, source: str) -> Statement | None:
         if calls:
             _check_is_one(calls, source)
             return _read_call(system, calls[0], source)
-    in_containers = _in_containers(text)
+    in_containers = containers_in(text)
     in_documents = list[ShellCommand]()
     for document in DOCUMENT.finditer(text):  # as for kubectl apply
-        in_documents += _in_containers(document[3])
-    for commands in (in_containers, in_documents, _in_list(text), _in_dockerfile(text)):
-        servers = [command for command in commands if _is_of_server(command.argv)]
+        in_documents += containers_in(document[3])
+    descriptions = (in_containers, in_documents, list_in(text), dockerfile_in(text))
+    for commands in (*descriptions, quadlet_in(text), _in_python(text)):
+        servers = [command for command in commands if is_of_server(command.argv)]
         if servers:
             _check_is_one(servers, source)
             return _read_command(servers[0], source)
@@ -196,21 +193,10 @@ def find_command(text: str, source: str) -> Statement | None:
     servers = _servers_in(text, {}, source)
     if not servers:
         return None
-    return _read_command(servers[0], source)
-
-
-def _is_of_server(argv: Sequence[str]) -> bool:
-    """Return whether a container's or a list's command starts a server: its image may also run a
-    script that starts something else, such as a worker of another container's server.
-    """
-    if _system_of(argv) is None:
-        return False
-    for position, word in enumerate(argv[:-2]):
-        is_shell = word.rpartition("/")[2] in SHELLS
-        if is_shell and argv[position + 1].endswith("c"):  # -c, or joined to others as in -lc
-            commands = commands_in(argv[position + 2], {}, PROGRAMS)
-            return any(_starts_server(command.argv) for command in commands)
-    return True
+    server = servers[0]
+    names = {name for name, _ in UNIT_LINE.findall(text)}
+    in_front = [name for name in VARIABLES_FILES if name in names]
+    return _read_command(replace(server, argv=[*in_front, *server.argv]), source)
 
 
 def _check_is_one(servers: Sequence[object], source: str) -> None:
@@ -248,9 +234,9 @@ def _read_command(command: ShellCommand, source: str) -> Statement:
     """Read a command of a known server."""
     command = _inner_command(command, source)
     argv = command.argv
-    system = _system_of(argv)
+    system = system_of(argv)
     assert system is not None, "asked for by the caller"
-    start = _end_of_command(system, argv)
+    start = end_of_command(system, argv)
     in_front = argv[:start]  # the program, and what an engine of containers is told
     behind = takewhile(lambda word: SHELL.match(word) is None, argv[start:])
     arguments, unread = _arguments_of(system, list(behind))
@@ -316,29 +302,18 @@ def _without_unset(
         # A list with one such word is not taken at all: the others may be half of what was meant.
         words = value if isinstance(value, list) else [value]
         text = " ".join(map(str, words))
-        if VARIABLE.search(text) is None:
+        if VARIABLE.search(text) is None and OUTPUT.search(text) is None:
             filled_in[name] = value
             continue
         row = find(system, name)
         if row is None or row.setting != NO_EFFECT:
-            notes.append(f"{name}={text} (nothing here sets the variable)")
+            is_output = OUTPUT.search(text) is not None
+            reason = "only a run of it tells" if is_output else "nothing here sets the variable"
+            notes.append(f"{name}={text} ({reason})")
     return filled_in, notes
 
 
 # -- where a command stands ------------------------------------------------------------------------
-
-
-def _in_list(text: str) -> list[ShellCommand]:
-    """Return the command that is a list of words, in JSON or Python's."""
-    if not text.lstrip().startswith("["):
-        return []
-    try:
-        argv = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
-        return []
-    if not isinstance(argv, list):
-        return []
-    return [ShellCommand([str(word) for word in argv])]
 
 
 def _servers_in(script: str, variables: Mapping[str, str], source: str) -> list[ShellCommand]:
@@ -350,7 +325,7 @@ def _servers_in(script: str, variables: Mapping[str, str], source: str) -> list[
     for command in commands_in(script, variables, PROGRAMS):
         # A shell's trace (set -x) has a command once more.
         text = " ".join(word for word in command.argv if word not in PROMPTS)
-        if _starts_server(command.argv) and text not in texts:
+        if starts_server(command.argv) and text not in texts:
             servers.append(command)
             texts.add(text)
     _check_is_one(servers, source)
@@ -359,335 +334,20 @@ def _servers_in(script: str, variables: Mapping[str, str], source: str) -> list[
     return servers
 
 
-def _starts_server(argv: Sequence[str]) -> bool:
-    """Return whether a command starts a server, and does not only name one."""
-    system = _system_of(argv)
-    if system is None:
-        return False
-    if _end_of_command(system, argv) == 0:  # at most within a word, as in bash -c 'vllm serve'
-        texts = [word for word in argv if " " in word]
-        inner = [command.argv for text in texts for command in commands_in(text, {}, PROGRAMS)]
-        if not any(map(_starts_server, inner)):
-            return False
-    for position, word in enumerate(argv):
-        # As in PID=$(pgrep -f 'vllm serve').
-        program = re.split(r"[$(`]+", word)[-1]
-        is_assignment = ASSIGNMENT.fullmatch(program) is not None
-        if is_assignment or word in BEFORE_PROGRAMS or word.startswith("-"):
-            continue
-        name = program.rpartition("/")[2]
-        if name in CONTAINER_ENGINES:
-            return any(starting in argv[position:] for starting in STARTING)
-        return name not in OTHER_PROGRAMS
-    return False
-
-
-def _in_containers(text: str) -> list[ShellCommand]:
-    """Return the commands of the containers that YAML describes."""
-    try:
-        documents = list(yaml.safe_load_all(text))
-    except yaml.YAMLError:
-        return []
-    return [command for document in documents for command in _of_containers(document, 1)]
-
-
-@dataclass
-class Stage:
-    """A stage of a Dockerfile, which a later one may begin from.
-
-    Attributes:
-        image: Its base.
-        variables: Values of ENV and ARG.
-        entrypoint: Words of ENTRYPOINT.
-        command: Words of CMD.
+def _in_python(text: str) -> list[ShellCommand]:
+    """Return the commands that a script of Python's has as lists of words or as text, and those of
+    Ray's servers.
     """
-
-    image: str = ""
-    variables: dict[str, str] = field(default_factory=dict)
-    entrypoint: list[str] = field(default_factory=list)
-    command: list[str] = field(default_factory=list)
-
-
-def _in_dockerfile(text: str) -> list[ShellCommand]:
-    """Return the command of the image that a Dockerfile makes, which is its last stage."""
-    if DOCKERFILE.search(text) is None:
-        return []
-    stages = dict[str, Stage]()  # by their names
-    stage = Stage()
-    before_stages = dict[str, str]()  # ARGs that a FROM may read
-    for instruction, content in INSTRUCTION.findall(CONTINUED.sub(" ", text)):
-        if instruction == "FROM":
-            if not stage.image:
-                before_stages = stage.variables
-            stage = _begin_stage(substituted(content, before_stages), stages)
-        elif instruction in ("ENV", "ARG"):
-            stage.variables |= _variables_of_docker(content)
-        else:
-            words = _in_list(content)
-            argv = words[0].argv if words else split(content)
-            if instruction == "ENTRYPOINT":
-                stage.entrypoint = argv
-            else:
-                stage.command = argv
-    argv = [stage.image, *stage.entrypoint, *stage.command]
-    return [ShellCommand(argv, stage.variables)]
-
-
-def _begin_stage(content: str, stages: dict[str, Stage]) -> Stage:
-    """Begin a stage from an image, or from an earlier stage, and note it by its name.
-
-    Args:
-        content: What stands behind FROM: flags, the base, maybe AS and a name.
-        stages: Earlier ones by name.
-    """
-    words = [word for word in content.split() if not word.startswith("-")]
-    base = "".join(words[:1])
-    stage = Stage(base)
-    if base.lower() in stages:
-        earlier = stages[base.lower()]
-        stage = replace(earlier, variables=dict(earlier.variables))
-    if len(words) > 2:  # BASE AS NAME
-        stages[words[2].lower()] = stage
-    return stage
-
-
-def _variables_of_docker(content: str) -> dict[str, str]:
-    """Read NAME=value of several variables, or NAME and a value."""
-    words = split(content)
-    if not words:
-        return {}
-    if "=" not in words[0]:
-        return {words[0]: " ".join(words[1:])}
-    return _variables_of(words)
-
-
-def _of_containers(content: object, replicas: int) -> Iterator[ShellCommand]:
-    if isinstance(content, list):
-        for entry in content:
-            yield from _of_containers(entry, replicas)
-    if not isinstance(content, Mapping):
-        return
-    replicas = _replicas_of(content, replicas)
-    marks = [f"{REPLICAS}{replicas}"] if replicas > 1 else []
-    if isinstance(content.get(HELM_KEY), Mapping):
-        yield ShellCommand([*marks, "vllm", "serve", *_argv_of_helm(content)])
-        return
-    if content.get("kind") == "LLMInferenceService":
-        yield _of_llm_service(as_object(content.get("spec")))
-        return
-    if as_object(content.get("modelFormat")).get("name") in FORMATS_OF_VLLM:
-        argv = ["vllm", "serve", _model_of_kserve(content), *_argv_of(content.get("args"))]
-        yield ShellCommand([*marks, *argv], _variables_of(content.get("env")))
-        return
-    if any(key in content for key in ("command", "args", "entrypoint")):
-        argv = [name for name in VARIABLES_FILES if content.get(name)]
-        argv += marks
-        argv.append(str(content.get("image", "")))
-        for key in ("entrypoint", "command", "args"):
-            argv += _argv_of(content.get(key))
-        variables = _variables_of(content.get("env")) | _variables_of(content.get("environment"))
-        yield ShellCommand(argv, variables)
-        return
-    variables = _variables_of(content.get("env")) | _variables_of(content.get("envs"))
-    image = str(content.get("image", ""))
-    for key in SCRIPT_KEYS:
-        script = content.get(key)
-        if isinstance(script, list):
-            script = "\n".join(map(str, script))
-        if isinstance(script, str):
-            for command in commands_in(script, variables, PROGRAMS):
-                if _starts_server(command.argv):
-                    yield ShellCommand([*marks, image, *command.argv], command.variables)
-    for value in content.values():
-        yield from _of_containers(value, replicas)
-
-
-def _replicas_of(content: Mapping[str, object], around: int) -> int:
-    """Return how many replicas an object states, else those stated `around` it: Kubernetes' and
-    dstack's, compose's, Helm's, SkyPilot's or KServe's fewest.
-    """
-    places = (
-        content.get("replicas"),
-        as_object(content.get("deploy")).get("replicas"),
-        content.get("scale"),
-        content.get("replicaCount"),
-        as_object(content.get("service")).get("replicas"),
-        content.get("minReplicas"),
-    )
-    return next((number for number in places if isinstance(number, int)), around)
-
-
-def _of_llm_service(spec: Mapping[str, object]) -> ShellCommand:
-    """Return the command of a KServe service of vLLM's, whose first container has its image."""
-    containers = as_object(spec.get("template")).get("containers")
-    container: Mapping[str, object] = {}
-    if isinstance(containers, list) and containers:
-        container = as_object(containers[0])
-    variables = _variables_of(container.get("env"))
-    argv = list[str]()
-    replicas = spec.get("replicas")
-    if isinstance(replicas, int) and replicas > 1:
-        argv.append(f"{REPLICAS}{replicas}")
-    if spec.get("prefill"):
-        argv.append(f"{PREFILL}{as_object(spec['prefill']).get('replicas', 1)}")
-    model = _model_of_kserve(as_object(spec.get("model")))
-    argv += [str(container.get("image", "")), "vllm", "serve", model]
-    for kind, number in as_object(spec.get("parallelism")).items():
-        if kind in ("tensor", "pipeline", "data"):
-            argv += [f"--{kind}-parallel-size", str(number)]
-    argv += _argv_of(container.get("args"))
-    argv += split(variables.pop(ADDITIONAL_ARGS, ""))
-    return ShellCommand(argv, variables)
-
-
-def _model_of_kserve(model: Mapping[str, object]) -> str:
-    """Return a model's hub id, or where it is kept."""
-    uri = str(model.get("uri") or model.get("storageUri") or "")
-    if uri.startswith(HUB):
-        return uri.removeprefix(HUB)
-    return str(model.get("name") or uri)
-
-
-def _argv_of_helm(content: Mapping[str, object]) -> list[str]:
-    """Return the words of a server in the values of vLLM's production stack: `vllmConfig` has the
-    flags in camel case.
-    """
-    argv = [str(content.get("modelURL", ""))]
-    for name, value in as_object(content[HELM_KEY]).items():
-        if name == "extraArgs":
-            argv += _argv_of(value)
-            continue
-        flag = re.sub(r"(?=[A-Z])", "-", str(name)).lower()
-        if isinstance(value, bool):
-            switch = "" if value else "no-"
-            argv.append(f"--{switch}{flag}")
-        elif value is not None:
-            argv += [f"--{flag}", str(value)]
-    return argv
-
-
-def _argv_of(value: object) -> list[str]:
-    """Return the words of a command, which is text or a list."""
-    if isinstance(value, str):
-        return split(CONTINUED.sub(" ", value))
-    if isinstance(value, list):
-        return [str(word) for word in value]
-    return []
-
-
-def _variables_of(value: object) -> dict[str, str]:
-    """Return a container's environment: an object, or a list of objects or of assignments."""
-    if isinstance(value, Mapping):
-        return {str(name): str(content) for name, content in value.items()}
-    variables = dict[str, str]()
-    if not isinstance(value, list):
-        return variables
-    for entry in value:
-        if isinstance(entry, Mapping) and "value" in entry:
-            variables[str(entry.get("name"))] = str(entry["value"])
-        elif isinstance(entry, str) and "=" in entry:
-            name, _, content = entry.partition("=")
-            variables[name] = content
-    return variables
-
-
-# -- which command it is ---------------------------------------------------------------------------
-
-
-def _system_of(argv: Sequence[str]) -> str | None:
-    """Return the server that a command starts, by the words or the image in it."""
-    text = " ".join(argv)
-    for system, signs in SERVER_COMMANDS.items():
-        if any(sign in text for sign in signs):
-            return system
-    if any(sign in text for sign in CLIENTS_AND_ROUTERS):
-        return None
-    return next((system for system in IMAGES if _image_in(system, argv) is not None), None)
-
-
-def _image_in(system: str, argv: Sequence[str]) -> int | None:
-    """Return the position of a server's image among the words, where a container of it starts
-    the server; None: there is none.
-    """
-    for position, word in enumerate(argv):
-        image = word.removeprefix(f"{IMAGE_FLAG}=")
-        if IMAGES[system].fullmatch(image) is None or not _starts_container(argv, position):
-            continue
-        behind = argv[_behind_image(argv, position) :]
-        has_flags = bool(behind) and behind[0].startswith("-")
-        if has_flags or STARTING_IMAGE.fullmatch(image) is not None:
-            return position
-    return None
-
-
-def _starts_container(argv: Sequence[str], position: int) -> bool:
-    """Return whether the word at `position` is where a container's image stands: in a description,
-    or in the command of an engine that does not replace its program.
-    """
-    in_front = argv[:position]
-    if in_front and in_front[-1] in NAMING:
-        return False
-    program = _entrypoint_in(in_front)
-    if program and not program.rpartition("/")[2].startswith(PROGRAMS):
-        return False
-    if argv[position].startswith(IMAGE_FLAG) or in_front[-1:] == [IMAGE_FLAG]:
-        return True
-    is_in_command = any(word in STARTING for word in in_front)
-    return is_in_command or all(map(_is_no_program, in_front))
-
-
-def _entrypoint_in(argv: Sequence[str]) -> str:
-    """Return the program that a container is told to start instead of its image's; "": none."""
-    for position, word in enumerate(argv):
-        flag, has_value, program = word.partition("=")
-        if flag != ENTRYPOINT_FLAG:
-            continue
-        if has_value:
-            return program
-        return "".join(argv[position + 1 : position + 2])
-    return ""
-
-
-def _is_no_program(word: str) -> bool:
-    """Return whether a word stands in front of a description's image, or sets a variable."""
-    marks = (*VARIABLES_FILES, REPLICAS, PREFILL)
-    return word == "" or word.startswith(marks) or ASSIGNMENT.fullmatch(word) is not None
-
-
-def _behind_image(argv: Sequence[str], image: int) -> int:
-    """Return where the words of a container begin, behind the one at `image` and flags of kubectl's
-    own.
-    """
-    has_flag = argv[image].startswith(IMAGE_FLAG) or IMAGE_FLAG in argv[:image]
-    if has_flag and BEHIND_FLAGS in argv[image:]:
-        return argv.index(BEHIND_FLAGS, image) + 1
-    return image + 1
-
-
-def _end_of_command(system: str, argv: Sequence[str]) -> int:
-    """Return where the arguments begin, behind the words that name the server."""
-    end = 0
-    for sign in SERVER_COMMANDS[system]:
-        program = sign.split()
-        for start in range(len(argv) - len(program) + 1):
-            named = argv[start : start + len(program)]
-            is_command = named[0].rpartition("/")[2] == program[0] and named[1:] == program[1:]
-            if is_command:
-                end = max(end, start + len(program))
-                break
-    scripts = [
-        position
-        for position, word in enumerate(argv)
-        if word.endswith(SCRIPTS) and not word.startswith("-")
-    ]
-    if scripts:
-        end = max(end, scripts[0] + 1)
-    image = _image_in(system, argv)
-    if image is not None:
-        end = max(end, _behind_image(argv, image))
-    while end < len(argv) and argv[end] in ("serve", system):
-        end += 1
-    return end
+    commands = list[ShellCommand]()
+    for arguments in find_argument_lists(text):
+        argv = arguments
+        if len(arguments) == 1:  # which a shell takes apart
+            argv = split(CONTINUED.sub(" ", arguments[0]))
+        if len(argv) > 1 and starts_server(argv):
+            commands.append(ShellCommand(argv))
+    for call in find_calls(text, CALL_OF_RAY):
+        commands += containers_of(call.named, 1)
+    return commands
 
 
 # -- its arguments ---------------------------------------------------------------------------------

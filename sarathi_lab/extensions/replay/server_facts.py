@@ -32,13 +32,18 @@ from sarathi_lab.extensions.replay.server_arguments import (
     with_rules_of_v0,
     with_rules_of_version,
 )
-from sarathi_lab.extensions.replay.server_commands import find_command
+from sarathi_lab.extensions.replay.server_commands import (
+    check_is_of_known_server,
+    find_command,
+    find_container,
+)
 from sarathi_lab.workload.text_files import COLORS, LOG_LINE, json_rows, kind_of_text
 
 LOG_KEYS = ("log", "message", "msg", "textPayload")  # of Docker's, and of others
 FIX = (
     "name a server's log with its start-up lines (vLLM's begin with non-default args or engine "
-    "config, SGLang's with server_args=ServerArgs), its server_info or its arguments as YAML"
+    "config, SGLang's with server_args=ServerArgs), its server_info or its arguments as YAML, or "
+    "state its command as task.server='vllm serve MODEL ...'"
 )
 DEFAULT_BLOCK = 16  # tokens of a block of vLLM's
 ROUNDED_BY = 0.006  # sequences of the longest context, of which vLLM logs two digits
@@ -105,6 +110,7 @@ def read_facts(path: Path, text: str) -> Statement:
     facts = find_facts(path, text)
     if facts is not None:
         return facts
+    check_is_of_known_server(text, f"task.log={path}")
     kind = kind_of_text(text)
     if PERIODIC.search(text):
         raise UserError(
@@ -118,7 +124,7 @@ def find_facts(path: Path, text: str) -> Statement | None:
     """Read what the text of a file states of a server; None where it states nothing."""
     text = _joined(COLORS.sub("", _unwrapped(text)))
     if text.lstrip()[:1] == "{":
-        return _of_description(path, text)
+        return _of_description(path, text) or find_container(text, str(path))
     if SGLANG_ARGUMENTS.search(text) or SGLANG_SIZES.search(text):
         return _with_command(_of_sglang_log(path, text), text)
     statement = _of_vllm_log(path, text)

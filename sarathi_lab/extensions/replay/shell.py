@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 # A break that a shell takes for none (also of Windows), or in front of a flag.
 CONTINUED = re.compile(r"[\\^`]\r?\n|\r?\n(?=\s*-)")
 VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*)|:?\?[^}]*)?\}|\$\((\w+)\)|\$(\w+)")
+# What a command prints, or the value of a sum; with quotes around it where it has some.
+OUTPUT = re.compile(r"(\"?)(\$\((?!\w+\))(?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`)\1")
 # What stands for a variable that is set; nothing does for one that is not.
 ALTERNATIVE = re.compile(r"\$\{(\w+):?\+((?:[^{}]|\{[^{}]*\})*)\}")
 PIECE = re.compile(
@@ -18,7 +20,7 @@ PIECE = re.compile(
       (?P<array> "?\$\{(?P<array_name>\w+)\[[@*]\]\}"?)  # all words of an array
     | \\. | '[^']*' | "(?:\\.|[^"\\])*"          # of one meaning, whatever is in it
     | \d?>&\d? | &>>?                             # a redirection, whose & ends no command
-    | (?P<variable> \$\{\w+(?::?[-?][^}]*)?\} | \$\w+)
+    | (?P<variable> \$\{\w+(?::?[-?][^}]*)?\} | \$\w+ | \$\(\w+\))
     | (?P<end> [;&|]+)
     | (?P<comment> (?<!\S)\#.*)
     | .
@@ -33,6 +35,7 @@ ARRAY = re.compile(r"=\(([^()]*)\)")  # of words, on several lines
 # A line that sets variables, or has some, which may stand for a command.
 WITH_VARIABLES = re.compile(r"(?:^|[;&])\s*(?:\w+\s+)?\w+\+?=|\$")
 COMMENT = re.compile(r"(?<!\S)#.*")
+UNIT_VARIABLES = re.compile(r"^Environment=", re.MULTILINE)  # of systemd
 DECLARING = ("export", "local", "readonly", "declare")
 
 
@@ -62,11 +65,13 @@ def commands_in(
         programs: Lines with none of these and no variables, as of a log, are passed over.
     """
     values = dict(variables)
+    script = UNIT_VARIABLES.sub("export ", script)
     script = ALTERNATIVE.sub(lambda match: _alternative(match, script, variables), script)
     for line in CONTINUED.sub(" ", ARRAY.sub(_quoted_array, script)).splitlines():
         is_of_program = any(program in line for program in programs)
         if not is_of_program and WITH_VARIABLES.search(line) is None:
             continue
+        line = OUTPUT.sub(lambda output: _as_word(output, programs), line)
         for text in _commands_of_line(line):
             command = _command_of(text, values)
             assignments = _assignments(command.argv)
@@ -76,7 +81,10 @@ def commands_in(
             for name, adds, value in assignments:
                 if adds:
                     value = values.get(name, "") + value
-                values[name] = value
+                if OUTPUT.search(value):
+                    values.pop(name, None)  # only a run of the script knows it
+                else:
+                    values[name] = value
 
 
 def split(text: str) -> list[str]:
@@ -107,7 +115,20 @@ def _commands_of_line(line: str) -> list[str]:
             commands.append("")
         else:
             commands[-1] += piece[0]
-    return [BRACKETED.sub(r"\1", command) for command in commands if command.strip()]
+    return [_without_brackets(command) for command in commands if command.strip()]
+
+
+def _without_brackets(command: str) -> str:
+    """Return a command that stands in brackets, or whose output a variable takes."""
+    bracketed = BRACKETED.fullmatch(command)
+    return command if bracketed is None else bracketed[1]
+
+
+def _as_word(output: re.Match[str], programs: Sequence[str]) -> str:
+    """Return what a command prints as one word; unchanged where a server may be started in it."""
+    if any(program in output[2] for program in programs):
+        return output[0]
+    return "'" + re.sub("[\"']", "", output[2]) + "'"
 
 
 def _command_of(text: str, variables: Mapping[str, str]) -> ShellCommand:

@@ -671,9 +671,110 @@ VLLM_ARGV=( "$VENV/bin/vllm" serve Qwen/Qwen3-8B \\
 IMAGE = "kubectl run chat --image=vllm/vllm-openai:v0.11.0 --restart=Never --"
 
 
+UNIT = """
+[Service]
+Environment=MODEL=Qwen/Qwen3-8B "SEQUENCES=64"
+ExecStart=/opt/bin/vllm serve ${MODEL} --max-num-seqs ${SEQUENCES}
+"""
+QUADLET = """
+[Container]
+Image=docker.io/vllm/vllm-openai:v0.11.0
+Exec=--model Qwen/Qwen3-8B --max-num-seqs 64
+"""
+CHART = """
+image:
+  repository: vllm/vllm-openai
+  tag: v0.11.0
+  command: [vllm, serve, Qwen/Qwen3-8B, --max-num-seqs, "64"]
+"""
+OWN_CHART = """
+vllm:
+  image: {registry: docker.io, repository: vllm/vllm-openai, tag: v0.11.0}
+  model: Qwen/Qwen3-8B
+  maxNumSeqs: 64
+  persistence: {size: 50Gi}
+"""
+STACK = """
+modelSpec:
+  - {repository: vllm/vllm-openai, tag: v0.11.0, modelURL: Qwen/Qwen3-8B,
+     vllmConfig: {maxNumSeqs: 64}}
+"""
+KSERVE = """
+modelFormat: {name: huggingface}
+args: [--model_name=chat, --model_id=Qwen/Qwen3-8B, --max-num-seqs=64]
+"""
+INSPECTED = json.dumps(
+    [
+        {
+            "Config": {
+                "Image": "vllm/vllm-openai:v0.11.0",
+                "Entrypoint": ["vllm", "serve"],
+                "Cmd": ["Qwen/Qwen3-8B", "--max-num-seqs", "64"],
+                "Env": ["PATH=/bin"],
+            }
+        }
+    ]
+)
+DESCRIBED = json.dumps(
+    {"imageName": "vllm/vllm-openai:v0.11.0", "dockerArgs": "Qwen/Qwen3-8B --max-num-seqs 64"}
+)
+INITIALISED = """
+initContainers: [{name: get, image: "vllm/vllm-openai:v0.11.0", command: [hf, download, m]}]
+containers:
+  - {name: chat, image: "vllm/vllm-openai:v0.11.0", args: [Qwen/Qwen3-8B, --max-num-seqs, "64"]}
+"""
+LIST = """
+import subprocess, sys
+MODEL = "Qwen/Qwen3-8B"
+FAST = False
+def serve(options):
+    cmd = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL]
+    cmd += ["--max-num-seqs", str(64)]
+    if FAST:
+        cmd.append("--enforce-eager")
+    subprocess.Popen(cmd)
+"""
+TEXT = """
+import subprocess
+MODEL = "Qwen/Qwen3-8B"
+print(f"starting vllm serve {MODEL}")
+subprocess.Popen(f"vllm serve {MODEL} --max-num-seqs 64", shell=True)
+"""
+RAY = """
+from ray.serve.llm import LLMConfig
+config = LLMConfig(
+    model_loading_config=dict(model_id="chat", model_source="Qwen/Qwen3-8B"),
+    engine_kwargs=dict(max_num_seqs=64),
+)
+"""
+RAY_YAML = """
+applications:
+  - args:
+      llm_configs:
+        - model_loading_config: {model_source: Qwen/Qwen3-8B}
+          engine_kwargs: {max_num_seqs: 64}
+"""
+DYNAMO = "python3 -m dynamo.vllm --model Qwen/Qwen3-8B --max-num-seqs 64"
+WITH_VERSION = {"batch": 64, "version": "0.11.0"}
+
+
 @pytest.mark.parametrize(
     ("text", "stated"),
     [
+        (UNIT, {"batch": 64}),
+        (QUADLET, WITH_VERSION),
+        (CHART, WITH_VERSION),
+        (OWN_CHART, WITH_VERSION),
+        (STACK, WITH_VERSION),
+        (KSERVE, {"batch": 64, "model.served": ("chat",)}),
+        (INSPECTED, WITH_VERSION),
+        (DESCRIBED, WITH_VERSION),
+        (INITIALISED, WITH_VERSION),
+        (LIST, {"batch": 64}),
+        (TEXT, {"batch": 64}),
+        (RAY, {"batch": 64, "model.served": ("chat",)}),
+        (RAY_YAML, {"batch": 64}),
+        (DYNAMO, {"batch": 64}),
         (f"{IMAGE} --model Qwen/Qwen3-8B --max-num-seqs 64", {"batch": 64, "version": "0.11.0"}),
         (f"{IMAGE} vllm serve Qwen/Qwen3-8B --max-num-seqs 64", {"batch": 64}),
         ("python -m ipex_llm.vllm.xpu.entrypoints.openai.api_server --model Qwen/Qwen3-8B", {}),
@@ -683,7 +784,11 @@ IMAGE = "kubectl run chat --image=vllm/vllm-openai:v0.11.0 --restart=Never --"
         (DOCKERFILE, {"batch": 64}),
         (ARRAY, {"batch": 64}),
     ],
-    ids=["kubectl", "kubectl serve", "ipex", "rocm", "dstack", "applied", "Dockerfile", "array"],
+    ids=[
+        *("unit", "Quadlet", "chart", "own chart", "stack", "KServe", "inspected", "RunPod"),
+        *("initialised", "list", "text of Python", "Ray", "Ray's YAML", "Dynamo"),
+        *("kubectl", "kubectl serve", "ipex", "rocm", "dstack", "applied", "Dockerfile", "array"),
+    ],
 )
 def test_further_places_of_a_servers_command(text, stated):
     statement = find_facts(Path("file"), text)
@@ -701,6 +806,10 @@ def test_further_places_of_a_servers_command(text, stated):
     [
         f"{IMAGE} vllm bench serve --model Qwen/Qwen3-8B",
         "spec: {image: lmsysorg/sglang:latest, command: [python, -m, sglang_router.launch_router]}",
+        "containers: [{name: a, image: vllm/vllm-openai, command: [sleep, infinity]}]",
+        "containers: [{name: a, image: vllm/vllm-openai, command: [/bin/start], args: [-x]}]",
+        "services: {a: {image: vllm/vllm-openai, entrypoint: /bin/start, command: --x}}",
+        "services: {a: {image: vllm/vllm-openai, command: sleep infinity}}",
     ],
 )
 def test_images_of_servers_with_other_programs_start_none(text):
@@ -768,6 +877,7 @@ def test_what_only_names_an_image_states_no_server(text):
         ("N=64\n%s --max-num-seqs ${N:?how many}", {"batch": 64}, ""),
         ("%s --max-num-seqs ${N:?}", {}, "max_num_seqs=${N:?}"),
         ("N=\n%s ${N:+--max-num-seqs 64}", {}, ""),
+        ("%s --max-num-seqs $(MANY)", {}, "max_num_seqs=$(MANY)"),
     ],
 )
 def test_flags_behind_a_variable_are_read_or_named(script, stated, note):
@@ -776,6 +886,19 @@ def test_flags_behind_a_variable_are_read_or_named(script, stated, note):
     assert statement.settings == {"model": "Qwen/Qwen3-8B", **stated}
     notes = [f"{note} (nothing here sets the variable)"] if note else []
     assert statement.not_simulated == notes
+
+
+@pytest.mark.parametrize("output", ["$(lscpu | wc -l)", '"$(wc "a b")"', "`nproc`", "$((2*N))"])
+def test_what_only_a_run_tells_is_named(output):
+    statement = find_command(f"{SERVER} -tp {output} --max-num-seqs 64", "run.sh")
+    assert statement is not None
+    assert statement.settings == {"model": "Qwen/Qwen3-8B", "batch": 64}
+    shown = output.replace('"', "")
+    assert statement.not_simulated == [f"tensor_parallel_size={shown} (only a run of it tells)"]
+    script = 'cmd = ["vllm", "serve", "m"]\nif options.fast:\n    cmd.append("--enforce-eager")'
+    statement = find_command(script, "run.py")
+    assert statement is not None
+    assert "--enforce-eager if options.fast" in statement.not_simulated[0]
 
 
 @pytest.mark.parametrize(

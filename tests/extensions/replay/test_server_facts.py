@@ -463,6 +463,8 @@ def test_a_command_line_needs_no_quotes_of_hydra():
 def test_commands_that_are_not_understood_are_refused():
     with pytest.raises(UserError, match="did you mean max_num_seqs"):
         read_command("vllm serve x --max-num-seq 128")
+    with pytest.raises(UserError, match="policy=trtllm"):
+        read_command("trtllm-serve Qwen/Qwen3-8B --tp_size 2")
     with pytest.raises(UserError, match="starts no known server"):
         read_command("ollama serve")
     with pytest.raises(UserError, match="close its quotes"):
@@ -649,6 +651,9 @@ def test_a_command_line_is_one_more_source(client):
         ),
         ("| NVIDIA-SMI 535.104.05 |\n", "is text that begins with"),
         ("{}", "is JSON and states nothing of a server"),
+        ("[Unit]\nDescription=x\n", "is a file of settings in sections"),
+        ("import os, sys\n", "is a script and states nothing"),
+        ("[06/01/2026-10:00:00] [TRT-LLM] [I] max_num_tokens=8192\n", "policy=trtllm"),
         ("PAR1\x00", "is a Parquet file"),
     ],
 )
