@@ -173,6 +173,11 @@ class Backend(Protocol):
     def dtype_name(self) -> str:
         """ "float32", "bfloat16" or "float16", resolved from "auto"."""
 
+    def dtype_of(self, spec: ModelSpec) -> str:
+        """Return the type of a model's elements: as stated, as its file has it, or as the device's
+        default is.
+        """
+
     @property
     def dtype_bytes(self) -> int: ...
 

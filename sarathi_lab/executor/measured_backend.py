@@ -115,6 +115,9 @@ class MeasuredBackend(ABC):
     def dtype_name(self) -> str:
         return self._dtype[0]
 
+    def dtype_of(self, spec: ModelSpec) -> str:
+        return self.dtype_name
+
     @property
     def dtype_bytes(self) -> int:
         """Bytes of an element of the cache, and of a weight unless weights are in 8 bits."""

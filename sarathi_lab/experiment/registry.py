@@ -276,7 +276,7 @@ class SimulatedJob:
             "hardware": self.backend.hardware.name,
             "level": self.backend.cost_model,
             "model": self.spec.name,
-            "dtype": self.backend.dtype_name,
+            "dtype": self.backend.dtype_of(self.spec),
             "method": self.method,
         }
 

@@ -31,6 +31,7 @@ class Family:
         has_both: Whether every layer has attention of both kinds.
         float_states: Whether vLLM keeps the states in float32 though the file does not say so.
         defaults: Fields that published files leave out.
+        counted: Fields of parts that only this architecture's formulas have.
         usual_weights: How its authors store the weights, where they have not 16 bits.
     """
 
@@ -47,6 +48,7 @@ class Family:
     has_both: bool = False
     float_states: bool = False
     defaults: Config = field(default_factory=dict)
+    counted: tuple[str, ...] = ()
     usual_weights: StoredDtype = "auto"
 
 
@@ -79,9 +81,11 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("seed_oss", "internlm2", "internlm3", "mistral", "phi3", "exaone"), _PLAIN),
     **dict.fromkeys(("ministral", "ministral3", "aquila", "nemotron-nas", "helium"), _PLAIN),
     **dict.fromkeys(("cwm", "hyperclovax", "iquestcoder", "minicpm3", "mellum"), _PLAIN),
+    **dict.fromkeys(("granite4_vision", "phi4mm", "phi4_multimodal"), _PLAIN),
     **dict.fromkeys(("gemma", "cohere", "smollm3", "ernie4_5", "hunyuan_v1_dense"), _TIED),
-    **dict.fromkeys(("minicpm", "youtu"), _TIED),
+    **dict.fromkeys(("minicpm", "youtu", "hunyuan_vl"), _TIED),
     **dict.fromkeys(("qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl"), _QWEN),
+    "qwen2_5_omni": _QWEN,
     **dict.fromkeys(("nemotron", "gpt_neox", "apertus", "arcee", "phi", "jais2"), _UNGATED),
     **dict.fromkeys(("persimmon", "nanochat"), _UNGATED),
     **dict.fromkeys(("opt", "starcoder2"), Family(gated=False, tied=True)),
@@ -102,12 +106,12 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("mixtral", "minimax_m2", "olmoe", "phimoe", "granitemoe"), _PLAIN),
     **dict.fromkeys(("glm4_moe", "dots1", "bailing_moe", "bailing_moe_v2"), _PLAIN),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), _PLAIN),
-    **dict.fromkeys(("solar_open", "hy_v3", "axk1"), _PLAIN),
+    **dict.fromkeys(("solar_open", "hy_v3", "axk1", "mistral4"), _PLAIN),
     **dict.fromkeys(("granitemoeshared", "flex_olmo", "glm4v", "glm4v_moe"), _PLAIN),
     **dict.fromkeys(("ernie4_5_moe", "hunyuan", "hunyuan_v1_moe"), _TIED),
-    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe"), _QWEN),
+    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe", "qwen3_omni_moe"), _QWEN),
     "qwen2_moe": Family(has_window_switch=True, has_shared_gate=True),
-    "afmoe": Family(has_output_gate=True, every_full=4),
+    **dict.fromkeys(("afmoe", "muse_glimmer"), Family(has_output_gate=True, every_full=4)),
     **dict.fromkeys(("mimo_v2_flash", "mimo_v2"), Family(normal=own.of_mimo)),
     **dict.fromkeys(("step3p5", "step3p7"), Family(normal=own.of_step)),
     "longcat_flash": Family(normal=own.of_longcat),
@@ -116,6 +120,11 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v32": Family(defaults=_index_of(64)),
     "glm_moe_dsa": Family(defaults=_index_of(32)),
     "axk2": _PLAIN,
+    "deepseek_v4": Family(
+        normal=own.of_deepseek_v4,
+        defaults=own.DEFAULTS_OF_V4,
+        counted=("compress_ratios", "hc_mult"),
+    ),
     "llama4": Family(
         every_full=4, shared_size="intermediate_size", dense_size="intermediate_size_mlp"
     ),

@@ -326,6 +326,99 @@ class Index:
 
 
 @dataclass(frozen=True)
+class CompressedCache:
+    """Attention of DeepSeek-V4: in each layer to the newest `window` tokens, and in most to entries
+    that stand for several older ones. Keys and values are one vector of a head's size, which all
+    heads share.
+
+    Of `sparse_layers` an entry stands for `sparse_rate` tokens, and attention sees the entries that
+    an index selects, of `index_size` at most; in `heavy_layers` it stands for `heavy_rate` tokens,
+    and attention sees all. The index has `index_heads` of queries [index_key_size], and a key an
+    entry, which has 8 bits here. Queries pass `query_rank`; heads of each of `output_groups` leave
+    by `output_rank` entries. `streams` are the residuals that each attention and FFN mixes. Raises
+    UserError for impossible sizes.
+    """
+
+    window: int = size_field()
+    sparse_layers: int = count_field(minimum=0)
+    heavy_layers: int = count_field(minimum=0)
+    index_size: int = size_field()
+    index_heads: int = size_field()
+    index_key_size: int = size_field()
+    query_rank: int = size_field()
+    output_groups: int = size_field()
+    output_rank: int = size_field()
+    streams: int = size_field(1)
+    sparse_rate: int = size_field(4)
+    heavy_rate: int = size_field(128)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "layers.compressed.")
+
+    @property
+    def index(self) -> Index:
+        """The index of a layer, over entries instead of tokens."""
+        return Index(self.index_heads, self.index_key_size, self.index_size)
+
+    @property
+    def seen_tokens(self) -> int:
+        """Tokens that the entries stand for which an index selects at most."""
+        return self.index_size * self.sparse_rate
+
+    def token_bytes(self, entry_bytes: int) -> float:
+        """Bytes that each token adds to the caches of all layers, by those of an entry."""
+        sparse = self.sparse_layers * (entry_bytes + self.index.cached_bytes) / self.sparse_rate
+        return sparse + self.heavy_layers * entry_bytes / self.heavy_rate
+
+    def sequence_bytes(self, num_layers: int, entry_bytes: int) -> int:
+        """Bytes of a sequence in all layers whatever its length: the windows, and tokens that no
+        entry stands for yet, with their gates; in sparse layers two series of two entries' tokens.
+        """
+        windows = num_layers * self.window
+        waiting = self.heavy_layers * 2 * self.heavy_rate
+        waiting += self.sparse_layers * 4 * 2 * self.sparse_rate
+        return (windows + waiting) * entry_bytes
+
+    def linears(self, hidden: int, heads: HeadSizes, count: int) -> list[Linear]:
+        """List the products of `count` layers: of attention, of entries and gates, of the index and
+        its entries, and of the streams' coefficients.
+        """
+        index_width = self.index_heads + 4 * self.index_key_size
+        grouped = heads.query_size // self.output_groups
+        products = [
+            Linear("latent_down", hidden, self.query_rank + heads.key_size, count),
+            Linear("query_up", self.query_rank, heads.query_size, count),
+            Linear("out_groups", grouped, self.output_groups * self.output_rank, count),
+            Linear("out_proj", self.output_groups * self.output_rank, hidden, count),
+        ]
+        if self.sparse_layers:
+            index_queries = self.index_heads * self.index_key_size
+            products += [
+                Linear("sparse_down", hidden, 4 * heads.key_size, self.sparse_layers),
+                Linear("index_up", self.query_rank, index_queries, self.sparse_layers),
+                Linear("index_down", hidden, index_width, self.sparse_layers),
+            ]
+        if self.heavy_layers:
+            products.append(Linear("heavy_down", hidden, 2 * heads.key_size, self.heavy_layers))
+        if self.streams > 1:
+            width = self.streams * (2 + self.streams)
+            products.append(Linear("mixing", self.streams * hidden, width, 2 * count))
+        return products
+
+    def flops(
+        self, heads: HeadSizes, num_layers: int, tokens: AmountT, pairs: AmountT, selected: AmountT
+    ) -> AmountT:
+        """Compute the FLOPs of attention of `tokens` queries with `pairs` of a whole context, of
+        which `selected` are within `seen_tokens`. Each query counts a whole window.
+        """
+        local = num_layers * heads.pair_flops * self.window * tokens
+        scored = self.sparse_layers * self.index.pair_flops * pairs / self.sparse_rate
+        sparse = self.sparse_layers * heads.pair_flops * selected / self.sparse_rate
+        heavy = self.heavy_layers * heads.pair_flops * pairs / self.heavy_rate
+        return local + scored + sparse + heavy
+
+
+@dataclass(frozen=True)
 class LinearAttention:
     """`num_layers` layers of linear attention, whose cache is a state of constant size: in each of
     `num_heads` [key_size, value_size], and the last `conv_size` - 1 inputs of a convolution over
@@ -451,7 +544,8 @@ class Layers:
     of the others the keys and values of another. Values of attention have `value_size` entries
     (None: as the keys), and maybe no `value_product`. Layers that are `parallel` have both kinds of
     attention side by side (Falcon-H1). `further` products are those of parts that few models have,
-    and `table_params` are looked up, as an embedding's.
+    and `table_params` are looked up, as an embedding's. A `compressed` cache stands for keys and
+    values of all attention layers.
     """
 
     attention: int | None = size_field(None)
@@ -470,9 +564,11 @@ class Layers:
     value_product: bool = flag(True)
     further: tuple[Linear, ...] = ()
     table_params: int = whole(0, minimum=0, fix=FIX)
+    compressed: CompressedCache | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "layers.")
+        _require_kind("compressed", self.compressed, CompressedCache)
         _require_kind("latent", self.latent, Latent)
         _require_kind("index", self.index, Index)
         _require_kind("linear", self.linear, LinearAttention)
@@ -487,8 +583,13 @@ class Layers:
 
     @property
     def description(self) -> str:
-        kinds = {"latent": self.latent, "linear": self.linear, "windowed": self.window}
-        names = [name for name, part in kinds.items() if part is not None]
+        is_there = {
+            "latent": self.latent is not None,
+            "linear": self.linear is not None,
+            "windowed": self.window is not None,
+            "compressed": self.compressed is not None,
+        }
+        names = [name for name, has_layers in is_there.items() if has_layers]
         if not names:
             return "layers that are not alike"
         return f"{' and '.join(names)} attention"

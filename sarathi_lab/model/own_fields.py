@@ -18,6 +18,10 @@ from sarathi_lab.model.config_facts import (
     Facts,
 )
 
+SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+# Of DeepSeek-V4: tokens of an entry of the cache; 0 or 1 for layers with a window alone.
+KINDS_OF_RATIOS = {0: SLIDING, 1: SLIDING, 4: SPARSE, 128: HEAVY}
+DEFAULTS_OF_V4: Config = {"num_key_value_heads": 1, "head_dim": 512, "sliding_window": 128}
 DENSE_OF_STEP = 3  # first layers without experts, where Step-3.5's file does not say
 
 
@@ -210,11 +214,15 @@ def of_gemma4(facts: Facts) -> Config:
 
 def of_nemotron_h(facts: Facts) -> Config:
     """Nemotron-H's newer files have words for the letters of its layers."""
-    names = facts.names("layers_block_type")
-    if facts.has("hybrid_override_pattern") or names is None:
+    if facts.has("hybrid_override_pattern") or not facts.has("layers_block_type"):
         return {}
+    kinds = facts.texts("layers_block_type")
     letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
-    return {"hybrid_override_pattern": "".join(letters.get(name, "?") for name in names)}
+    letters |= {"linear_attention": "M", FULL: "*"}  # as transformers calls them today
+    return {
+        "num_hidden_layers": facts.count("num_hidden_layers", len(kinds)),
+        "hybrid_override_pattern": "".join(letters.get(kind, "?") for kind in kinds),
+    }
 
 
 def of_falcon(facts: Facts) -> Config:
@@ -252,6 +260,34 @@ def of_longcat(facts: Facts) -> Config:
         "shared_expert_intermediate_size": 2 * facts.size("ffn_hidden_size"),
         "moe_intermediate_size": facts.size("expert_ffn_hidden_size"),
         "moe_topk": round(chosen),
+    }
+
+
+def of_deepseek_v4(facts: Facts) -> Config:
+    """DeepSeek-V4 has the kinds of its layers by name, or as the tokens of an entry; files list
+    those of layers that draft behind its own.
+    """
+    num_layers = facts.size("num_hidden_layers")
+    ratios = facts.numbers("compress_ratios")
+    if facts.has("layer_types"):
+        kinds = facts.texts("layer_types")
+    elif ratios is not None:
+        kinds = [KINDS_OF_RATIOS.get(ratio, f"compress_ratio {ratio}") for ratio in ratios]
+    else:
+        raise UserError(f"compress_ratios is missing, which says what layers see; {AGAIN}")
+    kinds = kinds[:num_layers]
+    if len(kinds) != num_layers or not set(kinds) <= {*KINDS_OF_RATIOS.values()}:
+        raise UserError(
+            f"compress_ratios: {sorted({*kinds})} of {len(kinds)} layers has no formula, which "
+            f"needs each of {', '.join(map(str, KINDS_OF_RATIOS))} for num_hidden_layers="
+            f"{num_layers}; {AGAIN}"
+        )
+    return {
+        "layer_types": [FULL] * num_layers,
+        "sliding_window": None,
+        "compressed_window": facts.size("sliding_window"),
+        "sparse_layers": kinds.count(SPARSE),
+        "heavy_layers": kinds.count(HEAVY),
     }
 
 

@@ -31,6 +31,7 @@ from sarathi_lab.model.config_facts import (
 from sarathi_lab.model.families import FAMILIES, Family
 from sarathi_lab.model.layers import (
     ALIKE,
+    CompressedCache,
     HeadSizes,
     Index,
     Latent,
@@ -42,7 +43,7 @@ from sarathi_lab.model.layers import (
 from sarathi_lab.model.own_fields import of_blocks
 from sarathi_lab.model.quantised_config import FIELD as QUANTISATION
 from sarathi_lab.model.quantised_config import read_quantisation, unused_fields
-from sarathi_lab.model.spec import ModelSpec, StoredDtype
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, StoredDtype
 
 # Beside the config.json of ModelOpt's checkpoints, which may lack the quantisation.
 QUANTISED_FILE = "hf_quant_config.json"
@@ -52,6 +53,7 @@ SAME_KIND = {"attention": FULL, "mamba2": MAMBA, "none": "", "indexed_attention"
 # Nemotron-H's letters: Mamba-2, attention, an FFN or experts instead of either.
 PATTERN_KINDS = {"M": MAMBA, "*": FULL, "-": "", "E": ""}
 FLOAT_BYTES = 4
+DTYPE_FIELDS = ("dtype", "torch_dtype")  # of today's transformers, and of older ones
 FFN_SIZES = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = (
@@ -74,6 +76,7 @@ NOT_COUNTED: Mapping[str, tuple[str, Sequence[object]]] = {
     "share_q_dim": ("queries of heads from a space of their own (Step-3)", ()),
     "hc_mult": ("several residual streams (DeepSeek-V4)", (1,)),
     "routed_expert_hidden_size": ("experts in a space of their own", ()),
+    "kv_source_layers": ("keys and values of other layers by their number (Mistral Large 4)", ()),
     "attn_res_block_size": ("attention to earlier layers", ()),
     "moe_latent_size": ("experts in a space of their own", ()),
 }
@@ -81,7 +84,12 @@ NOT_COUNTED: Mapping[str, tuple[str, Sequence[object]]] = {
 OTHERWISE = (
     "use executor=vllm if vLLM runs it, or state a shape of about its size in conf/model/NAME.yaml"
 )
-ENCODERS = ("vision_config", "audio_config")
+# Parts around the text's model: encoders, and a model that speaks (Qwen's omni models).
+ENCODERS = (
+    *("vision_config", "audio_config", "img_processor", "audio_processor"),
+    *("talker_config", "code2wav_config"),
+)
+THINKER = "thinker_config"  # has the text's model and encoders of Qwen's omni models
 
 
 def read_published(directory: Path) -> ModelSpec:
@@ -108,12 +116,18 @@ def published_spec(config: Config, name: str) -> ModelSpec:
     """Make the spec that a config.json describes. Raises UserError, naming the field, for what has
     no formula.
     """
+    thinker = config.get(THINKER)
+    if isinstance(thinker, Mapping):
+        config = {**config, **thinker}
     encoders = [name for name in ENCODERS if config.get(name)]
     fields = dict(config)
     # What a model of several parts states of its language model counts.
     text = config.get("text_config") or config.get("llm_config")
+    published_dtype = _published_dtype(config)
     if isinstance(text, Mapping):
         fields |= text
+        if published_dtype == "auto":  # as vLLM asks them
+            published_dtype = _published_dtype(text)
     _check_parts(fields)
     family = _family_of(fields)
     if fields.get("block_configs") is not None:
@@ -133,27 +147,45 @@ def published_spec(config: Config, name: str) -> ModelSpec:
         spec,
         quantisation=quantisation,
         usual_weights=usual_weights,
+        published_dtype=published_dtype,
         uncounted=(*encoders, *unused_fields(fields)),
     )
 
 
+def _published_dtype(config: Config) -> str:
+    """Return the type of the elements that are not quantised; "auto" where the file says none."""
+    for name in DTYPE_FIELDS:
+        dtype = str(config.get(name) or "").removeprefix("torch.")
+        if dtype in DTYPE_BYTES:
+            return dtype
+    return "auto"
+
+
+def _model_type_of(fields: Config) -> str:
+    """Return the model_type, of a language model without what says that it is one."""
+    return str(fields.get("model_type", "")).removesuffix("_text")
+
+
 def _family_of(fields: Config) -> Family:
     """Return the family of a model_type. Raises UserError for one that has no formulas."""
-    stated = fields.get("model_type")
-    model_type = str(stated).removesuffix("_text")
+    model_type = _model_type_of(fields)
     if model_type not in FAMILIES:
         raise UserError(
-            f"model_type={stated!r} has no formulas; {OTHERWISE}; formulas are there for "
-            f"{', '.join(sorted(FAMILIES))}"
+            f"model_type={fields.get('model_type')!r} has no formulas; {OTHERWISE}; formulas are "
+            f"there for {', '.join(sorted(FAMILIES))}"
         )
     return FAMILIES[model_type]
 
 
-def _check_parts(config: Config) -> None:
-    """Raise UserError for parts that no formula has."""
+def _check_parts(fields: Config) -> None:
+    """Raise UserError for parts that no formula has, or none but that of another family."""
+    counted: tuple[str, ...] = ()
+    model_type = _model_type_of(fields)
+    if model_type in FAMILIES:
+        counted = FAMILIES[model_type].counted
     for name, (part, absent) in NOT_COUNTED.items():
-        value = config.get(name)
-        if value and value not in absent:
+        value = fields.get(name)
+        if value and value not in absent and name not in counted:
             raise UserError(f"{name}={str(value)[:40]}: {part} has no formula; {OTHERWISE}")
 
 
@@ -270,6 +302,7 @@ class Reader:
             value_product=not self.facts.flag("attention_k_eq_v", default=False),
             further=self._further(),
             table_params=self._table_params(),
+            compressed=self._compressed(),
         )
         if layers == ALIKE:
             return ALIKE  # the same object, which others ask for
@@ -401,13 +434,30 @@ class Reader:
 
     def _index(self) -> Index | None:
         facts = self.facts
-        if not facts.has("index_topk"):
+        if not facts.has("index_topk") or facts.has("compressed_window"):
             return None
         return Index(
             facts.size("index_n_heads"),
             facts.size("index_head_dim"),
             facts.size("index_topk"),
             self._num_index_layers(),
+        )
+
+    def _compressed(self) -> CompressedCache | None:
+        facts = self.facts
+        if not facts.has("compressed_window"):
+            return None
+        return CompressedCache(
+            window=facts.size("compressed_window"),
+            sparse_layers=facts.count("sparse_layers"),
+            heavy_layers=facts.count("heavy_layers"),
+            index_size=facts.size("index_topk"),
+            index_heads=facts.size("index_n_heads"),
+            index_key_size=facts.size("index_head_dim"),
+            query_rank=facts.size("q_lora_rank"),
+            output_groups=facts.size("o_groups"),
+            output_rank=facts.size("o_lora_rank"),
+            streams=facts.count("hc_mult", 1),
         )
 
     def _num_index_layers(self) -> int | None:

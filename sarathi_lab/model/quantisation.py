@@ -17,8 +17,8 @@ MXFP4_BITS = 4 + 8 / 32
 NVFP4_BITS = 4 + 8 / 16
 
 
-# Kinds of the products of `ModelSpec.layer_linears`, by the beginning of their names; routers and
-# gates of a column stay in the model's type.
+# Kinds of the products of `ModelSpec.layer_linears`, by the beginning of their names; routers,
+# gates of a column and coefficients of residual streams stay in the model's type.
 KINDS_OF_PRODUCTS: Mapping[str, KindName | None] = {
     "router": None,
     "shared_gate": None,
@@ -29,6 +29,7 @@ KINDS_OF_PRODUCTS: Mapping[str, KindName | None] = {
     "input": "FFNs",
     "residual": "FFNs",
     "streams": "FFNs",
+    "mixing": None,
 }
 
 

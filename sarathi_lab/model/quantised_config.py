@@ -12,6 +12,7 @@ from sarathi_lab.model.ignored_modules import Name, named_shares
 from sarathi_lab.model.quantisation import (
     BITS_OF_BYTE,
     FP8,
+    MXFP4_BITS,
     NVFP4_BITS,
     SCALE_BITS,
     STORED,
@@ -51,6 +52,7 @@ HEAD = "lm_head"
 OUTSIDE_LAYERS = (HEAD, "embed_tokens")  # modules of tables
 CACHE_FIELDS = ("kv_cache_scheme", "kv_cache_quant_algo")
 MOST_BITS = 16
+EXPERTS_FIELD = "expert_dtype"
 NVFP4 = 4  # bits
 NOT_QUANTISED = "-:"  # begins a regular expression of GPTQ's `dynamic`
 PER_COLUMN = -1  # a group's size, for one scale of a whole column
@@ -80,7 +82,8 @@ def read_quantisation(config: Settings, spec: ModelSpec) -> Quantisation | None:
             f"not; {AGAIN}"
         )
     if quantisation.of == "layers":
-        return _with_named(quantisation, [_ignored(settings), *_own_bits(settings)], spec)
+        own = [*_own_bits(settings), *_own_experts(config, settings)]
+        return _with_named(quantisation, [_ignored(settings), *own], spec)
     return quantisation
 
 
@@ -167,6 +170,19 @@ def _own_bits(settings: Settings) -> list[Named]:
     # A plain name overrules expressions.
     by_rank = sorted(names_by_bytes.items(), key=lambda entry: entry[0][0])
     return [Named("extra_config", names, weight_bytes) for (_, weight_bytes), names in by_rank]
+
+
+def _own_experts(config: Settings, settings: Settings) -> list[Named]:
+    """Return the experts where they have fewer bits than all others (DeepSeek-V4)."""
+    dtype = config.get(EXPERTS_FIELD) or settings.get(EXPERTS_FIELD)
+    if dtype is None or dtype == "fp8":
+        return []
+    if dtype != "fp4":
+        raise UserError(
+            f"{EXPERTS_FIELD}={dtype} has no formula of its bytes; take fp4 or fp8, or the "
+            "unquantised model"
+        )
+    return [Named(EXPERTS_FIELD, ["re:.*mlp.experts.*"], MXFP4_BITS / BITS_OF_BYTE)]
 
 
 def _group(name: str, group: Settings) -> Quantisation:

@@ -15,6 +15,7 @@ from sarathi_lab.model.layers import (
     FIX,
     AmountT,
     CachedWindow,
+    CompressedCache,
     HeadSizes,
     Index,
     Latent,
@@ -112,6 +113,7 @@ class ModelSpec:
     quantisation: Quantisation | None = None
     # in which its authors publish them, for advice where neither of these states fewer bits
     usual_weights: StoredDtype = one_of("auto", valid=get_args(StoredDtype))
+    published_dtype: str = one_of("auto", valid=("auto", *DTYPE_BYTES))  # of its file's elements
     uncounted: Sequence[str] = ()  # parts of the model, by the fields of config.json that have them
 
     def __post_init__(self) -> None:
@@ -301,6 +303,9 @@ class ModelSpec:
         index = self.layers.index
         if index is not None:
             return Window(self.num_attention_layers, index.size)
+        compressed = self.layers.compressed
+        if compressed is not None:
+            return Window(self.num_attention_layers, compressed.seen_tokens)
         return self.layers.window
 
     @cached_property
@@ -312,7 +317,7 @@ class ModelSpec:
         if window is None:
             return None
         num_full = self.num_full_caching_layers
-        if num_full == 0 or self.layers.index is not None:
+        if num_full == 0 or self.layers.index is not None or self.layers.compressed is not None:
             return CachedWindow(window, 0.0)
         # A layer's room, by that of one without a window.
         size = self._cached_values(self.window_heads) / self._cached_values(self.heads)
@@ -396,6 +401,8 @@ class ModelSpec:
     def _attention_linears(self) -> Iterable[Linear]:
         hidden = self.hidden_size
         layers = self.layers
+        if layers.compressed:
+            return layers.compressed.linears(hidden, self.heads, self.num_attention_layers)
         if layers.latent:
             count = self.num_attention_layers
             products = layers.latent.linears(hidden, self.num_heads, self.head_size, count)
@@ -536,6 +543,8 @@ class ModelSpec:
         """Keys and values that one token writes: 2 L n_kv kv_head_bytes (819,200 B for the paper's
         13B), or L (rank + d_rope) latent ones; L counts layers with a cache of tokens.
         """
+        if self.layers.compressed is not None:
+            return math.ceil(self.layers.compressed.token_bytes(self.kv_head_bytes(dtype_bytes)))
         window = self.layers.window
         written = self.num_full_caching_layers * self.kv_layer_bytes(dtype_bytes)
         if self.layers.index is not None:
@@ -575,7 +584,13 @@ class ModelSpec:
         return full + pool * (every - full)
 
     def state_bytes(self, dtype_bytes: int) -> int:
-        """States of one sequence in the layers with linear attention."""
+        """States of one sequence in the layers with linear attention, or its part of a compressed
+        cache that does not grow.
+        """
+        compressed = self.layers.compressed
+        if compressed is not None:
+            entry_bytes = self.kv_head_bytes(dtype_bytes)
+            return compressed.sequence_bytes(self.num_attention_layers, entry_bytes)
         linear = self.layers.linear
         if linear is None:
             return 0
@@ -589,6 +604,8 @@ class ModelSpec:
         """KV bytes that attention reads, earlier chunks of a prompt included (section 4.3.2)."""
         num_tokens = work.prefill_kv_tokens + work.decode_kv_tokens
         layers = self.layers
+        if layers.compressed is not None:
+            return self._compressed_read_bytes(layers.compressed, work, dtype_bytes)
         layer_bytes = self.kv_layer_bytes(dtype_bytes)
         if layers.index is not None:
             # Keys of the index of all tokens, and the latents of those that it selects.
@@ -604,6 +621,24 @@ class ModelSpec:
         in_window = work.window_prefill_kv_tokens + work.window_decode_kv_tokens
         window_bytes = self._heads_bytes(self.window_heads, dtype_bytes)
         return read + in_window * (layers.window.num_layers * window_bytes)
+
+    def _compressed_read_bytes(
+        self, compressed: CompressedCache, work: Work[AmountT], dtype_bytes: int
+    ) -> AmountT:
+        """Windows, keys of the index, and entries: those that it selects, and all of others."""
+        entry_bytes = self.kv_head_bytes(dtype_bytes)
+        num_tokens = work.prefill_kv_tokens + work.decode_kv_tokens
+        selected = work.window_prefill_kv_tokens + work.window_decode_kv_tokens
+        num_sequences = work.num_prefills + work.num_decode_tokens
+        in_windows = num_sequences * compressed.window + work.num_prefill_tokens
+        keys = num_tokens * compressed.index.cached_bytes
+        sparse = compressed.sparse_layers * (keys + selected * entry_bytes)
+        heavy = compressed.heavy_layers * num_tokens * entry_bytes
+        return (
+            self.num_attention_layers * in_windows * entry_bytes
+            + sparse / compressed.sparse_rate
+            + heavy / compressed.heavy_rate
+        )
 
     def weight_read_bytes(self, work: Work[AmountT], dtype_bytes: int) -> AmountT:
         """Weight bytes of one iteration: the layers', and the output head's if a row emits."""
@@ -651,7 +686,9 @@ class ModelSpec:
         query-key pair, and of linear attention a constant a token.
         """
         layers = self.layers
-        if layers.index is not None and layers.latent is not None:
+        if layers.compressed is not None:
+            prompts, decodes = self._compressed_flops(layers.compressed, work)
+        elif layers.index is not None and layers.latent is not None:
             prompts, decodes = self._indexed_flops(layers.index, layers.latent, work)
         elif layers.latent is not None:
             prompts, decodes = self._latent_flops(layers.latent, work)
@@ -662,6 +699,28 @@ class ModelSpec:
         token_flops = layers.linear.num_layers * layers.linear.token_flops
         prompts = prompts + token_flops * work.num_prefill_tokens
         decodes = decodes + token_flops * work.num_decode_tokens
+        return prompts, decodes
+
+    def _compressed_flops(
+        self, compressed: CompressedCache, work: Work[AmountT]
+    ) -> tuple[AmountT, AmountT]:
+        """Windows, entries that an index selects, and all entries of others (`CompressedCache`)."""
+        heads = self.heads
+        num_layers = self.num_attention_layers
+        prompts = compressed.flops(
+            heads,
+            num_layers,
+            work.num_prefill_tokens,
+            work.prefill_query_key_pairs,
+            work.window_pairs,
+        )
+        decodes = compressed.flops(
+            heads,
+            num_layers,
+            work.num_decode_tokens,
+            work.decode_kv_tokens,
+            work.window_decode_kv_tokens,
+        )
         return prompts, decodes
 
     def _head_flops(self, work: Work[AmountT]) -> tuple[AmountT, AmountT]:

@@ -89,7 +89,7 @@ class SweepAxes(TypedDict, total=False):
 def print_device(context: RunContext, spec: ModelSpec, backend: Backend, policy: str) -> None:
     """Print the name of a run, its model, device and policy."""
     print_words(f"\n{context.name}", style="bold")
-    model = f"{spec.name} ({spec.size}, {backend.dtype_name})"
+    model = f"{spec.name} ({spec.size}, {backend.dtype_of(spec)})"
     print_words(f"  {model} on {backend.device_name}, policy {policy}")
     print_cautions(backend.cautions(spec), context)
 

@@ -324,7 +324,7 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
         "executor": plan.backend.name,
         "device": plan.backend.device_name,
         "threads": plan.backend.num_threads,
-        "dtype": plan.backend.dtype_name,
+        "dtype": plan.backend.dtype_of(plan.spec),
         **provenance(),
     }
 
@@ -335,7 +335,7 @@ def print_plan(plan: Plan, context: RunContext) -> None:
         spec = plan.spec
         backend = plan.backend
         millions = spec.num_params / 1e6
-        model = f"{spec.name} ({millions:,.0f}M parameters, {backend.dtype_name})"
+        model = f"{spec.name} ({millions:,.0f}M parameters, {backend.dtype_of(spec)})"
         facts = [f"{model} on {backend.device_name}", *backend.cautions(spec)]
         print_cautions(facts, context)
         for key, line in _load_and_room(plan).items():

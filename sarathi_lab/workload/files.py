@@ -24,8 +24,9 @@ EXAMPLES = {
 }
 # Names of the tokens to generate: the lab's, vLLM's custom data set's, OpenAI's.
 OUTPUT_LENGTHS = ("output_len", "output_tokens", "max_tokens")
-# Keys of a list of turns: ShareGPT's, WildChat's; of a turn's speaker and text.
-TURNS = ("conversations", "conversation")
+# Keys of a list of turns: ShareGPT's of two versions, WildChat's, OpenAI's; of a turn's speaker and
+# text.
+TURNS = ("conversations", "items", "conversation", "messages")
 SPEAKERS = ("from", "role")
 TEXTS = ("value", "content")
 OF_MODEL = ("gpt", "assistant", "model", "chatgpt", "bing", "bard")
@@ -45,9 +46,9 @@ class Prompts:
 
     An object has `prompt` (text) or `prompt_token_ids`, and `output_len`, which vLLM's custom data
     sets call `output_tokens`; maybe `arrival_time` (seconds) and `priority` (lower first). Of a
-    conversation (ShareGPT, WildChat) the first question is the prompt, and the tokens of its answer
-    are those to generate, as in vLLM's and SGLang's clients. Text is encoded by the checkpoint's
-    tokenizer where there is one, else as its UTF-8 bytes.
+    conversation (ShareGPT, WildChat, messages) the first question is the prompt, and the tokens of
+    its answer are those to generate, as in vLLM's and SGLang's clients. Text is encoded by the
+    checkpoint's tokenizer where there is one, else as its UTF-8 bytes.
     """
 
     name: ClassVar[str] = "prompts"
@@ -80,6 +81,11 @@ class Prompts:
                 row = _first_exchange(turns, encode, source)
             request = _prompt_request(len(requests), row, vocab_size, encode, source)
             requests.append(request)
+        if num_unanswered and not requests:
+            raise UserError(
+                f"{file} has conversations without an answer, whose length nothing tells; write "
+                "prompt and output_len of each"
+            )
         if not requests:
             raise UserError(f"{file} has no request; name a file with at least one request")
         dropped = {"blank": rows.num_blank, "without an answer": num_unanswered}

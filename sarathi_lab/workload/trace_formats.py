@@ -69,7 +69,9 @@ READ_ELSEWHERE = {
     "conversation": "conversations as text; workload=prompts workload.path=FILE reads it",
     "prompt": "prompts as text; workload=prompts workload.path=FILE reads it",
     "prompt_token_ids": "prompts; workload=prompts workload.path=FILE reads it",
-    "messages": "messages as text; write them as prompts for workload=prompts",
+    "items": "conversations as text; workload=prompts workload.path=FILE reads it",
+    "messages": "conversations as text; workload=prompts workload.path=FILE reads it",
+    "text_input": "prompts as text; write them as prompt and output_len for workload=prompts",
     "turns": "turns as text, without lengths; write prompt and output_len for workload=prompts",
     "text": "prompts as text, without lengths; write prompt and output_len for workload=prompts",
     "benchmarks": "results of GuideLLM; task=validate task.run=FILE reads it",
@@ -193,8 +195,8 @@ FORMATS = (
 )
 # Columns of people's own files.
 PLAIN_TIMES = {
-    "timestamp": UNSTATED,
-    **dict.fromkeys(("timestamp_s", "arrival_s"), SECOND),
+    **dict.fromkeys(("timestamp", "arrival_time"), UNSTATED),
+    **dict.fromkeys(("timestamp_s", "arrival_s", "arrival_time_s"), SECOND),
     **dict.fromkeys(("timestamp_ms", "arrival_ms"), MILLISECOND),
     **dict.fromkeys(("arrival_time_ms", "arrival_timestamp_ms"), MILLISECOND),
 }

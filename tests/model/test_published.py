@@ -130,6 +130,24 @@ OF_TRANSFORMERS = [
         102400,
     ),
     (
+        {"model_type": "mistral4", "hidden_size": 4096, "moe_intermediate_size": 2048}
+        | {"num_attention_heads": 32, "q_lora_rank": 1024, "kv_lora_rank": 256}
+        | {"qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128}
+        | {"n_routed_experts": 128, "num_experts_per_tok": 4, "n_shared_experts": 1}
+        | {"vocab_size": 131072},
+        "f" * 36,
+        118.973,
+        23040,
+    ),
+    (
+        {"model_type": "muse_glimmer", "hidden_size": 6656, "intermediate_size": 19968}
+        | {"num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128}
+        | {"vocab_size": 202048, "sliding_window": 2048},
+        "sssf" * 13,
+        27.855,
+        53248,
+    ),
+    (
         {"model_type": "lfm3", "hidden_size": 2048, "intermediate_size": 7680, "head_dim": 128}
         | {"num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 128000}
         | {"sliding_window": 256, "conv_L_cache": 7, "tie_word_embeddings": True},
@@ -188,6 +206,7 @@ def test_no_iteration_is_faster_than_its_roofline() -> None:
         ("Kimi-K2", 32.9),
         ("GLM-4.5", 32),
         ("DeepSeek-V2", 21),
+        ("DeepSeek-V4-Pro", 49),
         ("Llama-4-Maverick", 17),
         ("ERNIE-4.5-300B-A47B", 47),
         ("dots.llm1", 14),
@@ -265,6 +284,42 @@ def test_an_index_limits_what_attention_sees_and_not_what_is_cached() -> None:
         predictor.operation_times(long)["decode_attention"]
         < as_full.operation_times(long)["decode_attention"]
     )
+
+
+def test_a_compressed_cache_grows_by_a_part_of_an_entry() -> None:
+    """DeepSeek-V4-Flash: of 43 layers 21 have an entry for 4 tokens, and 20 one for 128."""
+    spec = published("DeepSeek-V4-Flash")
+
+    def decoded(context: int) -> Batch:
+        batch = make_batch(num_decodes=1, context=context)
+        batch.window = spec.attention_window
+        return batch
+
+    far, near = (decoded(context) for context in (9000, 8000))  # beyond 512 entries of 4 tokens
+    pair_flops = 2 * 64 * (512 + 512)
+    grown = 1000 * (21 * 2 * 64 * 128 / 4 + 20 * pair_flops / 128)
+    assert float(spec.flops(far)) - float(spec.flops(near)) == grown
+    grown = 1000 * (21 * 132 / 4 + 20 * 1024 / 128)
+    assert spec.kv_read_bytes(far, 2) - spec.kv_read_bytes(near, 2) == grown
+    window_bytes = 43 * 128 * 1024
+    assert window_bytes < spec.state_bytes(2) < 2.5 * window_bytes
+    predictor = SimulatedBackend(H100, tensor_parallel=8).predictor(spec)
+    times = [predictor.operation_times(batch)["decode_attention"] for batch in (far, near)]
+    assert times[0] > times[1]
+
+
+def test_experts_may_have_fewer_bits_than_the_file_says() -> None:
+    """DeepSeek-V4's instruct models: experts in 4 bits with a scale for 32, all else in 8."""
+    quantisation = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    stored = published(
+        "DeepSeek-V4-Flash", quantization_config=quantisation, expert_dtype="fp4"
+    ).stored
+    assert stored is not None
+    assert stored.part("experts").weight_bytes == 4.25 / 8
+    assert stored.part("attention").weight_bytes == 1
+    every = published("DeepSeek-V4-Flash", quantization_config=quantisation)
+    assert every.stored is not None
+    assert every.stored.part("experts").weight_bytes == 1
 
 
 @pytest.mark.parametrize(
@@ -921,6 +976,16 @@ def test_weights_that_authors_publish_are_named_where_a_file_states_none() -> No
         ({"model_type": "step3_text", "share_q_dim": 2048}, "share_q_dim=2048"),
         ({"sparse_attention_config": {"sparse_block_size": 128}}, "sparse_attention_config="),
         ({"compress_ratios": [0, 4, 128]}, "compress_ratios=[0, 4, 128]"),
+        (
+            {"model_type": "deepseek_v4", "compress_ratios": [4, 2, 128]},
+            "compress_ratios: ['compress_ratio 2'",
+        ),
+        ({"model_type": "deepseek_v4", "compress_ratios": [4]}, "compress_ratios: "),
+        ({"model_type": "deepseek_v4"}, "compress_ratios is missing"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}, "expert_dtype": "fp3"},
+            "expert_dtype=fp3",
+        ),
         ({"index_topk": 2048}, "index_n_heads is missing"),
         ({"layer_types": ["conv", "full_attention", "conv"]}, "layer_types: conv has no formula"),
         ({"layer_types": ["full_attention", "cross", "cross"]}, "layer_types: a layer of 'cross'"),
@@ -983,8 +1048,34 @@ def test_a_model_with_an_encoder_of_images_says_what_is_not_counted() -> None:
     )
     assert spec.num_params == TOY.num_params
     cautions = SimulatedBackend(H100).cautions(spec)
+    omni = {
+        "thinker_config": {"text_config": text, "audio_config": {"a": 1}},
+        "talker_config": {1: 2},
+    }
+    spec = published_spec({"model_type": "qwen3_omni_moe", **omni}, "toy")
+    assert spec.num_params == TOY.num_params
+    assert spec.uncounted == ("audio_config", "talker_config")
     assert any("vision_config is not counted" in caution for caution in cautions)
     assert any("2 of 3 layers see a window of 6 tokens" in caution for caution in cautions)
+
+
+@pytest.mark.parametrize(
+    ("fields", "stated", "dtype"),
+    [
+        ({"torch_dtype": "bfloat16"}, "auto", "bfloat16"),
+        ({"dtype": "torch.bfloat16"}, "auto", "bfloat16"),
+        ({"text_config": {"dtype": "bfloat16"}}, "auto", "bfloat16"),
+        ({"dtype": "bfloat16", "text_config": {"dtype": "float32"}}, "auto", "bfloat16"),
+        ({"torch_dtype": "bfloat16"}, "float16", "float16"),
+        ({"torch_dtype": "float32"}, "auto", "float16"),
+        ({}, "auto", "float16"),
+    ],
+)
+def test_the_type_of_a_files_elements_is_shown(
+    fields: dict[str, Any], stated: str, dtype: str
+) -> None:
+    spec = published_spec({**TOY_CONFIG, **fields}, "toy")
+    assert SimulatedBackend(H100, dtype=stated).dtype_of(spec) == dtype
 
 
 @pytest.mark.skipif(not CASES.is_dir(), reason="config files of other models are not here")

@@ -485,6 +485,8 @@ def test_columns_that_may_matter_are_named(load):
     ("text", "words"),
     [
         ('[{"id": "x", "conversations": []}]', "workload=prompts workload.path=FILE reads it"),
+        ('{"messages": [], "output_length": 4}', "workload=prompts workload.path=FILE reads it"),
+        ('{"timestamp": 1, "text_input": "x"}', "prompt and output_len for workload=prompts"),
         ('{"prompt": "x", "output_len": 4}', "workload=prompts workload.path=FILE reads it"),
         ('{"request_throughput": 1.0}', "task=validate task.run=FILE reads it"),
         ("requests:\n  - prompt: 100\n", "is YAML, which has no requests"),
@@ -553,6 +555,8 @@ def test_public_traces_load_whole(name, rows, lengths):
         ("timestamp", (7, 7), 0, "seconds"),
         ("timestamp", ("2026-01-05T08:00:00Z", "2026-01-05T08:00:01.5Z"), 1.5, "dates"),
         ("arrival_s", (1, 2.5), 1.5, ""),
+        ("arrival_time", (0.5, 2.0), 1.5, ""),
+        ("arrival_time_s", (1, 2.5), 1.5, ""),
         ("timestamp_ms", (100, 1600), 1.5, ""),
     ],
 )

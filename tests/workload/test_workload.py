@@ -194,6 +194,18 @@ def test_prompts_of_text_and_of_tokens(tmp_path):
     assert encoded.requests[0].prompt_token_ids.tolist() == [2]
 
 
+@pytest.mark.parametrize(
+    ("turns", "speaker", "text"), [("messages", "role", "content"), ("items", "from", "value")]
+)
+def test_conversations_have_several_names(tmp_path, turns, speaker, text):
+    question = {speaker: "user", text: "why?"}
+    row = {turns: [question, {speaker: "assistant", text: "as"}]}
+    (request,) = prompts_of(tmp_path / "c.jsonl", json.dumps(row)).requests
+    assert (request.prompt_token_ids.tolist(), request.output_len) == (list(b"why?"), 2)
+    with pytest.raises(UserError, match="conversations without an answer"):
+        prompts_of(tmp_path / "c.jsonl", json.dumps({turns: [question]}))
+
+
 def test_separators_inside_a_json_string_end_no_line(tmp_path):
     row = {"prompt": "a\u2028b\u0085c", "output_len": 1}
     load = prompts_of(tmp_path / "p.jsonl", json.dumps(row, ensure_ascii=False) + "\n")

@@ -140,6 +140,8 @@ class AnalyticOperations:
         on_device = self.parallel.with_heads_of_device(self.spec)
         latent = on_device.layers.latent
         width = latent.cached_size if latent else on_device.cached_values
+        if on_device.layers.compressed:
+            width = on_device.head_size  # keys and values are one vector
         read_bytes = width * self.dtype_bytes
         token_bytes = on_device.kv_bytes_per_token(self.dtype_bytes)  # of all layers
         return read_bytes + token_bytes / on_device.num_caching_layers

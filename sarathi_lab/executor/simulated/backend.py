@@ -224,6 +224,11 @@ class SimulatedBackend:
     def dtype_name(self) -> str:
         return DEFAULT_DTYPES[self.hardware.dtype_bytes] if self.dtype == "auto" else self.dtype
 
+    def dtype_of(self, spec: ModelSpec) -> str:
+        # A file of 32 bits is served in 16 where the device's products have 16, as vLLM does.
+        is_of_file = DTYPE_BYTES.get(spec.published_dtype) == self.dtype_bytes
+        return spec.published_dtype if self.dtype == "auto" and is_of_file else self.dtype_name
+
     @property
     def dtype_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype_name]
@@ -364,6 +369,13 @@ class SimulatedBackend:
                 f"model {spec.name}: attention sees the {index.size} tokens that an index selects, "
                 "or all of fewer; the key of each token takes "
                 f"{index.cached_bytes} bytes of the cache in {spec.num_index_layers} layers"
+            )
+        compressed = spec.layers.compressed
+        if compressed is not None:
+            cautions.append(
+                f"model {spec.name}: each layer sees {compressed.window} tokens and entries of "
+                f"{compressed.sparse_rate} or {compressed.heavy_rate} older ones; a sequence takes "
+                f"{spec.state_bytes(self.dtype_bytes) / 1e6:.1f} MB whatever its length"
             )
         if spec.uncounted:
             cautions.append(

@@ -45,13 +45,15 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "preproj": (
         *("qkv_proj", "q_proj", "window_qkv_proj", "window_q_proj"),
         *("latent_down", "query_up", "latent_up", "index_up", "index_down"),
+        *("sparse_down", "heavy_down"),
         *("state_in", "state_gates", "state_keys"),
     ),
     "attn": ("prefill_attention", "decode_attention", "kv_write"),
-    "postproj": ("out_proj", "window_out_proj", "state_out"),
+    "postproj": ("out_groups", "out_proj", "window_out_proj", "state_out"),
     "ffn": (
         *("ffn_up", "ffn_down", "activation", "ffn", "router", "experts", *SHARED, *DENSE),
         *("input_gate", "input_up", "inputs_of_layers", "residual_down", "residual_up", "streams"),
+        "mixing",
     ),
     "elementwise": ("norms", "final_norm", "qk_norm", "rotary", "elementwise"),
     "others": ("embedding", "lm_head", "sampling", "logits", "overhead", "others"),

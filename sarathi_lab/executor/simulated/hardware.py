@@ -42,7 +42,10 @@ UNCERTAIN = ("matmul", "attention")
 EXPERTS = "experts"
 # Products on every device that shares a layer: what chooses the same experts or tokens, and the
 # latents that all heads share.
-REPLICATED = ("router", "shared_gate", "latent_down", "index_up", "index_down")
+REPLICATED = (
+    *("router", "shared_gate", "latent_down", "index_up", "index_down"),
+    *("sparse_down", "heavy_down", "mixing"),
+)
 MAKERS = ("nvidia", "amd")  # of cards, whose servers and kernels differ
 # Figures that may be unknown, by their names in `datasheet`.
 OF_DATASHEET = {

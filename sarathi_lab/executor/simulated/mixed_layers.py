@@ -11,7 +11,14 @@ from sarathi_lab.executor.simulated.analytic import AnalyticOperations, prefills
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, Heads, overlapped
 from sarathi_lab.model.degrees import kv_heads_of_device
-from sarathi_lab.model.layers import HeadSizes, Index, Latent, LinearAttention, Window
+from sarathi_lab.model.layers import (
+    CompressedCache,
+    HeadSizes,
+    Index,
+    Latent,
+    LinearAttention,
+    Window,
+)
 
 DECODE_HEADS = 64  # heads of a decode's query tile, which read the latents once
 SELECTING_KERNELS = 4  # scores, their largest ones, attention and its merging
@@ -157,6 +164,77 @@ class SelectedTimes:
         gathering = selected_pairs * self._latent_time
         attending = overlapped(selected_pairs * self._pair_time, gathering)
         return self._launches + scoring + attending
+
+
+class CompressedTimes:
+    """Seconds of the mean layer's attention to a `compressed` cache, on one device of `formula`: a
+    roofline, as nothing was measured.
+
+    Each query attends to a whole window; in sparse layers an index, whose heads are on every
+    device, scores all entries, and each query gathers those that it selects; in heavy layers it
+    attends to all. A decode reads its window, and its sequence's entries.
+    """
+
+    error = math.nan
+    caution = "attention to a compressed cache: a roofline, no fit"
+
+    def __init__(self, formula: AnalyticOperations, compressed: CompressedCache) -> None:
+        spec = formula.spec
+        hardware = formula.hardware
+        num_layers = spec.num_attention_layers
+        sparse = compressed.sparse_layers / num_layers / compressed.sparse_rate
+        heavy = compressed.heavy_layers / num_layers / compressed.heavy_rate
+        rate = hardware.flops_per_second * hardware.attention_efficiency
+        pair_time = spec.heads.pair_flops / formula.parallel.tensor / rate
+        entry_time = spec.kv_head_bytes(formula.dtype_bytes) / hardware.kv_rate
+        self._launches = SELECTING_KERNELS * hardware.kernel_launch
+        self._seen = Window(num_layers, compressed.seen_tokens)
+        self._window = compressed.window
+        # Of a token of a window: computed with, and read.
+        self._local_times = (pair_time, entry_time)
+        # Of a token of the whole context: scored or attended to, and read.
+        self._context_times = (
+            sparse * compressed.index.pair_flops / rate + heavy * pair_time,
+            sparse * compressed.index.cached_bytes / hardware.kv_rate + heavy * entry_time,
+        )
+        # Of a token within those that the index selects.
+        self._selected_times = (sparse * pair_time, sparse * entry_time)
+
+    def times(self, batch: Batch) -> tuple[float, float]:
+        """Compute the seconds of prefills and of decodes."""
+        selected = self._seen.sums(batch.chunks)
+        prefill = 0.0
+        if batch.num_prefills:
+            num_tokens = batch.num_prefill_tokens
+            prefill = self._launches + sum(
+                (
+                    self._local(num_tokens, batch.num_prefills * self._window + num_tokens),
+                    _seconds(
+                        self._context_times, batch.prefill_query_key_pairs, batch.prefill_kv_tokens
+                    ),
+                    _seconds(self._selected_times, selected.window_pairs, selected.window_pairs),
+                )
+            )
+        decode = 0.0
+        if batch.num_decodes:
+            num_seen = selected.window_decode_kv_tokens
+            decode = self._launches + sum(
+                (
+                    self._local(batch.num_decodes, batch.num_decodes * self._window),
+                    _seconds(self._context_times, batch.decode_kv_tokens, batch.decode_kv_tokens),
+                    _seconds(self._selected_times, num_seen, num_seen),
+                )
+            )
+        return prefill, decode
+
+    def _local(self, num_queries: int, num_read: int) -> float:
+        return _seconds(self._local_times, num_queries * self._window, num_read)
+
+
+def _seconds(times: tuple[float, float], num_pairs: int, num_read: int) -> float:
+    """Compute the seconds of pairs and of tokens read meanwhile, by the `times` of one of each."""
+    pair_time, read_time = times
+    return overlapped(num_pairs * pair_time, num_read * read_time)
 
 
 class WindowTimes:
@@ -306,10 +384,12 @@ class MixedOperations(AnalyticOperations):
     def __post_init__(self) -> None:
         super().__post_init__()
         layers = self.spec.layers
-        self._latent: LatentTimes | SelectedTimes | None = None
+        self._latent: LatentTimes | SelectedTimes | CompressedTimes | None = None
         self._linear: LinearTimes | None = None
         self._window: WindowTimes | None = None
-        if layers.latent and layers.index:
+        if layers.compressed:
+            self._latent = CompressedTimes(self, layers.compressed)
+        elif layers.latent and layers.index:
             self._latent = SelectedTimes(self, layers.latent, layers.index)
         elif layers.latent:
             self._latent = LatentTimes(self, layers.latent)
