@@ -20,14 +20,16 @@ from report import FOLDER
 from simulate import BLOCK_SIZE, COUNTED, GPUS, MIXTURES, MODELS, Enough, Point, SpreadUsers, Waits
 
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.engine.executor import Executor, Sizes
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.extensions.cluster import Disaggregated
 from sarathi_lab.extensions.cluster.cluster import Handover, Instances
 from sarathi_lab.extensions.cluster.routers import least_loaded
 
 WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8"}
+SHOWN_SIZES = ("workers", "prefill_tp_size", "decode_tp_size")
 
 
 def why_not(row: dict[str, str]) -> str:
@@ -43,42 +45,76 @@ def why_not(row: dict[str, str]) -> str:
 
 def simulate(row: dict[str, str]) -> dict[str, object]:
     """Measured and simulated times of a row (ms), and its users."""
-    number = {
-        key: int(float(row[key])) if row[key] else 0
-        for key in row
-        if key.startswith(("prefill_", "decode_")) or key in ("isl", "osl")
-    }
-    users = number["decode_batch_size"] * number["decode_num_workers"]
-    measured = (float(row["silicon_ttft_ms"]), float(row["silicon_tpot_ms"]))
-    named = (GPUS[row["system"]], MODELS[row["model_path"]], row["backend"], row["backend_version"])
-    lengths = (number["isl"], number["osl"])
-    point = Point(row["id"], *named, "fp8", 1, *lengths, users, *measured)
-    executors, schedulers, spec = [], [], point.spec
+    numbers = {}
+    for name, text in row.items():
+        if name.startswith(("prefill_", "decode_")):
+            numbers[name] = int(float(text or 0))
+    num_users = numbers["decode_batch_size"] * numbers["decode_num_workers"]
+    point = Point(
+        row["id"],
+        GPUS[row["system"]],
+        MODELS[row["model_path"]],
+        row["backend"],
+        row["backend_version"],
+        weights="fp8",
+        tp=1,
+        isl=int(float(row["isl"])),
+        osl=int(float(row["osl"])),
+        concurrency=num_users,
+        real_ttft=float(row["silicon_ttft_ms"]),
+        real_tpot=float(row["silicon_tpot_ms"]),
+    )
+    executors = []
+    schedulers = []
+    num_gpus = 0
     for kind in ("prefill", "decode"):
-        backend = replace(point.device, tensor_parallel=number[f"{kind}_tp_size"])
-        batch = number[f"{kind}_batch_size"]
-        setup = replace(point.setup, num_sequences=batch)
-        blocks = backend.kv_blocks(spec, BLOCK_SIZE, setup)
-        for _ in range(number[f"{kind}_num_workers"]):
-            executors.append(backend.build(spec, None, Sizes(blocks, BLOCK_SIZE, batch)))
-            cache, longest = BlockManager(blocks, BLOCK_SIZE), sum(lengths)
-            sizes = {"batch_size": batch, "max_model_len": longest}
-            schedulers.append(Scheduler(point.policy, cache, **sizes))
-    link = Disaggregated(link="network").link_between(point.device, spec)
+        num_workers = numbers[f"{kind}_num_workers"]
+        tensor_parallel = numbers[f"{kind}_tp_size"]
+        num_gpus += num_workers * tensor_parallel
+        device = replace(point.device, tensor_parallel=tensor_parallel)
+        for _ in range(num_workers):
+            executor, scheduler = instance_of(point, device, numbers[f"{kind}_batch_size"])
+            executors.append(executor)
+            schedulers.append(scheduler)
+    link = Disaggregated(link="network").link_between(point.device, point.spec)
     instances = Instances(executors, link)
-    cluster = Handover(schedulers, instances, least_loaded, number["prefill_num_workers"])
-    waits = Waits(COUNTED * users)
-    answer = 1e-3 * (measured[0] + lengths[1] * measured[1])
+    cluster = Handover(schedulers, instances, least_loaded, numbers["prefill_num_workers"])
+    waits = Waits(COUNTED * num_users)
+    seconds_of_answer = 1e-3 * (point.real_ttft + point.osl * point.real_tpot)
+    users = SpreadUsers(point.requests, num_users, seconds_of_answer)
     with suppress(Enough):
-        run_engine(SpreadUsers(point.requests, users, answer), cluster, instances, waits)
+        run_engine(users, cluster, instances, waits)
     table = pd.DataFrame(waits.rows, columns=["arrival", "ttft", "tpot"])
-    told = 1e3 * table.iloc[users:].mean()  # those that finished later, among others
-    gpus = sum(number[f"{k}_num_workers"] * number[f"{k}_tp_size"] for k in ("prefill", "decode"))
-    kept = ("workers", "prefill_tp_size", "decode_tp_size")
-    sizes = {key: value for key, value in number.items() if key.endswith(kept)}
-    real = {"real_ttft": measured[0], "real_tpot": measured[1]}
-    own = {"id": row["id"], "backend": row["backend"], "gpus": gpus, "users": users, **sizes}
-    return {**own, **real, "sim_ttft": told.ttft, "sim_tpot": told.tpot}
+    # Of the requests that finished later, among others.
+    milliseconds = 1e3 * table.iloc[num_users:].mean()
+    sizes = {name: size for name, size in numbers.items() if name.endswith(SHOWN_SIZES)}
+    return {
+        "id": point.id,
+        "backend": point.backend,
+        "gpus": num_gpus,
+        "users": num_users,
+        **sizes,
+        "real_ttft": point.real_ttft,
+        "real_tpot": point.real_tpot,
+        "sim_ttft": milliseconds.ttft,
+        "sim_tpot": milliseconds.tpot,
+    }
+
+
+def instance_of(
+    point: Point, device: SimulatedBackend, batch_size: int
+) -> tuple[Executor, Scheduler]:
+    """An engine of a point's server on a device, with at most so many sequences."""
+    setup = replace(point.setup, num_sequences=batch_size)
+    num_blocks = device.kv_blocks(point.spec, BLOCK_SIZE, setup)
+    executor = device.build(point.spec, None, Sizes(num_blocks, BLOCK_SIZE, batch_size))
+    scheduler = Scheduler(
+        point.policy,
+        BlockManager(num_blocks, BLOCK_SIZE),
+        batch_size=batch_size,
+        max_model_len=point.isl + point.osl,
+    )
+    return executor, scheduler
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -27,41 +28,66 @@ def confirmed(runs: PolicyRuns, leader: Leader | None = None) -> pd.DataFrame:
             longer run comes. A policy that it beats has none after one within the objective.
     """
     is_beaten = leader is not None and leader.beats(runs.table)
-    rows: list[dict[str, Any]] = []
-    least_use = math.inf  # of a longer run within the objective
-    overload = 0.0  # tokens/s of a short run; what serves less does not keep up, either
+    longer_runs = _LongerRuns(runs)
     unlikely: list[pd.Series] = []
     is_within = runs.table["bounds_missed"] == 0
     for _, row in _best_first(runs.table[is_within], leader).iterrows():
-        is_behind = math.isfinite(least_use) and row["is_behind"]
-        if is_behind or row["expected_use"] >= least_use:
+        is_behind = longer_runs.has_met and row["is_behind"]
+        if is_behind or row["expected_use"] >= longer_runs.least_use:
             break
         # Longer runs are costly: rows that would miss as those near them did are passed over.
-        if row["throughput"] < overload or _is_close_to_missed(row, rows):
+        if longer_runs.make_unlikely(row):
             unlikely.append(row)
             continue
-        longer = runs.longer(row)
-        rows.append(longer)
-        if longer["slo_met"]:
-            least_use = min(least_use, longer["worst_use"])
-            if is_beaten:
-                break
-        elif not longer["is_steady"]:
-            overload = max(overload, (1 - AS_GOOD) * row["throughput"])
+        longer_runs.add(row)
+        if is_beaten and longer_runs.has_met:
+            break
     for row in unlikely:
         # Each, before it is said that none meets the objective: bursts strike chunks by chance.
-        if math.isfinite(least_use):
+        if longer_runs.has_met:
             break
-        longer = runs.longer(row)
-        rows.append(longer)
-        if longer["slo_met"]:
-            least_use = longer["worst_use"]
+        longer_runs.add(row)
     others = runs.table[~is_within]
+    is_decided = longer_runs.has_met or (is_beaten and longer_runs.rows)
     # Without a run within the objective the answer says how near one comes.
-    needs_nearest = math.isinf(least_use) and not (rows and is_beaten)
-    if needs_nearest and not others.empty:
-        rows.append(runs.longer(choose(others)))
-    return pd.DataFrame(rows)
+    if not is_decided and not others.empty:
+        longer_runs.add(choose(others))
+    return pd.DataFrame(longer_runs.rows)
+
+
+@dataclass
+class _LongerRuns:
+    """Longer runs of a policy so far.
+
+    Attributes:
+        runs: The policy.
+        rows: The outcome of each.
+        least_use: Of the bounds by one that meets the objective; infinite without one.
+        overload: Tokens/s of a short run; what serves less does not keep up, either.
+    """
+
+    runs: PolicyRuns
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    least_use: float = math.inf
+    overload: float = 0.0
+
+    @property
+    def has_met(self) -> bool:
+        """Whether one meets the objective."""
+        return math.isfinite(self.least_use)
+
+    def add(self, row: Row) -> None:
+        """Simulate a longer run of the chunk in a row of a short one."""
+        longer = self.runs.longer(row)
+        self.rows.append(longer)
+        if longer["slo_met"]:
+            self.least_use = min(self.least_use, longer["worst_use"])
+        elif not longer["is_steady"]:
+            self.overload = max(self.overload, (1 - AS_GOOD) * row["throughput"])
+
+    def make_unlikely(self, row: Row) -> bool:
+        """Return whether they let expect that a longer run of a row's chunk exceeds a bound."""
+        return row["throughput"] < self.overload or _is_close_to_missed(row, self.rows)
 
 
 def _best_first(within: pd.DataFrame, leader: Leader | None) -> pd.DataFrame:
