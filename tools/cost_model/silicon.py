@@ -65,18 +65,19 @@ REDUCED = (2**11, 2**26)  # elements of an all-reduce: a token of a small model 
 
 def find_folder() -> Path | None:
     """The tables of the installed package, if there is one."""
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec(PACKAGE)
+    if package is None or not package.submodule_search_locations:
         return None
-    return Path(found.submodule_search_locations[0]) / "systems" / "data"
+    return Path(package.submodule_search_locations[0]) / "systems" / "data"
 
 
 def folder_of(folder: Path, gpu: str) -> Path:
     """The tables of a GPU, by its hardware option or by the folder's own name."""
-    if not (found := folder / FOLDERS.get(gpu, gpu)).is_dir():
+    folder_of_gpu = folder / FOLDERS.get(gpu, gpu)
+    if not folder_of_gpu.is_dir():
         others = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        raise SystemExit(f"{folder} has no {found.name}, but {', '.join(others)}")
-    return found
+        raise SystemExit(f"{folder} has no {folder_of_gpu.name}, but {', '.join(others)}")
+    return folder_of_gpu
 
 
 def cache_bytes(gpu: str) -> int:
