@@ -104,7 +104,7 @@ def client_of_rate(rate: object, users: object, cv: float = POISSON) -> Client:
     """
     number = math.inf  # all at once, as where a file has no rate
     named_rate = ""
-    if is_number(rate):
+    if not math.isnan(number_of(rate)):
         number = number_of(rate)
     elif rate is not None:
         named_rate = str(rate)
@@ -267,11 +267,6 @@ def cautions(requests: pd.DataFrame, client: Client) -> list[str]:
             "requests that were held for a user are taken as due a mean gap after others"
         )
     return warnings
-
-
-def is_number(rate: object) -> bool:
-    """Return whether a client's rate is one, as "inf" is, and not a word such as "trace"."""
-    return not math.isnan(number_of(rate))
 
 
 def _seconds_after_answers(requests: pd.DataFrame, users: int) -> NDArray[np.float64]:
