@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pandas as pd
@@ -30,6 +30,7 @@ LOADED_VERDICTS = (*WAIT_VERDICTS, "slo_attainment", "goodput")
 # What of runs that are not steady is judged: all else depends on their length.
 OF_ANY_LENGTH = ("throughput",)
 MOST = 4  # sentences
+MOST_POLICIES = 3  # that the best one is compared with
 SENTENCE = ("better", "worse", "equal", "undecided")  # verdicts in the order of a sentence
 # Of the means of a replay, and how it is off from the run that it repeats.
 REPLAY_ERRORS = {
@@ -101,12 +102,16 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     """
     is_over_time = arrive_over_time(runs)
     equal = equal_runs(runs)
-    comparison = _comparison(runs, is_over_time=is_over_time)
+    base = analysis.reference(runs)
+    comparison = None
+    if base is not None:
+        comparison = _comparison(runs, is_over_time=is_over_time, base=base)
     every_best: Sequence[_Best] = []
     if comparison is not None:
         every_best = _best_of_workloads(comparison)
     if comparison is None or not every_best:
-        remarks = [*_without_reference(runs), *equal]
+        remarks = [*_of_own_policies(runs, is_over_time=is_over_time), *_without_reference(runs)]
+        remarks += equal
         return ["", *remarks] if remarks else []
     described = every_best
     if len(every_best) > MOST:
@@ -115,6 +120,7 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     if len(described) < len(every_best):
         number = len(every_best)
         sentences.append(f"The other {number - 2} of {number} workloads lie between.")
+    sentences += _among_swept(described, comparison)
     sentences += _behind(every_best, comparison)
     sentences += equal
     are_single = all(len(best.runs) == 1 for best in described)
@@ -129,7 +135,7 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
 
 
 def _without_reference(runs: pd.DataFrame) -> list[str]:
-    """State why the policies of a sweep are not compared, where none of them is the reference."""
+    """State that the policies of a sweep have no reference, where none of them is one."""
     is_sweep = "swept" in runs
     if not is_sweep or _is_replay(runs):
         return []
@@ -141,9 +147,64 @@ def _without_reference(runs: pd.DataFrame) -> list[str]:
     named = [policy for policy in policies if policy in options]
     reference = named[-1] if named else analysis.REFERENCES[0]
     return [
-        f"No policy is the reference, so none is called better or worse; baselines=[{reference}] "
-        f"compares with {reference}, with an interval where there are several seeds."
+        f"No policy is the reference, so the best ones are compared with each other alone; "
+        f"baselines=[{reference}] compares with {reference}, with an interval where there are "
+        "several seeds."
     ]
+
+
+def _of_own_policies(runs: pd.DataFrame, *, is_over_time: bool) -> list[str]:
+    """Compare the policies of a sweep without a reference with each other."""
+    if "swept" not in runs or _is_replay(runs):
+        return []
+    comparison = _comparison(runs, is_over_time=is_over_time, base=None)
+    if comparison is None:
+        return []
+    every_best = _best_of_workloads(comparison)
+    return _among_swept(every_best[:MOST], comparison)
+
+
+def _among_swept(every_best: Sequence[_Best], comparison: _Comparison) -> list[str]:
+    """Compare the best run of each workload with the best ones of the sweep's other policies: all
+    of them of a single workload, the next best one of several. Nothing is stated of equal runs.
+    """
+    most = MOST_POLICIES if len(every_best) == 1 else 1
+    sentences = []
+    for best in every_best:
+        for other in _best_of_others(best, comparison)[:most]:
+            sentence = _beside_other(best, other, comparison)
+            if sentence:
+                sentences.append(sentence)
+    return sentences
+
+
+def _best_of_others(best: _Best, comparison: _Comparison) -> list[_Best]:
+    """Return the best runs of the other policies on the same workload, the best one first."""
+    swept = analysis.without_baselines(comparison.runs)
+    works = analysis.group_keys(swept, comparison.work)
+    work = analysis.group_keys(best.runs[:1], comparison.work).iloc[0]
+    excluded = [comparison.base, best.runs.policy.iloc[0]]
+    others = swept[(works == work) & ~swept.policy.isin(excluded)]
+    in_order = []
+    while not others.empty:
+        next_best = _best(others, comparison)
+        in_order.append(next_best)
+        others = others[others.policy != next_best.runs.policy.iloc[0]]
+    return in_order
+
+
+def _beside_other(best: _Best, other: _Best, comparison: _Comparison) -> str:
+    """Compare the best runs of two policies in a sentence; "" where nothing differs."""
+    base = str(other.runs.policy.iloc[0])
+    pair = pd.concat([best.runs, other.runs])
+    of_pair = replace(comparison, runs=_with_ratios(pair, comparison.names, base), base=base)
+    runs = of_pair.runs[of_pair.runs.policy != base]
+    own_settings = [name for name in comparison.settings if name not in comparison.work]
+    base_name = run_names(other.runs[:1], own_settings).iloc[0]
+    clauses, are_equal = _clauses(_Best(runs, best.num_settings), of_pair, base_name)
+    if are_equal:
+        return ""
+    return _beside(runs, clauses, of_pair, base_name)
 
 
 def _best_of_workloads(comparison: _Comparison) -> list[_Best]:
@@ -220,9 +281,10 @@ def caution_of_replay(errors: Mapping[str, float]) -> str:
     )
 
 
-def _comparison(runs: pd.DataFrame, *, is_over_time: bool) -> _Comparison | None:
-    """Return how runs are compared; None without a reference or a quantity to judge them by."""
-    base = analysis.reference(runs)
+def _comparison(runs: pd.DataFrame, *, is_over_time: bool, base: str | None) -> _Comparison | None:
+    """Return how runs are compared with the policy `base`, with none by what they are judged alone;
+    None without a quantity to judge them by.
+    """
     judged: Sequence[str]
     further_policies: Sequence[str] = []
     if is_over_time:
@@ -234,11 +296,11 @@ def _comparison(runs: pd.DataFrame, *, is_over_time: bool) -> _Comparison | None
     for name in judged:
         if name in runs and runs[name].notna().any():
             names.append(name)
-    if base is None or not names:
+    if not names:
         return None
     with_ratios = runs.reset_index(drop=True)
-    for name in dict.fromkeys([*names, *OF_ANY_LENGTH]):
-        with_ratios = analysis.relative(with_ratios, name, base)
+    if base is not None:
+        with_ratios = _with_ratios(with_ratios, names, base)
     for policy in further_policies:
         for name in names:
             with_ratios = analysis.relative(with_ratios, name, policy)
@@ -246,13 +308,20 @@ def _comparison(runs: pd.DataFrame, *, is_over_time: bool) -> _Comparison | None
     same_work = analysis.same_work(with_ratios)
     return _Comparison(
         runs=with_ratios,
-        base=base,
+        base=base or "",
         others=further_policies,
         names=names,
         settings=list(dict.fromkeys(settings)),
         work=[name for name in same_work if name not in analysis.SAMPLES],
         noise=analysis.noise(with_ratios),
     )
+
+
+def _with_ratios(runs: pd.DataFrame, names: Sequence[str], base: str) -> pd.DataFrame:
+    """Return runs with the ratios of all that may be judged to those of the policy `base`."""
+    for name in dict.fromkeys([*names, *OF_ANY_LENGTH]):
+        runs = analysis.relative(runs, name, base)
+    return runs
 
 
 def _best(group: pd.DataFrame, comparison: _Comparison) -> _Best:
@@ -328,11 +397,31 @@ def longer_run(runs: pd.DataFrame) -> str:
 def _sentence(best: _Best, comparison: _Comparison) -> str:
     """Describe the best runs of a workload beside the reference's."""
     runs = best.runs
-    base = comparison.base
+    clauses, _ = _clauses(best, comparison, comparison.base)
+    sentence = _beside(runs, clauses, comparison, comparison.base)
+    samples = _on_samples(runs, best.num_settings, comparison.noise)
+    return sentence + samples + _gains(runs, comparison)
+
+
+def _beside(
+    runs: pd.DataFrame, clauses: Sequence[str], comparison: _Comparison, base_name: str
+) -> str:
+    """Return the clauses on equal runs beside the reference's as a sentence."""
+    name = run_names(runs[:1], comparison.settings).iloc[0]
+    return f"{name} beside {base_name}: {'; '.join(clauses)}."
+
+
+def _clauses(best: _Best, comparison: _Comparison, base_name: str) -> tuple[list[str], bool]:
+    """Describe the best runs of a workload beside the reference's, which are called `base_name`.
+
+    Returns:
+        Clauses of a sentence, and whether the runs are equal in all that is judged.
+    """
+    runs = best.runs
     references = _references(runs, comparison)
     clauses = []
     names = comparison.names
-    unsteady = _difference_in_steadiness(runs, references, base)
+    unsteady = _difference_in_steadiness(runs, references, base_name)
     if unsteady:
         clauses.append(unsteady)
         names = comparison.steady_names
@@ -340,13 +429,12 @@ def _sentence(best: _Best, comparison: _Comparison) -> str:
     for name in names:
         verdict, values = _verdict(name, best, references, comparison)
         values_by_verdict[verdict].append(values)
+    are_equal = not unsteady
     for verdict, quantities in values_by_verdict.items():
         if quantities:
             clauses.append(f"{verdict} in {', '.join(quantities)}")
-    best_run = run_names(runs[:1], comparison.settings).iloc[0]
-    sentence = f"{best_run} beside {base}: {'; '.join(clauses)}."
-    samples = _on_samples(runs, best.num_settings, comparison.noise)
-    return sentence + samples + _gains(runs, comparison)
+            are_equal = are_equal and verdict == "equal"
+    return clauses, are_equal
 
 
 def _references(runs: pd.DataFrame, comparison: _Comparison) -> pd.DataFrame:

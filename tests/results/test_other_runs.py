@@ -57,8 +57,8 @@ def test_more_tokens_at_the_price_of_waits_say_so_in_one_sentence() -> None:
 def test_runs_of_equal_quantities_are_named_with_or_without_a_baseline() -> None:
     assert "Equal in every quantity: vllm_v1 and trtllm." in conclusion(under_load())
     no_baselines = under_load().assign(is_baseline=False)
-    _, no_reference, equal = conclusion(no_baselines)
-    assert "none is called better or worse; baselines=[lmdeploy] compares" in no_reference
+    *_, no_reference, equal = conclusion(no_baselines)
+    assert "compared with each other alone; baselines=[lmdeploy] compares" in no_reference
     assert equal == "Equal in every quantity: vllm_v1 and trtllm."
     at_rates = pd.concat(
         [
@@ -70,6 +70,26 @@ def test_runs_of_equal_quantities_are_named_with_or_without_a_baseline() -> None
     assert sentence in conclusion(at_rates)
     equal = [line for line in conclusion(offline()) if line.startswith("Equal")]
     assert not equal
+
+
+def test_policies_of_a_sweep_are_compared_with_each_other_by_their_best_runs() -> None:
+    own = {"my.First": [90.0, 130.0], "my.Second": [125.0, 120.0]}
+    rows = []
+    for policy, values in own.items():
+        for chunk, throughput in zip((128, 256), values, strict=True):
+            rows.append({"policy": policy, "chunk": chunk, "throughput": throughput})
+    swept = pd.DataFrame(rows).assign(is_baseline=False, swept="[policy,chunk]", tbt_p99=0.1)
+    sentence = (
+        "my.First chunk=256 beside my.Second chunk=128: better in throughput 130 against 125 "
+        "tokens/s (1.04 times); equal in TBT P99 100 ms."
+    )
+    baseline = {"policy": "orca", "throughput": 100.0, "is_baseline": True, "tbt_p99": 0.1}
+    with_orca = pd.concat([pd.DataFrame([baseline]), swept]).assign(swept="[policy,chunk]")
+    assert sentence in conclusion(with_orca.assign(executor="simulated"))
+    no_baselines = conclusion(swept.assign(executor="simulated"))
+    assert no_baselines[:2] == ["", sentence]
+    # What the noise of a machine may explain is not decided.
+    assert "undecided in throughput 130" in conclusion(swept.assign(executor="torch"))[1]
 
 
 def test_a_sweep_says_how_many_requests_failed() -> None:

@@ -300,7 +300,8 @@ def test_the_shortest_gaps_of_all_do_not_hide_a_pause_of_each_request():
     policies = ["orca", "vllm_v1", "sglang"]
     runs = runs_of(policy=policies).assign(**{"workload.arrivals": "poisson", "throughput": 100.0})
     runs = runs.assign(tbt_p99=[0.3, 0.2, 0.042], request_gap_p99=[0.6, 0.21, 17.4])
-    sentence, _ = conclusion(runs)
+    sentence, beside_other, _ = conclusion(runs)
+    assert "beside sglang: better in longest gap of a request P99 0.21 against 17" in beside_other
     assert sentence.startswith("\nvllm_v1 beside orca: better in TBT P99 200 against 300 ms")
     assert "longest gap of a request P99 210 against 600 ms" in sentence
     headings = " ".join(" ".join(sweep_table(runs, "All").rows[0]).split())
