@@ -193,17 +193,19 @@ class Summary(Load):
     """What a client that recorded no request states of all of them.
 
     Attributes:
-        record: The client's file that has each request.
+        record: The client's file that has each request, and the flags that leave it.
     """
 
-    record: str = "the client's file with a record of each request, such as by --save-detailed"
+    record: str
 
     def benchmark(self, path: Path, damaged: Sequence[str]) -> Benchmark:
         """Make as many requests of the mean lengths, at the stated rate or from as many users."""
         self._check(path)
         means = {name: value for name, value in self.means.items() if value > 0}
         if not means:
-            raise UserError(f"{path} states no mean latency; {NOT_STREAMED.partition('; ')[2]}")
+            raise UserError(
+                f"{path} states no mean latency; name {self.record}, of answers that were streamed"
+            )
         number = round(self.num_requests)
         table = pd.DataFrame(
             {

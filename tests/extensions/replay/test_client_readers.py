@@ -30,6 +30,7 @@ EXPECTED = {
     "finish_time": [0.5, 0.65],
 }
 MEANS = {"ttft": 0.06, "tpot": 0.011, "latency": 0.4}
+NO_MEANS = {"backend": "vllm", "completed": 2, "total_input_tokens": 8, "total_output_tokens": 8}
 
 
 def gaps(times: list[float]) -> list[float]:
@@ -583,7 +584,7 @@ def test_inference_perfs_means_follow_from_its_rates(tmp_path):
         ({"completed": 0, "failed": 8}, "all 8 requests failed"),
         (
             {"total_input_tokens": 0},
-            "does not state the mean tokens of a prompt; name the client's",
+            "does not state the mean tokens of a prompt; name a file of vllm bench serve --save-result --save-detailed",
         ),
     ],
 )
@@ -705,7 +706,12 @@ def test_cached_tokens_are_not_computed(tmp_path):
             json.dumps({"framework": "vllm", "tp": 2, "mean_ttft": 0.3}),
             "has results such as mean_ttft, but in the form of no known client",
         ),
-        (json.dumps({"backend": "vllm", "completed": 2}), "such as by --save-detailed"),
+        (json.dumps(NO_MEANS), "a file of vllm bench serve --save-result --save-detailed, of"),
+        (
+            json.dumps({**NO_MEANS, "total_output_tokens_retokenized": 9}),
+            "name a file of bench_serving --output-file FILE --output-details",
+        ),
+        (json.dumps({"backend": "vllm", "completed": 2}), "serve --save-result --save-detailed"),
         (json.dumps(vllm_detailed(itls=[[], []])), "has no times of first tokens"),
         (json.dumps([inference_perf(1.0, 9, [1.0], info={"input_tokens": 9})]), "not streamed"),
     ],

@@ -128,10 +128,11 @@ def is_of_summary(content: Content) -> bool:
 def read_summary(content: Content, summary: Object) -> Load:
     """Read means."""
     is_of_genai = "perf_analyzer" in as_object(summary.get("input_config"))
+    record = "profile_export.json" if is_of_genai else "profile_export.jsonl"
     return Summary(
         client_name="genai-perf" if is_of_genai else "aiperf",
         numbers=stated_numbers(summary, NUMBERS),
-        record="profile_export.jsonl of the same run",
+        record=f"{record} of the same run",
         client=_client_of_aiperf(summary),
         server=content.server(_model_of(summary)),
     )

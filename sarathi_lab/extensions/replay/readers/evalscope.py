@@ -146,6 +146,7 @@ def read_evalscope_summary(content: Content, summary: Object) -> Load:
     return Summary(
         client_name="evalscope",
         numbers=numbers,
+        record="benchmark_data.db of the same run",
         client=_client_of(numbers.get("users"), numbers.get("rate")),
         server=content.server(content.beside(ARGUMENTS).get("model")),
     )

@@ -117,6 +117,7 @@ def read_guidellm(content: Content, load: Object) -> Load:
         return Summary(
             client_name="guidellm",
             numbers=stated_numbers(load, NUMBERS),
+            record="a benchmarks.json that has each request",
             labels=labels,
             server=server,
             client=client,
@@ -189,6 +190,7 @@ def read_csv(content: Content, load: Object) -> Load:
     return Summary(
         client_name="guidellm",
         numbers=numbers,
+        record="benchmarks.json of the same run",
         labels={"workload.rate": value} if client.users is None else {},
         server=content.server(_model_in_csv(load)),
         client=client,

@@ -75,7 +75,14 @@ def read_vllm(content: Content, result: Object) -> Load:
             has_arrivals=any(row["arrival"] is not None for row in rows),
             **shared,
         )
-    return Summary(**shared)
+    return Summary(record=_record_of(result), **shared)
+
+
+def _record_of(result: Object) -> str:
+    """Return how the client leaves a record of each request."""
+    if OF_SGLANG in result:
+        return "a file of bench_serving --output-file FILE --output-details"
+    return "a file of vllm bench serve --save-result --save-detailed"
 
 
 def _rows(result: Object) -> list[dict[str, object]]:
