@@ -24,6 +24,7 @@ from sarathi_lab.extensions.under_load.search import (
     is_sustained,
     run_lengths,
 )
+from sarathi_lab.extensions.under_load.search_progress import SearchProgress
 from sarathi_lab.results.decode_cost import slo_in_seconds
 from sarathi_lab.results.metrics import add_costs, summarise, throughput
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
@@ -34,7 +35,6 @@ from sarathi_lab.tasks.executed import serving_summary_of
 from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan
 
 SCALED = ("poisson", "gamma")  # arrivals with a rate
-EXPECTED_RUNS = 9  # for the progress bar
 OF_TABLE = ("policy", "slo", "model", "device")  # labels
 SHOWN = {"ttft_p50": "TTFT P50", "tbt_p99": "TBT P99", "tpot_p99": "TPOT P99"}
 
@@ -145,12 +145,12 @@ class FindCapacity(Task):
         engine = plan.engine.with_cache_of(executor)
         slo = slo_in_seconds(plan.targets.slo, engine, executor)
         shortest_run = requests[: lengths[0]]
-        # A guess, for the progress: how many runs a search takes is not known.
-        tokens = 2 * sum(request.total_len - 1 for request in shortest_run)
-        with progress_of(f"capacity under {slo.name}", EXPECTED_RUNS * tokens, "tokens") as advance:
-            server = Server(engine, executor, advance, plan.load.request_time)
+        with progress_of(f"capacity under {slo.name}", unit="tokens", total=1) as advance:
+            progress = SearchProgress(requests, lengths, advance)
+            server = Server(engine, executor, progress.on_iteration, plan.load.request_time)
             saturation = server.saturation_rate(shortest_run)
-            search = RateSearch(server, requests, RateGrid(self.precision), ends_early)
+            grid = RateGrid(self.precision)
+            search = RateSearch(server, requests, grid, ends_early, watch=progress)
             capacity = search.capacity(slo, saturation, saturation, lengths, is_confirmed=True)
         return Searched(search, slo, saturation, capacity)
 

@@ -279,6 +279,16 @@ def _most_late(number: int, quantile: float) -> int:
     return number - rank - 1
 
 
+class SearchWatch:
+    """Sees the runs of a search begin and end; this one does nothing with it."""
+
+    def begins(self, number: int) -> None:
+        """A run of so many requests begins, or was served before."""
+
+    def ends(self, step: int, *, is_passing: bool) -> None:
+        """That run met the objective, or missed it, at a step of the grid."""
+
+
 @dataclass
 class RateSearch:
     """Searches for the highest rate at which `server` meets an objective with `requests`. What was
@@ -290,6 +300,7 @@ class RateSearch:
     requests: Sequence[Request]
     grid: RateGrid
     ends_early: bool = False
+    watch: SearchWatch = field(default_factory=SearchWatch)
     # By number of requests and step of the grid.
     runs: dict[tuple[int, int], RunAtRate] = field(default_factory=dict)
     missed: set[tuple[int, int]] = field(default_factory=set)  # runs that ended early
@@ -346,7 +357,10 @@ class RateSearch:
         for number in lengths:
 
             def passes(step: int, number: int = number) -> bool:
-                return self.passes(number, step, slo)
+                self.watch.begins(number)
+                is_passing = self.passes(number, step, slo)
+                self.watch.ends(step, is_passing=is_passing)
+                return is_passing
 
             step = highest_passing(passes, step, lowest, highest)
             steps[number] = step

@@ -23,6 +23,7 @@ from sarathi_lab.extensions.under_load.search import (
     highest_passing,
     mean_rate,
 )
+from sarathi_lab.extensions.under_load.search_progress import SearchProgress
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.policy import RequestLevel
 from sarathi_lab.results.load import load_runs
@@ -134,6 +135,30 @@ def test_runs_that_end_when_the_objective_is_missed_give_the_same_capacity(bound
     expected = whole.capacity(slo, 1.0, 1.0, lengths, is_confirmed=True)
     assert ended.capacity(slo, 1.0, 1.0, lengths, is_confirmed=True) == expected
     assert len(of_ended) < len(of_all)
+
+
+@pytest.mark.parametrize(("bound", "num_lengths"), [(1.0 + 1e-9, 2), (8.0, 4)])
+def test_the_progress_of_a_search_is_near_the_share_that_it_has_served(bound, num_lengths):
+    """An objective that allows a queue is met by short runs, so that all lengths are searched."""
+    served = [0]
+    shares = []
+
+    def advance(num_tokens: int, expected: int) -> None:
+        served.append(served[-1] + num_tokens)
+        shares.append(served[-1] / expected)
+
+    search = queue(160)
+    lengths = [20, 40, 80, 160]
+    progress = SearchProgress(search.requests, lengths, advance)
+    search.server = replace(search.server, on_iteration=progress.on_iteration)
+    search.watch = progress
+    slo = Slo(name="x", ttft=bound)
+    capacity = search.capacity(slo, 1.0, 1.0, lengths, is_confirmed=True)
+    assert len(capacity.steps) == num_lengths
+    of_all = [number / served[-1] for number in served[1:]]
+    assert max(abs(share - true) for share, true in zip(shares, of_all, strict=True)) < 0.35
+    assert shares[-1] > 0.9
+    assert max(share for share, true in zip(shares, of_all, strict=True) if true < 0.8) < 0.99
 
 
 def slow_at_first(num_late: int) -> ScriptedExecutor:
