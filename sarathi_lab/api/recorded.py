@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.experiment import claims as judged
 from sarathi_lab.experiment import recorded
@@ -23,7 +24,10 @@ SHARES = ("mean", "largest", "stated", "aim_mean", "aim_largest")  # columns of 
 
 @cache
 def _verdicts() -> pd.DataFrame:
-    return judged.verdicts()
+    """Judge all claims, which takes half a minute."""
+    claims = judged.load_claims()
+    with progress_of("judging", len(claims), "claims") as advance:
+        return judged.verdicts(claims=claims, advance=advance)
 
 
 def figure(name: str, *, is_all: bool = False) -> Figure:
@@ -46,7 +50,7 @@ def verdict(name: str) -> str:
     Raises:
         UserError: For no experiment.
     """
-    # First, as judging all claims takes half a minute.
+    # First, as judging takes its time.
     require_one_of("verdict", name, CATALOG)
     return judged.verdict(name, _verdicts())
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from sarathi_lab.api import recorded
 from sarathi_lab.config import console
 from sarathi_lab.config.console import progress_of
 
@@ -50,3 +51,15 @@ def test_a_terminal_gets_a_bar_and_no_lines(capsys, monkeypatch):
     assert "25%" in out
     assert "━" in out
     assert "of 40" not in out
+
+
+def test_judging_all_claims_from_python_shows_how_many_are_judged(capsys, monkeypatch):
+    def judge(claims, advance):
+        advance(len(claims) - 1)
+        time.sleep(0.1)
+        return []
+
+    monkeypatch.setattr(recorded.judged, "verdicts", judge)
+    monkeypatch.setattr(recorded.judged, "load_claims", lambda: list("abcd"))
+    recorded._verdicts.__wrapped__()
+    assert "  judging: 3 of 4 claims, 1 s, about 1 s left" in capsys.readouterr().out.splitlines()
