@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from sarathi_lab.results.window import NUM_BATCHES, Trend, batch_means, delay_trend
 
 LEVEL = 0.01  # of both tests for a trend, one-sided
+# Standard deviations by which a server at its limit grows in 5 % of its runs, by chance.
+CHANCE = 1.645
 FEWEST_BATCHES = 5  # of the second half of a short run: the fewest that can pass at LEVEL
 LEAST_EXCESS = 1 / 3  # of the requests in service, beyond what the first ones' latency explains
 LEAST_REQUESTS = 5  # of such: fewer are chance
@@ -28,7 +31,8 @@ class Crowd(NamedTuple):
 
     `expected_last` is what would be in service then if requests took as long as the early ones.
     With `is_growing` the excess over that grows to a third of it; with `still_grows` it does so in
-    the second half of the run too, when a server that keeps up has filled. A run `is_short` if it
+    the second half of the run too, when a server that keeps up has filled, and in the last quarter
+    by more than chance. A run `is_short` if it
     ends before that can be judged, while ever more requests are in service.
     """
 
@@ -165,9 +169,35 @@ def _crowd(arrivals: Floats, ends: Floats) -> Crowd:
         last=float(counts[-1]),
         expected_last=float(expected[-1]),
         is_growing=is_large and _ascends(excess),
-        still_grows=_ascends(late_means),
+        still_grows=_ascends(late_means) and _grows_at_the_end(in_service, arrivals, ends),
         is_short=False,
     )
+
+
+def _grows_at_the_end(in_service: Floats, arrivals: Floats, ends: Floats) -> bool:
+    """Return whether the requests in service grow over the last quarter of the arrivals by more
+    than chance explains where exactly as many come as are served.
+
+    There they are a random walk: after n arrivals its variance is n times the sum of the squared
+    coefficients of variation of the times between arrivals and between ends (Iglehart and Whitt,
+    1970). A server that keeps up varies less, and a server that fills is nearly done by then.
+    """
+    first = 3 * len(arrivals) // 4
+    means = batch_means(in_service[first:], FEWEST_BATCHES)
+    # From the middle of the first batch to that of the last one.
+    growth = (means[-1] - means[0]) / (1 - 1 / FEWEST_BATCHES)
+    since = arrivals[first]
+    ends_since = np.sort(ends[(ends >= since) & (ends <= arrivals[-1])])
+    gaps = np.diff(arrivals[first:])
+    variance = len(gaps) * (_squared_variation(gaps) + _squared_variation(np.diff(ends_since)))
+    return growth > CHANCE * math.sqrt(variance)
+
+
+def _squared_variation(gaps: Floats) -> float:
+    """Return the variance of times over their squared mean; 0 for less than two, or no time."""
+    if len(gaps) < 2 or not gaps.mean():
+        return 0.0
+    return float(gaps.var() / gaps.mean() ** 2)
 
 
 def longer_than(num_requests: int) -> int:

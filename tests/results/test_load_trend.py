@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 
 import numpy as np
@@ -66,6 +67,44 @@ def test_a_server_that_fills_is_not_called_overloaded(num_requests: int) -> None
         num_overloaded += int(trend.metrics()["is_overloaded"])
     assert num_growing > 0  # as if it were overloaded
     assert num_overloaded <= 1
+
+
+def shared(load: float, num_requests: int, seed: int) -> pd.DataFrame:
+    """Requests in a server that shares itself: each of n in service has 1 / (20 + n) of a second's
+    work a second, so that the rate of work of all tends to 1.
+    """
+    draws = np.random.default_rng(seed)
+    arrivals = np.cumsum(draws.exponential(1 / load, num_requests))
+    sizes = draws.exponential(1.0, num_requests)
+    ends = np.empty(num_requests)
+    in_service: list[tuple[float, int]] = []  # by the work of each at which a request ends
+    work = 0.0  # that each in service would have had since the start
+    now = 0.0
+    next_request = 0
+    while next_request < num_requests or in_service:
+        seconds_a_work = 20 + len(in_service)
+        arrival = arrivals[next_request] if next_request < num_requests else math.inf
+        end = now + (in_service[0][0] - work) * seconds_a_work if in_service else math.inf
+        if arrival <= end:
+            work += (arrival - now) / seconds_a_work
+            now = arrival
+            heapq.heappush(in_service, (work + sizes[next_request], next_request))
+            next_request += 1
+        else:
+            work, request = heapq.heappop(in_service)
+            now = ends[request] = end
+    return requests_of(arrivals, ends - arrivals)
+
+
+@pytest.mark.parametrize(("load", "fewest", "most"), [(0.9, 0, 2), (1.2, 10, 15), (1.5, 15, 15)])
+def test_a_server_that_shares_itself_is_overloaded_above_its_capacity(load, fewest, most) -> None:
+    """At 0.9 it fills for as long as such a run takes, which is no overload."""
+    num_overloaded = 0
+    for seed in range(15):
+        trend = load_trend(shared(load, 1_000, seed))
+        assert trend is not None
+        num_overloaded += int(trend.metrics()["is_overloaded"])
+    assert fewest <= num_overloaded <= most
 
 
 @pytest.mark.parametrize(
