@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 
 import pytest
 from card_commands import commands_on_cards, composed, outcomes, recorded
 from cards import CARDS
-from documented import COMMANDS, DOCUMENTS, KNOWN, PAGES, find_commands
+from documented import (
+    COMMANDS,
+    DOCUMENTS,
+    KNOWN,
+    PAGES,
+    Parsed,
+    find_commands,
+    last_of_sweeps,
+    other_commands,
+)
 
-from sarathi_lab.__main__ import COMMANDS as MAIN_COMMANDS
+from sarathi_lab.__main__ import main as lab
 from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.run import main
@@ -90,38 +100,64 @@ def test_the_page_of_settings_names_every_model():
     assert not [one.stem for one in CONF.glob("model/*.yaml") if f"`{one.stem}`" not in text]
 
 
-COMMAND = re.compile(r"(?:python -m sarathi_lab|sarathi-lab) ([a-z]+)([^`\n>]*)")
+LEADERBOARDS = [command for command in other_commands() if command[0] == "leaderboard"]
+OTHERS = [command for command in other_commands() if command not in LEADERBOARDS]
+
+
+@pytest.mark.parametrize("command", OTHERS, ids=" ".join)
+def test_every_other_command_takes_its_arguments(command, monkeypatch):
+    """It ends when they are parsed."""
+
+    def parse(parser, arguments):
+        _, unknown = parser.parse_known_args(arguments)
+        assert unknown == []
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    if command[0] == "completion":
+        assert lab(command) == 0
+        return
+    with pytest.raises(Parsed):
+        lab(command)
+
+
+@pytest.mark.parametrize("command", LEADERBOARDS, ids=" ".join)
+def test_every_leaderboard_takes_its_settings(command, monkeypatch, tmp_path):
+    """It ends when they are composed, or when its folder is to be read."""
+
+    def compose(settings):
+        assert main([*last_of_sweeps(shlex.join(settings)), "--cfg", "job"]) == 0
+        raise Parsed
+
+    def publish(folder):
+        assert folder.is_dir()
+        raise Parsed
+
+    monkeypatch.setattr("sarathi_lab.run.main", compose)
+    monkeypatch.setattr("sarathi_lab.extensions.leaderboard.command.publish", publish)
+    (tmp_path / "FOLDER").mkdir()
+    (tmp_path / "my_policy.py").write_text("from sarathi_lab.policy import Orca as HalfWhenBusy\n")
+    (tmp_path / "my_module.py").write_text("from sarathi_lab.policy import Orca as MyPolicy\n")
+    (tmp_path / "experiments").symlink_to(REPOSITORY / "experiments")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Parsed):
+        lab(command)
+
+
 SCRIPT = re.compile(r"python ((?:docs|experiments|notebooks|tests)/[\w/]+\.py)([^`\n#]*)")
 
 
-def test_every_command_and_script_is_there_with_its_options():
-    sources: dict[str, str] = {}
+def test_every_script_is_there_with_its_options():
+    num_scripts = 0
     for path in DOCUMENTS:
-        text = path.read_text()
-        named = [(f"sarathi-lab {name}", options) for name, options in COMMAND.findall(text)]
-        for command, options in [*named, *SCRIPT.findall(text)]:
-            if command not in sources:
-                sources[command] = source_of(command)
+        for script, options in SCRIPT.findall(path.read_text()):
+            source = (REPOSITORY / script).read_text()
+            num_scripts += 1
             for option in re.findall(r"--[a-z-]+", options):
-                is_there = option in ("--help", "--dry-run") or f'"{option}"' in sources[command]
-                assert is_there, f"{path}: {command} {option}"
-    assert len(sources) > 20
-
-
-def source_of(command: str) -> str:
-    """The text of a script, or of the module of a command, with those beside it in a package."""
-    path = REPOSITORY / command
-    if command.startswith("sarathi-lab "):
-        name = command.removeprefix("sarathi-lab ")
-        if name in ("run", "completion"):
-            return ""
-        module, _ = MAIN_COMMANDS[name]
-        path = (REPOSITORY / module.replace(".", "/")).with_suffix(".py")
-    if not path.is_file():
-        path = path.with_suffix("")
-        assert path.is_dir(), command
-        return "".join(file.read_text() for file in path.glob("*.py"))
-    return path.read_text()
+                is_there = option in ("--help", "--dry-run") or f'"{option}"' in source
+                assert is_there, f"{path}: {script} {option}"
+    assert num_scripts > 10
 
 
 def test_every_make_target_exists():

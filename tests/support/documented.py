@@ -41,6 +41,26 @@ COMMANDS = find_commands([*DOCUMENTS, REPOSITORY / "Makefile"])
 KNOWN = [command for command in COMMANDS if not any(word in command for word in PLACEHOLDERS)]
 
 
+OTHER_COMMAND = re.compile(r"(?:python -m sarathi_lab|sarathi-lab) (?!run\b)([a-z]+)([^`\n>#]*)")
+
+
+def other_commands() -> list[tuple[str, ...]]:
+    """List the commands besides `run` that documents show, each with its arguments; without that of
+    the dashboard, which imports all of W&B, and whose own tests call it.
+    """
+    commands: set[tuple[str, ...]] = set()
+    for path in DOCUMENTS:
+        for name, arguments in OTHER_COMMAND.findall(path.read_text()):
+            if name == "dashboard":
+                continue
+            commands.add((name, *shlex.split(arguments.removesuffix("--"))))
+    return sorted(commands)
+
+
+class Parsed(Exception):
+    """Ends a command when its parser has accepted its arguments."""
+
+
 def last_of_sweeps(command: str) -> list[str]:
     """Split a command into arguments, of a sweep with the last values of all settings."""
     return [re.sub(r"=[^'\"\[\](]+,", "=", argument) for argument in shlex.split(command)]
@@ -52,7 +72,12 @@ LONG = re.compile(
     r"|sarathi_lab\.run (?:experiment=(?!fig|paper)[a-z]\w+|task=(?:figures|calibrate))"
     r"|sarathi_lab leaderboard|sarathi_lab claims --run"
 )
-TIME = re.compile(r"\d s\b|\b(?:seconds|minutes?|hours?|not timed)\b")
+# A number with its unit, or a word for one: "seconds" alone may be of anything.
+TIME = re.compile(
+    r"(?:\d|\b(?:an?|one|two|three|four|few|half|ten)) (?:an? )?"
+    r"(?:s|min|h|seconds?|minutes?|hours?)\b"
+    r"|\bnot timed\b"
+)
 NEAR = 4  # lines, as between a block of commands and the sentence before it
 
 
