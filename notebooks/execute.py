@@ -6,6 +6,7 @@ python notebooks/execute.py figures after_sarathi
 from __future__ import annotations
 
 import argparse
+import json
 from base64 import b64decode, b64encode
 from io import BytesIO
 from pathlib import Path
@@ -13,9 +14,11 @@ from pathlib import Path
 import nbformat
 import numpy as np
 from nbclient import NotebookClient
+from nbformat import NotebookNode
 from PIL import Image
 
 NOTEBOOKS = Path(__file__).parent
+REPOSITORY = NOTEBOOKS.parent.resolve()
 PNG = "image/png"
 PALETTES = (32, 64, 128, 256)  # colours of a picture, the fewest that are near enough
 # Visitors see the figures here; those of the other notebook stand larger on the pages it links to.
@@ -38,11 +41,21 @@ def execute(path: Path) -> None:
     client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times, which differ each time
+        if "outputs" in cell:
+            cell.outputs = from_notebooks(cell.outputs)
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if PNG in data:
                 data[PNG] = b64encode(with_few_colours(b64decode(data[PNG]))).decode()
     nbformat.write(notebook, path)
+
+
+def from_notebooks(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Return outputs with the repository's path as `..`: a reader's clone is elsewhere."""
+    text = json.dumps(outputs)
+    path = json.dumps(str(REPOSITORY)).strip('"')
+    relative: list[NotebookNode] = nbformat.from_dict(json.loads(text.replace(path, "..")))
+    return relative
 
 
 def with_few_colours(png: bytes) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,17 @@ def test_it_is_committed_with_its_pictures_and_nothing_of_the_machine(name):
     assert not re.search(r"/(tmp|home|root|work|Users)/", json.dumps(notebook))
     outputs = (output for cell in notebook["cells"] for output in cell.get("outputs", ()))
     assert not any(output["output_type"] == "error" for output in outputs)
+
+
+def test_an_executed_notebook_has_paths_from_its_folder():
+    """What it prints is read in clones that are elsewhere."""
+    pytest.importorskip("nbclient")
+    execute = runpy.run_path(str(NOTEBOOKS / "execute.py"))
+    printed = f"results {REPOSITORY}/outputs/1\ntable {REPOSITORY}/outputs/1/sweep.csv"
+    outputs = [
+        {"output_type": "stream", "text": printed, "name": "stdout"},
+        {"output_type": "display_data", "data": {"text/markdown": printed}, "metadata": {}},
+    ]
+    stream, display = execute["from_notebooks"](outputs)
+    assert stream.text == "results ../outputs/1\ntable ../outputs/1/sweep.csv"
+    assert display.data["text/markdown"] == stream.text
