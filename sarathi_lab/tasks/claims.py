@@ -222,6 +222,8 @@ def _main(options: argparse.Namespace, run: Command) -> int:
     if not is_running:
         _require_claims(options)
     claims = load_claims()
+    if not (is_running or options.readme):
+        claims = _asked_for(claims, options)
     with progress_of("judging", len(claims), "claims") as advance:
         table = verdicts(results, claims, advance)
     is_narrowed = options.only or options.claims or options.device
@@ -299,6 +301,16 @@ def _require_claims(options: argparse.Namespace) -> None:
             as_typed = name if name in options.names else f"--only {name}"
             experiments = _judging(name, claims) or with_claims
             raise UserError(f"{as_typed} has no claim; use one of {', '.join(experiments)}")
+
+
+def _asked_for(claims: Sequence[Claim], options: argparse.Namespace) -> list[Claim]:
+    """Return the claims that are named, by themselves or by their experiment; all without names."""
+    if not (options.only or options.claims):
+        return list(claims)
+    experiments = options.only or []
+    return [
+        claim for claim in claims if claim.experiment in experiments or claim.id in options.claims
+    ]
 
 
 def _selected(table: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
