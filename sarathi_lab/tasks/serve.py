@@ -39,6 +39,7 @@ from sarathi_lab.results.report import (
     summary_table,
 )
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Result, Stopped, show
+from sarathi_lab.results.sweep_analysis import SAMPLES
 from sarathi_lab.results.table import heading
 from sarathi_lab.tasks.base import Task, conclude
 from sarathi_lab.tasks.executed import (
@@ -342,11 +343,15 @@ def print_plan(plan: Plan, context: RunContext) -> None:
             if first_of_sweep([key], context):
                 print_words(f"  {line}")
         print_cautions([*_further_facts(plan), *cap_caution(plan.engine)], context)
+        if plan.assumed is not None and first_of_sweep([plan.assumed], context):
+            print_words(f"  assumed unless stated{_first_for(context)}: {plan.assumed}")
         return
     policy = f"{context.policy or plan.policy.name}{plan.policy.describe()}"
     print_device(context, plan.spec, plan.backend, policy)
     for line in (f"{plan.load.describe()}, {_room_of(plan)}", *_further_facts(plan)):
         print_words(f"  {line}")
+    if plan.assumed is not None:
+        print_words(f"  assumed unless stated: {plan.assumed}")
     print_cautions(cap_caution(plan.engine), context)
 
 
@@ -380,7 +385,9 @@ def _room_of(plan: Plan) -> str:
 
 
 def _further_facts(plan: Plan) -> list[str]:
-    """Return lines on a cluster, on drafts and on what was assumed, where there are such."""
+    """Return lines on a cluster, on drafts and on a server that lacks the policy, where there are
+    such.
+    """
     engine = plan.engine
     lines = []
     cluster = engine.cluster.describe()
@@ -389,11 +396,17 @@ def _further_facts(plan: Plan) -> list[str]:
     speculation = engine.speculation.describe()
     if speculation:
         lines.append(speculation)
-    if plan.assumed is not None:
-        lines.append(f"assumed unless stated: {plan.assumed}")
     if plan.unserved is not None:
         lines.append(f"{plan.unserved}: only its rule is simulated")
     return lines
+
+
+def _first_for(context: RunContext) -> str:
+    """Name the run of a sweep that is the first to have something, by all but its seed."""
+    settings = [f"{name}={value}" for name, value in context.varied.items() if name not in SAMPLES]
+    if not settings:
+        return ""
+    return f", first for {' '.join(settings)}"
 
 
 def print_advice(advice: BestChunk, longest_prompt: int) -> None:

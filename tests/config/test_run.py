@@ -135,6 +135,22 @@ def test_a_sweep_of_seeds_states_the_workload_and_the_automatic_cache_once(tmp_p
     assert sum("workload zipf" in line for line in lines) == 1
 
 
+def test_a_sweep_states_for_which_run_it_first_assumed_something(tmp_path, capsys):
+    served = ["executor=simulated", "hardware=a100", "model=llama3-8b", "workload.rate=2"]
+    served.append("workload.num_requests=4")
+    for varied in (
+        {"chunk": 128, "seed": 0},
+        {"chunk": 128, "seed": 1},
+        {"chunk": 512, "seed": 0},
+    ):
+        plan = plan_of("vllm_v1", *served, changes=varied)
+        print_plan(plan, RunContext(tmp_path, tmp_path, "", "budgets", list(varied), varied))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "assumed" in line]
+    of_small, of_large = lines
+    assert of_small.startswith("  assumed unless stated, first for chunk=128: ")
+    assert of_large.startswith("  assumed unless stated, first for chunk=512: ")
+
+
 def test_a_policy_is_called_by_its_option_with_what_differs_from_its_class(tmp_path, capsys):
     assert main(["policy=lars", "chunk=128", *SIMULATED, f"output={tmp_path}"]) == 0
     text = capsys.readouterr().out
