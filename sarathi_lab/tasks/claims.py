@@ -221,7 +221,7 @@ def _main(options: argparse.Namespace, run: Command) -> int:
         )
     if not is_running:
         _require_claims(options)
-    claims = load_claims()
+    claims: Sequence[Claim] = load_claims()
     if not (is_running or options.readme):
         claims = _asked_for(claims, options)
     with progress_of("judging", len(claims), "claims") as advance:
