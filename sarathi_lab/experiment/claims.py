@@ -27,6 +27,7 @@ from sarathi_lab.results.intervals import (
     ends_of_draws,
     ends_of_median,
     mirror,
+    number_in,
     wider,
     within_range,
     without,
@@ -566,7 +567,7 @@ def _moved_ratios(row: pd.Series) -> dict[str, float]:
 
 def _numbers(text: str | float) -> list[float]:
     """Return the samples of a row, without those that are not a number; one alone is no text."""
-    samples = [float(sample) for sample in str(text).split()]
+    samples = [number_in(sample) for sample in str(text).split()]
     return [sample for sample in samples if not math.isnan(sample)]
 
 

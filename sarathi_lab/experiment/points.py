@@ -20,6 +20,7 @@ from sarathi_lab.executor.simulated.drawn_times import (
     own_deviation,
 )
 from sarathi_lab.results.intervals import (
+    ANY_VALUE,
     Ends,
     Interval,
     Resolution,
@@ -138,7 +139,7 @@ class Point(NamedTuple):
     unit: str = "ratio"
     kind: Kind = "value"
     labels: tuple[tuple[str, str], ...] = ()
-    resolution: Resolution | None = None
+    resolution: Resolution = ANY_VALUE
 
     @property
     def position(self) -> Point:
@@ -237,15 +238,16 @@ def table_of(
                 ends = ends._replace(low=math.nan, high=math.nan)
             row |= _in_text(median)
         ends = within_range(ends, point.unit)
+        row["reason"] = interval.reason or point.resolution.bound_of(values)
         row["y"] = interval.median
-        if interval.reason:
+        if row["reason"]:
             row["y"] = math.nan
         row["low"] = ends.low
         row["high"] = ends.high
         if point.kind == "curve":
             # Rounds differ in their x, too: no median has a meaning.
             row |= {"y": values[0], "reason": None, "low": math.nan, "high": math.nan}
-        texts = [f"{value:.6g}" for value in values]
+        texts = [point.resolution.text_of(value) for value in values]
         row["samples"] = " ".join(texts)
         labels = dict(point.labels)
         rows.append(row | labels)
@@ -258,9 +260,8 @@ def _ends_over_rounds(point: Point, interval: Interval) -> Ends:
     agree do not show how far off they are: without a resolution there is no interval.
     """
     ends = Ends(interval.low, interval.high, interval.confidence)
-    if point.resolution is not None:
-        low, high = point.resolution.widened(interval.low, interval.high)
-        ends = ends._replace(low=low, high=high)
+    low, high = point.resolution.widened(interval.low, interval.high)
+    ends = ends._replace(low=low, high=high)
     if ends.low >= ends.high:
         return ends._replace(low=math.nan, high=math.nan)
     return ends

@@ -92,9 +92,34 @@ class Resolution(Protocol):
     def widened(self, low: float, high: float) -> tuple[float, float]:
         """Return an interval of such values with all that its ends cannot be told from."""
 
+    def text_of(self, value: float) -> str:
+        """Return a sample as it is recorded, with "<" or ">" before a bound."""
+
+    def bound_of(self, samples: Sequence[float]) -> str | None:
+        """Return what is known of the median of samples some of which are bounds, such as "< 4.5";
+        None where the median is none.
+        """
+
 
 @dataclass(frozen=True)
-class Steps:
+class WithoutBounds:
+    """A resolution of values none of which is a bound."""
+
+    def widened(self, low: float, high: float) -> tuple[float, float]:
+        return low, high
+
+    def text_of(self, value: float) -> str:
+        return _six_digits(value)
+
+    def bound_of(self, samples: Sequence[float]) -> str | None:
+        return None
+
+
+ANY_VALUE = WithoutBounds()  # known as finely as its samples show
+
+
+@dataclass(frozen=True)
+class Steps(WithoutBounds):
     """A search on a grid, each value of which is 1 + `precision` times the one before: what it
     finds, or a ratio of two such values, is known to a step.
     """
@@ -109,7 +134,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Choices:
+class Choices(WithoutBounds):
     """The best of some `values`, which may as well lie at the next one."""
 
     values: tuple[float, ...]
@@ -125,22 +150,53 @@ class Choices:
 @dataclass(frozen=True)
 class Tried:
     """A rate that is zero where the `lowest` one that was tried is too high, and the `highest` one
-    where that is not: then it may be any higher one.
+    where that is not: then it may be any higher one. Both are bounds. What lies between them was
+    searched on a grid of `Steps`.
     """
 
     lowest: float
     highest: float
+    precision: float
 
     def widened(self, low: float, high: float) -> tuple[float, float]:
+        a_step_below, a_step_above = Steps(self.precision).widened(low, high)
         if high == 0:
             return low, self.lowest
         if high >= self.highest:
-            return low, math.inf
-        return low, high
+            return a_step_below, math.inf
+        return a_step_below, a_step_above
+
+    def text_of(self, value: float) -> str:
+        if value == 0:
+            return f"<{_six_digits(self.lowest)}"
+        if value >= self.highest:
+            return f">{_six_digits(self.highest)}"
+        return _six_digits(value)
+
+    def bound_of(self, samples: Sequence[float]) -> str | None:
+        at_most = []
+        for value in samples:
+            _, most = self._limits(value)
+            at_most.append(most)
+        least = float(np.median(samples))
+        most = float(np.median(at_most))
+        if math.isinf(most):
+            return f"> {least:.3g}"
+        if most > least:
+            return f"< {most:.3g}"
+        return None
+
+    def _limits(self, value: float) -> tuple[float, float]:
+        """Return the least and the most that a sample may be."""
+        if value == 0:
+            return 0.0, self.lowest
+        if value >= self.highest:
+            return value, math.inf
+        return value, value
 
 
 @dataclass(frozen=True)
-class Trials:
+class Trials(WithoutBounds):
     """A share of so many cases: where none, or all, was counted, the share may differ by as much as
     leaves that a probability of 1 - `LEVEL` (Clopper and Pearson, 1934; about 3 / n).
     """
@@ -156,6 +212,21 @@ class Trials:
         if low == 1:
             return 1 - unseen, high
         return low, high
+
+
+def _six_digits(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def number_in(sample: str) -> float:
+    """Return the number of a recorded sample (`Resolution.text_of`): of a bound the end of what it
+    leaves open, which is zero below and infinite above.
+    """
+    if sample.startswith("<"):
+        return 0.0
+    if sample.startswith(">"):
+        return math.inf
+    return float(sample)
 
 
 def level_of(number: int) -> float:

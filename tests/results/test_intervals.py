@@ -21,9 +21,12 @@ from sarathi_lab.results.intervals import (
     ends_of_draws,
     ends_of_median,
     median_of,
+    number_in,
     wider,
     within_range,
 )
+
+TRIED = Tried(0.5, 4.0, 0.25)
 
 
 def test_a_median_and_quantiles_by_hand():
@@ -130,13 +133,32 @@ def test_what_is_on_a_grid_or_counted_is_known_no_better_than_that():
     assert Steps(0.05).widened(2.1, 2.1) == pytest.approx((2.0, 2.205))
     assert Choices((256, 512, 1024)).widened(512, 512) == (256, 1024)
     assert Choices((256, 512, 1024)).widened(256, 1024) == (256, 1024)
-    assert Tried(0.5, 4.0).widened(0.0, 0.0) == (0.0, 0.5)
-    assert Tried(0.5, 4.0).widened(1.0, 2.0) == (1.0, 2.0)
-    assert Tried(0.5, 4.0).widened(1.0, 4.0) == (1.0, math.inf)
+    assert TRIED.widened(0.0, 0.0) == (0.0, 0.5)
+    assert TRIED.widened(1.0, 2.0) == (0.8, 2.5)
+    assert TRIED.widened(1.0, 4.0) == (0.8, math.inf)
     _, unseen = Trials(100).widened(0.0, 0.0)
     assert (1 - unseen) ** 100 == pytest.approx(1 - LEVEL)
     assert Trials(100).widened(1.0, 1.0) == pytest.approx((1 - unseen, 1.0))
     assert Trials(100).widened(0.0, 0.1) == (0.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("samples", "bound"),
+    [
+        ([0.0, 0.0, 1.0], "< 0.5"),
+        ([0.0, 0.0, 1.0, 1.5], "< 0.75"),  # half of what is between 0.5 and 1
+        ([4.0, 4.0, 1.0], "> 4"),
+        ([0.0, 1.0, 4.0], None),  # neither bound is the median
+    ],
+)
+def test_the_median_of_rates_that_are_bounds_is_a_bound(samples, bound):
+    assert TRIED.bound_of(samples) == bound
+
+
+def test_a_bound_is_recorded_as_one():
+    texts = [TRIED.text_of(value) for value in (0.0, 1.25, 4.0)]
+    assert texts == ["<0.5", "1.25", ">4"]
+    assert [number_in(text) for text in texts] == [0.0, 1.25, math.inf]
 
 
 def test_a_share_lies_between_none_and_all_whatever_its_error():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import combinations, product
 from typing import Any, Required, TypedDict, Unpack
@@ -34,9 +34,9 @@ from sarathi_lab.extensions.under_load import (
     waited,
 )
 from sarathi_lab.extensions.under_load.bench import EngineSettings
-from sarathi_lab.extensions.under_load.search import at_rate
+from sarathi_lab.extensions.under_load.search import RateGrid, at_rate, bisected
 from sarathi_lab.policy import Policy, VllmV1
-from sarathi_lab.results.intervals import Tried
+from sarathi_lab.results.intervals import Steps, Tried
 from sarathi_lab.results.plots.spec import by_device
 from sarathi_lab.results.serving_metrics import Slo, gaps, is_good
 from sarathi_lab.workload.synthetic import Agentic
@@ -198,6 +198,42 @@ def _values(table: pd.DataFrame) -> Values:
     return values
 
 
+@dataclass(frozen=True)
+class GoodputSearch:
+    """The highest rate (1/s) from `lowest` to `highest`, on a grid of steps of `precision`, at
+    which a share of `attainment` of the requests is within an objective.
+    """
+
+    lowest: float
+    highest: float
+    precision: float
+    attainment: float
+
+    def rate(self, run: Callable[[float], pd.DataFrame], slo: Slo) -> float:
+        """Return the rate; 0 if the lowest is too high, the highest if that is not (`Tried`)."""
+        grid = RateGrid(self.precision)
+        lowest, highest = self._steps
+
+        def passes(step: int) -> bool:
+            are_within = is_good(run(grid.rate(step)), slo)["all"]
+            return bool(are_within.mean() >= self.attainment)
+
+        if not passes(lowest):
+            return 0.0
+        # Halves of one range have the same rates for all objectives, so that few are served.
+        return grid.rate(bisected(passes, lowest, highest + 1))
+
+    def resolution(self, num_engines: int) -> Tried:
+        """Return how finely a rate is known, for each of the engines."""
+        lowest, highest = (RateGrid(self.precision).rate(step) for step in self._steps)
+        return Tried(lowest / num_engines, highest / num_engines, self.precision)
+
+    @property
+    def _steps(self) -> tuple[int, int]:
+        grid = RateGrid(self.precision)
+        return grid.step(self.lowest), grid.step(self.highest)
+
+
 @only_simulated(
     "At equal GPUs, does it pay to chunk, or to disaggregate?",
     Platform("llama3-8b", "h100"),
@@ -208,55 +244,60 @@ def disaggregation(
     seed: int,
     *,
     num_requests: Mapping[str, int],
-    rates: Mapping[str, Sequence[float]],
+    rates: Mapping[str, tuple[float, float]],
+    precision: float,
     attainment: float,
     objectives: Mapping[str, Mapping[str, Bounds]],
     arrangements: Mapping[str, Arrangement],
     **sizes: Unpack[NeededSizes],
 ) -> Iterator[Point]:
-    """By data set and objective the rate up to which a share of `attainment` of the requests is
-    within both bounds, by GPU (DistServe's goodput), and the best of each kind over the best of
-    those before it.
+    """By data set and objective the highest rate, by GPU, at which a share of `attainment` of the
+    requests is within both bounds (DistServe's goodput), and the best of each kind over the best
+    of each kind before it. `rates` are the lowest and highest of all engines that are tried.
 
     An arrangement names its `kind`, the policy's `chunk`, and settings of the cluster.
     """
     for dataset, bounds in objectives.items():
         requests = bench.requests(dataset, num_requests[dataset], seed)
         run = cache(partial(_run, bench, requests))  # the same for all objectives
+        search = GoodputSearch(*rates[dataset], precision, attainment)
         for objective, stated in bounds.items():
             slo = Slo(name=objective, **stated)
             best: dict[str, float] = {}  # by kind
-            unbounded: set[str] = set()  # kinds that keep up with every rate
+            is_bound: dict[str, bool] = {}
             for name, settings in arrangements.items():
                 cluster = _cluster(settings)
                 served = partial(run, cluster, settings["chunk"])
-                rate = _goodput(served, slo, rates[dataset], attainment)
-                value = rate / cluster.num_instances
-                # No rate below the first or above the last was tried.
-                lowest = rates[dataset][0] / cluster.num_instances
-                highest = rates[dataset][-1] / cluster.num_instances
+                goodput = search.rate(served, slo) / cluster.num_instances
+                resolution = search.resolution(cluster.num_instances)
                 yield point(
                     dataset,
                     GOODPUT,
                     "1/s",
                     name,
-                    value,
+                    goodput,
                     slo=objective,
                     kind="share",
-                    resolution=Tried(lowest, highest),
+                    resolution=resolution,
                 )
                 kind = settings["kind"]
-                best[kind] = max(value, best.get(kind, value))
-                if rate == rates[dataset][-1]:
-                    unbounded.add(kind)
-            for (earlier, value), (kind, gained) in combinations(best.items(), 2):
-                gain = math.inf if gained else math.nan
-                if value:
-                    gain = gained / value
-                if unbounded & {earlier, kind}:
-                    gain = math.nan  # of a bound no ratio is known
-                quantity = f"{GOODPUT} / best {earlier}"
-                yield point(dataset, quantity, "ratio", kind, gain, slo=objective, kind="share")
+                if goodput >= best.get(kind, 0.0):
+                    best[kind] = goodput
+                    is_bound[kind] = resolution.bound_of([goodput]) is not None
+            for earlier, kind in combinations(best, 2):
+                gain = math.nan  # of a bound no ratio is known
+                if not (is_bound[earlier] or is_bound[kind]):
+                    gain = best[kind] / best[earlier]
+                yield point(
+                    dataset,
+                    f"{GOODPUT} / best {earlier}",
+                    "ratio",
+                    kind,
+                    gain,
+                    slo=objective,
+                    kind="share",
+                    resolution=Steps(precision),
+                )
 
 
 def _cluster(arrangement: Arrangement) -> Several:
@@ -273,27 +314,6 @@ def _run(
     """The table of `requests` served at a rate."""
     arriving = at_rate(requests, rate)
     return bench.run(arriving, bench.chunking(chunk), cluster=cluster).requests()
-
-
-def _goodput(
-    run: Callable[[float], pd.DataFrame], slo: Slo, rates: Sequence[float], attainment: float
-) -> float:
-    """The rate at which the share of requests within `slo` falls below `attainment`, between two of
-    `rates` by the line between them; 0 if it is below at the first. If it never falls it is the
-    last, a lower bound (`Tried`).
-    """
-    rate_before = 0.0
-    share_before = 0.0
-    for rate in rates:
-        share = float(is_good(run(rate), slo)["all"].mean())
-        if share < attainment:
-            if not rate_before:
-                return 0.0
-            crossing = (share_before - attainment) / (share_before - share)
-            return rate_before + (rate - rate_before) * crossing
-        rate_before = rate
-        share_before = share
-    return rate_before
 
 
 @only_simulated(

@@ -55,7 +55,7 @@ from sarathi_lab.policy import Orca, Policy
 from sarathi_lab.policy.systems import setup_of
 from sarathi_lab.results import load
 from sarathi_lab.results.decode_cost import slo_in_seconds
-from sarathi_lab.results.intervals import FEWEST_PAIRS, Resolution, summary
+from sarathi_lab.results.intervals import ANY_VALUE, FEWEST_PAIRS, Resolution, summary
 from sarathi_lab.results.plots.spec import PlotSpec
 from sarathi_lab.results.serving_metrics import Slo, latency
 from sarathi_lab.workload.synthetic import Lognormal
@@ -466,7 +466,7 @@ def point(
     *,
     slo: str = "",
     kind: Kind = "value",
-    resolution: Resolution | None = None,
+    resolution: Resolution = ANY_VALUE,
 ) -> Point:
     """Make a point in the panel of its data set, objective and quantity."""
     title = f"{dataset}, {slo}" if slo else dataset

@@ -107,13 +107,14 @@ def highest_passing(passes: Callable[[int], bool], start: int, lowest: int, high
     while step != end:
         next_step = min(step + stride, end) if goes_up else max(step - stride, end)
         if passes(next_step) != goes_up:
-            return _bisected(passes, *sorted((step, next_step)))
+            return bisected(passes, *sorted((step, next_step)))
         step = next_step
         stride *= 2
     return step if goes_up else step - 1
 
 
-def _bisected(passes: Callable[[int], bool], passing: int, failing: int) -> int:
+def bisected(passes: Callable[[int], bool], passing: int, failing: int) -> int:
+    """Return a step that passes, above `passing` or this, the next above which fails."""
     while failing - passing > 1:
         middle = (passing + failing) // 2
         if passes(middle):
