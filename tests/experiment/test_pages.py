@@ -1,6 +1,5 @@
-"""Intervals that experiments' pages quote are those of their records.
-
-VALUE (LOW to HIGH) in brackets is an interval; any other range stands without brackets.
+"""Numbers that pages quote are those of their records: intervals with the rows and columns of the
+tables that they stand in, and what front pages take from other pages.
 """
 
 from __future__ import annotations
@@ -9,22 +8,26 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
+from quoted import INTERVAL, Records, mixed_tables, quoted_in, rows_with_ends
 
 from sarathi_lab.config.csv_files import csv_files
 from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.results import load
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = ROOT / "experiments"
 SARATHI = EXPERIMENTS / "sarathi" / "README.md"  # a section a figure, whose records are apart
-NUMBER = r"-?[\d,]*\.?\d+"
-INTERVAL = re.compile(rf"\(({NUMBER})(?: %)? to ({NUMBER})(?: %)?[;)]")
-# How far before its interval a value stands.
-REACH = 60
-# Columns of a value and of its ends, in any table.
-COLUMNS = (("y", "low", "high"), ("value", "low", "high"), ("value", "q20", "q80"))
+LINK = re.compile(r"\]\(([^)#\s]*\.md)(?:#([\w-]+))?\)")
+PARAGRAPH_END = re.compile(r"\n\n|\n(?=[-|])")
+# A number by itself: no part of a name, a version or a path.
+PLAIN_NUMBER = re.compile(r"(?<![\w.,/-])\d[\d,]*(?:\.\d+)?(?![\w/])")
+FRONT_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "explanation").glob("*.md"))]
+# Seconds and requests a second of the benchmark of P-PAS, as its logs have them.
+LOW_LOAD = "10:0.2,10:0.4,10:0.2,10:0.4,10:0.2"
+HIGH_LOAD = "10:0.2,10:1.0,10:0.2,10:1.0,10:0.2"
+COUNTED = {"148"}  # rows of the tables that a front page links, which the pages do not count
 
 
 def pages() -> Iterator[tuple[Path, Path, str]]:
@@ -47,56 +50,149 @@ def pages() -> Iterator[tuple[Path, Path, str]]:
             yield folder.relative_to(EXPERIMENTS), folder, body
 
 
-QUOTING = {str(name): (folder, text) for name, folder, text in pages() if INTERVAL.search(text)}
+QUOTING = {}
+for name, folder, text in pages():
+    if any(True for _ in quoted_in(text)):
+        QUOTING[str(name)] = (folder, text)
 
 
-def gains_of_p_pas(folder: Path) -> Iterator[np.ndarray]:
+def gains_of_p_pas(folder: Path) -> Iterator[pd.DataFrame]:
     """Yield the latency of P-PAS over that of each fixed budget, as measured by others."""
     logs = pd.read_csv(EXPERIMENTS / "lab" / "rankings" / "logs.csv.gz")
     logs = logs[logs.model == "llama3.2-3b"]
     seeds = logs.pivot_table("latency", ["phases", "seed"], ["policy", "budget"])
     for budget in (2048, 16384):
         ratio = seeds["p_pas", 16384] / seeds["vllm_v1", budget]
-        yield ratio.groupby("phases").agg(["median", "min", "max"]).to_numpy()
+        gains = over_seeds(ratio, "phases", "median")
+        loads = gains.phases.map({LOW_LOAD: "low load", HIGH_LOAD: "high load"})
+        # As the experiment names what it simulates.
+        yield gains.assign(quantity="mean latency, " + loads + f" / vllm_v1 {budget}")
 
 
-def gains_of_riding_limit(folder: Path) -> Iterator[np.ndarray]:
+def gains_of_riding_limit(folder: Path) -> Iterator[pd.DataFrame]:
     """Yield what riding_limit has over the other rules, at their best budgets."""
     runs = pd.read_csv(folder / "results" / "rtx-pro-6000-held-out.csv")
     seeds = runs.set_index(["workload", "seed", "policy"]).unstack("policy")
     for quantity in ("throughput", "ttft_p50", "tbt_p99"):
         for policy in ("sarathi_serve", "vllm_v1"):
             ratio = seeds[quantity, "riding_limit"] / seeds[quantity, policy]
-            yield ratio.groupby("workload").agg(["median", "min", "max"]).to_numpy()
+            gains = over_seeds(ratio, "workload", "median")
+            yield gains.assign(numerator=quantity, policy=policy)
     runs = pd.read_csv(folder / "results" / "a100.csv.gz").query("role == 'best' and calls == 1")
     means = runs.groupby(["workload", "policy", "budget"]).goodput_strict.mean()
     best = means.groupby(["workload", "policy"]).idxmax()
     runs = runs.set_index(["workload", "policy", "budget"]).loc[best]
     seeds = runs.pivot_table("goodput_strict", ["workload", "seed"], "policy")
     ratio = seeds.riding_limit / seeds.sarathi_serve
-    yield ratio.groupby("workload").agg(["mean", "min", "max"]).to_numpy()
+    yield over_seeds(ratio, "workload", "mean").assign(numerator="goodput_strict")
 
 
-# Pages with the range of seeds of runs that are recorded without intervals.
+def shares_of_rankings(folder: Path) -> Iterator[pd.DataFrame]:
+    """Yield the shares of called pairs that are right."""
+    scores = pd.read_csv(folder / "results" / "scores.csv")
+    share = scores.called_right / scores.called
+    ends = {"value": share, "low": scores.share_low, "high": scores.share_high}
+    yield scores[["prediction", "gpu", "model"]].assign(unit="share", sign="", **ends)
+
+
+def over_seeds(ratio: pd.Series, by: str, middle: str) -> pd.DataFrame:
+    """Return the middle of the seeds' ratios with the least and the largest."""
+    ends = ratio.groupby(by).agg(value=middle, low="min", high="max")
+    return ends.reset_index().assign(unit="ratio", sign="")
+
+
+# Pages with intervals of runs that are recorded without them.
 BY_SEED = {
     "after_sarathi/p_pas_gain": gains_of_p_pas,
+    "lab/rankings": shares_of_rankings,
     "lab/riding_limit": gains_of_riding_limit,
 }
+
+
+def records_of(folder: Path) -> Iterator[pd.DataFrame]:
+    """Yield the values with their ends in each table of a folder."""
+    for path in csv_files(folder, "**/*.csv"):
+        for rows in rows_with_ends(pd.read_csv(path)):
+            yield rows.assign(file=str(path.relative_to(folder)))
+    name = str(folder.relative_to(EXPERIMENTS))
+    if name in BY_SEED:
+        yield from BY_SEED[name](folder)
 
 
 @pytest.mark.parametrize("name", QUOTING)
 def test_intervals_on_a_page_are_those_of_its_records(name):
     folder, text = QUOTING[name]
-    recorded = np.concatenate([np.empty((0, 3)), *recorded_intervals(folder)])
-    if name in BY_SEED:
-        recorded = np.concatenate([recorded, *BY_SEED[name](folder)])
-    unknown = []
-    for match in INTERVAL.finditer(text):
-        before = text[max(0, match.start() - REACH) : match.start()]
-        values = re.findall(NUMBER, before)
-        if not any(is_recorded((value, match[1], match[2]), recorded) for value in values):
-            unknown.append(before[-30:] + match[0])
-    assert unknown == []
+    records = Records(pd.concat(records_of(folder), ignore_index=True))
+    quoted = list(quoted_in(text))
+    assert [str(interval) for interval in quoted if not records.of(interval)] == []
+    assert mixed_tables(quoted, records) == []
+
+
+@pytest.mark.parametrize("page", FRONT_PAGES, ids=lambda page: page.stem)
+def test_a_front_page_has_the_numbers_of_the_pages_that_it_links(page):
+    for paragraph in PARAGRAPH_END.split(page.read_text()):
+        folders = []
+        texts = []
+        for path, section in LINK.findall(paragraph):
+            linked = (page.parent / path).resolve()
+            if linked.parent != EXPERIMENTS and linked.is_relative_to(EXPERIMENTS):
+                folders.append(folder_of(linked, section))
+                texts.append(text_of(linked, section))
+        # A command is the source of what stands beside it.
+        if not texts or "`python" in paragraph:
+            continue
+        shown = numbers_in(INTERVAL.sub("", paragraph))
+        assert shown <= numbers_in(" ".join(texts)) | COUNTED, paragraph
+        quoted = list(quoted_in(paragraph))
+        if quoted:
+            tables = []
+            for folder in folders:
+                tables += records_of(folder)
+            records = Records(pd.concat(tables, ignore_index=True))
+            assert [str(interval) for interval in quoted if not records.of(interval)] == []
+
+
+def folder_of(page: Path, section: str) -> Path:
+    return page.parent / section if page == SARATHI else page.parent
+
+
+def text_of(page: Path, section: str) -> str:
+    text = page.read_text()
+    if page == SARATHI and section:
+        return text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return text
+
+
+def numbers_in(text: str) -> set[str]:
+    """The numbers of a text, without code and links."""
+    sentences = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL)
+    return {number.replace(",", "") for number in PLAIN_NUMBER.findall(sentences)}
+
+
+def test_a_bound_is_no_value():
+    table = pd.DataFrame(
+        {"y": [None, 4.5], "low": 0.0, "high": [6.0, 6.0], "reason": ["< 4.5", None]}
+    )
+    records = Records(next(rows_with_ends(table)))
+    bound, value, inside = quoted_in("| < 4.5 (0 to 6.0) | 4.5 (0 to 6.0) | and (4.5, 0 to 6.0) |")
+    assert [records.of(interval) for interval in (bound, value, inside)] == [{0}, {1}, {1}]
+
+
+def test_a_number_of_another_row_stands_out():
+    table = pd.DataFrame(
+        {
+            "y": [1.0, 2.0, 3.0, 4.0],
+            "low": [0.5, 1.5, 2.5, 3.5],
+            "high": [1.5, 2.5, 3.5, 4.5],
+            "series": ["orca", "orca", "sarathi", "sarathi"],
+            "dataset": ["chat", "code", "chat", "code"],
+        }
+    )
+    records = Records(next(rows_with_ends(table)))
+    rows = ["| 1 (0.5 to 1.5) | 2 (1.5 to 2.5) |", "| 3 (2.5 to 3.5) | 4 (3.5 to 4.5) |"]
+    assert mixed_tables(quoted_in("\n".join(rows)), records) == []
+    swapped = "| 2 (1.5 to 2.5) | 3 (2.5 to 3.5) |"
+    assert mixed_tables(quoted_in("\n".join([rows[0], swapped])), records) != []
 
 
 @pytest.mark.parametrize("name", [name for name in CATALOG if CATALOG[name].is_in_rounds])
@@ -107,33 +203,3 @@ def test_a_page_says_whether_its_intervals_are_of_seeds_alone(name):
         has_draws = "draws" in pd.read_csv(path, nrows=0)
         assert ("of the seeds alone" in text) != has_draws
         assert "[the cost model's error]" in text
-
-
-def recorded_intervals(folder: Path) -> Iterator[np.ndarray]:
-    """Yield the values with their ends in each table of a folder, an array of three columns."""
-    for path in csv_files(folder, "**/*.csv"):
-        table = pd.read_csv(path)
-        for columns in COLUMNS:
-            if set(columns) <= set(table):
-                yield table[list(columns)].apply(pd.to_numeric, errors="coerce").to_numpy()
-
-
-def is_recorded(quoted: tuple[str, str, str], recorded: np.ndarray) -> bool:
-    """Whether a row of records is, rounded to the quoted digits, a value with its two ends."""
-    texts = [text.replace(",", "") for text in quoted]
-    numbers = np.array([float(text) for text in texts])
-    decimals = [len(text.partition(".")[2]) for text in texts]
-    # Half of the last digit, and what a sum in binary adds.
-    tolerance = 0.51 * 10.0 ** -np.array(decimals)
-    return any((np.abs(form - numbers) <= tolerance).all(axis=1).any() for form in forms(recorded))
-
-
-def forms(recorded: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield what pages make of recorded values: other units, reciprocals, and percent."""
-    for factor in (1, 100, 1e3, 1e6):
-        yield recorded * factor
-    value, low, high = recorded.T
-    with np.errstate(divide="ignore"):
-        yield np.column_stack([1 / value, 1 / high, 1 / low])
-    yield 100 * (1 - np.column_stack([value, high, low]))
-    yield 100 * (recorded - 1)
