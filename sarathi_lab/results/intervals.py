@@ -240,6 +240,24 @@ def level_of(number: int) -> float:
     return min(LEVEL, widest)
 
 
+def ends_of_share(share: float, number: int) -> Ends:
+    """Return the exact binomial interval (Clopper and Pearson, 1934) of a share of `number`
+    independent cases.
+    """
+    from scipy.stats import beta  # takes a second, and most tables have no such share
+
+    right = share * number
+    wrong = number - right
+    tail = (1 - LEVEL) / 2
+    low = 0.0
+    if right > 0:
+        low = float(beta.ppf(tail, right, wrong + 1))
+    high = 1.0
+    if wrong > 0:
+        high = float(beta.ppf(1 - tail, right + 1, wrong))
+    return Ends(low, high, LEVEL)
+
+
 def samples_for(at_once: int) -> int:
     """Return how many samples give `at_once` intervals that together hold with `LEVEL`."""
     # Bonferroni's bound: their errors may add up, and each is 2 / 2^n.

@@ -20,6 +20,7 @@ from sarathi_lab.results.intervals import (
     draws_of_median,
     ends_of_draws,
     ends_of_median,
+    ends_of_share,
     median_of,
     number_in,
     wider,
@@ -159,6 +160,13 @@ def test_a_bound_is_recorded_as_one():
     texts = [TRIED.text_of(value) for value in (0.0, 1.25, 4.0)]
     assert texts == ["<0.5", "1.25", ">4"]
     assert [number_in(text) for text in texts] == [0.0, 1.25, math.inf]
+
+
+def test_the_interval_of_a_share_is_never_of_width_zero():
+    assert ends_of_share(1.0, 10)[:2] == pytest.approx((0.025**0.1, 1.0))
+    assert ends_of_share(0.0, 10)[:2] == pytest.approx((0.0, 1 - 0.025**0.1))
+    low, high, _ = ends_of_share(0.5, 10)
+    assert low == pytest.approx(1 - high)
 
 
 def test_a_share_lies_between_none_and_all_whatever_its_error():

@@ -4,7 +4,8 @@
 
 Takes the settings from the entries and the times from their results, so that it needs no other
 file. Writes `hosts.csv`: errors by entry, card, number of devices and host, without the settings of
-gpt-oss-120b with 512 users, which the page doubts. It is no prediction: the times are known.
+gpt-oss-120b with 512 users, which the page doubts; and `users.csv`: their mean, least and most by
+the number of users, too. It is no prediction: the times are known.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ def main() -> None:
     for name, source in ENTRIES.items():
         if source.host == "vllm_0_19":
             rows.extend(errors_of(name))
-    table = summary(pd.DataFrame(rows))
+    errors = pd.DataFrame(rows)
+    table = summary(errors)
     table.to_csv(score.LEDGER / "hosts.csv", index=False, float_format="%.6f")
+    of_users = by_users(errors)
+    of_users.to_csv(score.LEDGER / "users.csv", index=False, float_format="%.6f")
     print(table.to_string(index=False))
 
 
@@ -87,15 +91,25 @@ def _server(name: str, card: str, degree: int, host_name: str) -> tuple[Host, Co
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Return points, mean error, its mean with sign, and how many are too fast, by `GROUP`."""
     judged = rows.assign(absolute=rows.error.abs(), too_fast=rows.error < 0)
-    by_users = judged.groupby(GROUP, sort=False)
-    return by_users.agg(
-        points=("error", "size"),
-        mean_error=("absolute", "mean"),
-        bias=("error", "mean"),
-        too_fast=("too_fast", "sum"),
-        lowest=("error", "min"),
-        highest=("error", "max"),
-    ).reset_index()
+    return (
+        judged.groupby(GROUP, sort=False)
+        .agg(
+            points=("error", "size"),
+            mean_error=("absolute", "mean"),
+            bias=("error", "mean"),
+            too_fast=("too_fast", "sum"),
+            lowest=("error", "min"),
+            highest=("error", "max"),
+        )
+        .reset_index()
+    )
+
+
+def by_users(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean error with sign, the least and the most, by `GROUP` and number of users."""
+    groups = rows.groupby([*GROUP, "users"]).error
+    errors = groups.agg(points="size", value="mean", low="min", high="max")
+    return errors.reset_index().assign(unit="share")
 
 
 if __name__ == "__main__":

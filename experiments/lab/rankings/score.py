@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
-from scipy.stats import beta
 
 from sarathi_lab.config.csv_files import csv_file, write_csv
 from sarathi_lab.config.instantiate import build
@@ -39,6 +38,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, VllmV1
 from sarathi_lab.policy.systems import setup_of
 from sarathi_lab.policy.zoo import PPas
+from sarathi_lab.results.intervals import ends_of_share
 from sarathi_lab.results.provenance import last_commit
 
 HERE = Path(__file__).parent
@@ -53,7 +53,6 @@ GAP = 0.05  # of the larger mean latency, from which a pair counts
 # A predicted gap of up to this share is a tie, and its order is not called: kernels are 5 to 10 %
 # off on these GPUs, and two runs share most of that error.
 TIE = 0.05
-CONFIDENCE = 0.95  # of the interval of a share
 # An RTX 5090 is the RTX PRO 6000's chip with fewer multiprocessors, a third of its memory, and half
 # its rate of 16-bit products. Attention reaches 0.603 of the whole rate there, more than the half,
 # so that here it is as near the peak as products are.
@@ -291,7 +290,8 @@ def score_called(pairs: pd.DataFrame) -> dict[str, float]:
         bursts and the smaller from it on have right, at the rate that serves this rule best.
     """
     called = pairs[pairs.gap > TIE]
-    low, high = interval_of_share(called.right.mean(), called.trace.nunique())
+    # Pairs on one arrival sequence hang together, so a sequence counts once.
+    low, high, _ = ends_of_share(called.right.mean(), called.trace.nunique())
     return {
         "called": len(called),
         "called_right": called.right.sum(),
@@ -310,18 +310,6 @@ def right_by_rule(pairs: pd.DataFrame) -> int:
         is_right = np.where(pairs.burst < rate, pairs.large_first, pairs.small_first)
         counts.append(is_right.sum())
     return int(max(counts))
-
-
-def interval_of_share(share: float, number: int) -> tuple[float, float]:
-    """Compute the exact binomial interval (Clopper and Pearson) of a share among `number` arrival
-    sequences: pairs on one sequence hang together, so a sequence counts once.
-    """
-    right = share * number
-    wrong = (1 - share) * number
-    tail = (1 - CONFIDENCE) / 2
-    low = beta.ppf(tail, right, wrong + 1) if right > 0 else 0.0
-    high = beta.ppf(1 - tail, right + 1, wrong) if wrong > 0 else 1.0
-    return float(low), float(high)
 
 
 def record(name: str, runs: pd.DataFrame, settings: Sequence[str], per_token: float) -> None:

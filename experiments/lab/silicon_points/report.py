@@ -1,4 +1,7 @@
-"""Errors of the simulated points, as tables and as a picture."""
+"""Errors of the simulated points, as tables and as a picture.
+
+python experiments/lab/silicon_points/report.py    # the orders again, from results/points.csv.gz
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sarathi_lab.results.intervals import ends_of_share
 from sarathi_lab.results.plots.files import save_figure
 from sarathi_lab.results.plots.style import (
     WIDTH,
@@ -27,6 +31,9 @@ GROUPINGS = (SERIES, ["backend", "weights", "concurrency"], ["backend", "weights
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 LEVEL = "analytic"  # of the picture
 GAP = 0.05  # of the slower time, from which a pair counts
+# Columns of a comparison of two servers.
+SCORES = ["pairs", "right", "called", "called_right", "share_low", "share_high"]
+SCORES += ["rule_right", "rule_right_called"]
 FEW = 10  # a series of fewer points gets no panel
 
 
@@ -43,12 +50,17 @@ def write_report(results: pd.DataFrame, num_points: int, reasons: Counter[str]) 
         print(f"  {count:5} {reason}")
     errors = summary(table, ["cost_model", *SERIES])
     errors.to_csv(FOLDER / "errors.csv", index=False, float_format="%.3f")
-    orders_of_pairs = orders(pd.concat([table, by_measured_products(table)]))
-    print("\nwhich of two servers is faster:\n" + orders_of_pairs.to_string(index=False))
-    orders_of_pairs.to_csv(FOLDER / "orders.csv", index=False)
+    write_orders(table)
     of_picture = table[table.cost_model == LEVEL]
     if of_picture.groupby(SERIES).size().max() >= FEW:
         save_figure(picture(of_picture), FOLDER / "points.png")
+
+
+def write_orders(table: pd.DataFrame) -> None:
+    """Print which of two servers is faster, and write `orders.csv`."""
+    orders_of_pairs = orders(pd.concat([table, by_measured_products(table)]))
+    print("\nwhich of two servers is faster:\n" + orders_of_pairs.to_string(index=False))
+    orders_of_pairs.to_csv(FOLDER / "orders.csv", index=False, float_format="%.4f")
 
 
 def with_errors(results: pd.DataFrame) -> pd.DataFrame:
@@ -94,21 +106,56 @@ def by_measured_products(table: pd.DataFrame) -> pd.DataFrame:
 def orders(table: pd.DataFrame) -> pd.DataFrame:
     """Of two servers on the same GPUs, model, lengths and users, by time: pairs that differ by more
     than `GAP`, and in how many the simulated one that is faster is the real one.
+
+    A predicted gap of up to `GAP` is a tie, whose order is not called. The share of the called
+    pairs that is right has an interval for which degree and lengths count once: the pairs of
+    several numbers of users hang together. The rule without a simulator has one server as the faster at
+    every point, the one that serves it best in hindsight.
     """
-    kinds = ["cost_model", "gpu", "model", "weights"]
-    loads = [*kinds, "tp", "isl", "osl", "concurrency"]
-    pairs = table.merge(table, on=loads, suffixes=("", "_other")).query("backend < backend_other")
+    setting = ["tp", "isl", "osl"]
+    same = ["cost_model", *SERIES[:2], "weights", *setting, "concurrency"]
+    matched = table.merge(table, on=same, suffixes=("", "_other")).query("backend < backend_other")
     rows = []
-    for labels, group in pairs.groupby([*kinds, "backend", "backend_other"]):
+    for by, group in matched.groupby([*same[:4], "backend", "backend_other"]):
         for metric in METRICS:
-            first = group[f"real_{metric}"]
-            second = group[f"real_{metric}_other"]
-            simulated_gap = group[f"sim_{metric}"] - group[f"sim_{metric}_other"]
-            differs = (first - second).abs() > GAP * np.maximum(first, second)
-            has_real_order = (first - second) * simulated_gap > 0
-            num_right = (has_real_order & differs).sum()
-            rows.append([*labels, metric, differs.sum(), num_right])
-    return pd.DataFrame(rows, columns=[*kinds, "backend", "other", "metric", "pairs", "right"])
+            real, other = group[f"real_{metric}"], group[f"real_{metric}_other"]
+            simulated, other_simulated = group[f"sim_{metric}"], group[f"sim_{metric}_other"]
+            pairs = group[setting].assign(
+                is_earlier=real < other,
+                is_right=(real < other) == (simulated < other_simulated),
+                is_called=relative_gap(simulated, other_simulated) > GAP,
+            )
+            rows.append([*by, metric, *scores(pairs[relative_gap(real, other) > GAP], setting)])
+    columns = [*same[:4], "backend", "other", "metric", *SCORES]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def relative_gap(times: pd.Series, others: pd.Series) -> pd.Series:
+    """The difference over the longer of two times."""
+    return (times - others).abs() / np.maximum(times, others)
+
+
+def scores(pairs: pd.DataFrame, setting: list[str]) -> list[float]:
+    """The values of `SCORES`."""
+    called = pairs[pairs.is_called]
+    num_settings = len(called[setting].drop_duplicates())
+    low, high, _ = ends_of_share(called.is_right.mean(), num_settings)
+    return [
+        len(pairs),
+        pairs.is_right.sum(),
+        len(called),
+        called.is_right.sum(),
+        low,
+        high,
+        right_by_one_server(pairs),
+        right_by_one_server(called),
+    ]
+
+
+def right_by_one_server(pairs: pd.DataFrame) -> int:
+    """Count the pairs in which one of both servers, always the same, is the faster."""
+    num_earlier = int(pairs.is_earlier.sum())
+    return max(num_earlier, len(pairs) - num_earlier)
 
 
 def picture(table: pd.DataFrame) -> Figure:
@@ -157,3 +204,7 @@ def _panel(ax: Axes, table: pd.DataFrame) -> None:
     ax.set(xscale="log", yscale="log")
     for axis in (ax.xaxis, ax.yaxis):
         tick_in_steps(axis)
+
+
+if __name__ == "__main__":
+    write_orders(with_errors(pd.read_csv(FOLDER / "points.csv.gz")))

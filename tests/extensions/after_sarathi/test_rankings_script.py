@@ -68,13 +68,6 @@ def test_a_rule_takes_small_budgets_for_fast_bursts(latencies, right, script):
     assert script.right_by_rule(pd.DataFrame(pairs)) == right
 
 
-def test_the_interval_of_a_share_is_never_of_width_zero(script):
-    assert script.interval_of_share(1.0, 10) == pytest.approx((0.025**0.1, 1.0))
-    assert script.interval_of_share(0.0, 10) == pytest.approx((0.0, 1 - 0.025**0.1))
-    low, high = script.interval_of_share(0.5, 10)
-    assert low == pytest.approx(1 - high)
-
-
 def test_advice_takes_the_recorded_errors_of_ratios_for_ties(script):
     logs = pd.read_csv(script.LOGS)
     predicted = script.read_prediction("rereads")
@@ -132,6 +125,17 @@ def test_the_page_of_published_servers_states_the_recorded_orders_first():
     assert f"**{formula.tpot} of 58**, the whole answer at {formula.e2e} of 56" in first
     assert f"the first token at {formula.ttft} of 50" in first
     assert f"{tables.tpot} of 58, {tables.e2e} of 56 and {tables.ttft} of 50" in first
+
+
+def test_the_page_of_published_servers_sets_a_rule_beside_the_called_orders():
+    folder = EXPERIMENTS / "lab" / "silicon_points"
+    page = (folder / "README.md").read_text()
+    orders = pd.read_csv(folder / "results" / "orders.csv")
+    for row in orders[orders.gpu != "h100"].query("cost_model != 'profiled'").itertuples():
+        ends = f"{row.share_low:.2f} to {row.share_high:.2g}"
+        called = f"{row.called} ({100 * row.called / row.pairs:.0f} %)"
+        counts = f"| {row.pairs} | {called} | {row.called_right} | {ends} |"
+        assert f"{counts} {row.rule_right_called}, {row.rule_right} |" in page
 
 
 def test_the_page_on_two_gpus_states_the_errors_of_both_hosts():
