@@ -109,8 +109,8 @@ def orders(table: pd.DataFrame) -> pd.DataFrame:
 
     A predicted gap of up to `GAP` is a tie, whose order is not called. The share of the called
     pairs that is right has an interval for which degree and lengths count once: the pairs of
-    several numbers of users hang together. The rule without a simulator has one server as the faster at
-    every point, the one that serves it best in hindsight.
+    several numbers of users hang together. The rule without a simulator has one server as the
+    faster at every point, the one that serves it best in hindsight.
     """
     setting = ["tp", "isl", "osl"]
     same = ["cost_model", *SERIES[:2], "weights", *setting, "concurrency"]

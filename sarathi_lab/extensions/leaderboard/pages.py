@@ -105,13 +105,17 @@ def _write_markdown(
 
 
 def score() -> str:
-    """Return how many pairs of real runs the simulator ranks rightly, by GPU with enough pairs."""
+    """Return how many pairs of real runs the simulator ranks rightly, by GPU with enough pairs: of
+    those that it calls, with the interval of that share and what a rule without a simulator has.
+    """
     table = pd.read_csv(SCORES)
     scores = table[(table.prediction == PREDICTION) & (table.pairs >= FEWEST_PAIRS)]
     pairs = []
     for row in scores.groupby("gpu").tail(1).itertuples():  # of all models, each GPU's last
         called = f"{row.called_right:.0f} of {row.called:.0f} called"
-        pairs.append(f"{called}, of {row.pairs:.0f} ({row.gpu})")
+        interval = f"share {row.share_low:.2f} to {row.share_high:.2g}"
+        rule = f"a rule {row.rule_right_called:.0f}"
+        pairs.append(f"{called}, of {row.pairs:.0f} ({row.gpu}; {interval}; {rule})")
     return f"Pairs of real runs in their real order: {'; '.join(pairs)}; see lab/rankings."
 
 
