@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, groupby
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -36,8 +37,10 @@ BOUND = re.compile(rf"([<>]) ({NUMBER})")
 ENDS = ["value", "low", "high"]
 # Columns of a value and of its ends, in any table.
 COLUMNS = (["y", "low", "high"], ["value", "low", "high"], ["value", "q20", "q80"])
+# What a page quotes nothing of, and takes long to read.
+SAMPLES = {"samples", "draws", "moved"}
 # What has no label by which rows of a page's table are alike.
-VALUES = {*ENDS, "y", "q20", "q80", "samples", "draws", "moved", "reason", "confidence"}
+VALUES = {*ENDS, "y", "q20", "q80", "reason", "confidence"}
 # By unit, factors with which pages print a value; of a ratio they print more (`Records.forms`).
 FACTORS = {"s": (1.0, 1e3, 1e6), "share": (1.0, 100.0), "ratio": (1.0, 100.0)}
 NO_UNIT = ""  # as a ratio
@@ -89,25 +92,33 @@ def _intervals(text: str) -> Iterator[Quoted]:
             yield Quoted(match["value"], match["low"], match["high"], sign)
 
 
-def rows_with_ends(table: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Yield the rows of a recorded table, once for each of `COLUMNS` that it has: `ENDS`, the sign
-    of a bound, the unit, and labels.
+def read(path: Path) -> pd.DataFrame:
+    """Return a recorded table without its samples and draws."""
+    return pd.read_csv(path, usecols=lambda column: column not in SAMPLES)
+
+
+def rows_with_ends(tables: Sequence[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    """Yield the rows of recorded tables, once for each of `COLUMNS` that a table has: `ENDS`, the
+    sign of a bound, the unit, and labels.
     """
     for columns in COLUMNS:
-        if not set(columns) <= set(table):
+        having = [table for table in tables if set(columns) <= set(table)]
+        if not having:
             continue
-        numbers = table[columns].apply(pd.to_numeric, errors="coerce")
-        numbers.columns = pd.Index(ENDS)
-        rows = numbers.assign(sign="", unit=table.get("unit", NO_UNIT))
-        if "reason" in table:
-            bounds = table.reason.astype(str).str.extract(BOUND)
+        rows = pd.concat(having, ignore_index=True)
+        for end, column in zip(ENDS, columns, strict=True):
+            rows[end] = pd.to_numeric(rows[column], errors="coerce")
+        rows["sign"] = ""
+        if "unit" not in rows:
+            rows["unit"] = NO_UNIT
+        if "reason" in rows:
+            bounds = rows.reason.astype(str).str.extract(BOUND)
             rows["sign"] = bounds[0].fillna("")
             rows["value"] = rows.value.fillna(bounds[1].astype(float))
-        labels = table.drop(columns=list((VALUES | {"unit"}) & set(table)))
-        if "quantity" in labels:
+        if "quantity" in rows:
             # "P99 between tokens / default budgets": each row of a page may have its own baseline.
-            labels["numerator"] = labels.quantity.str.partition(" / ")[0]
-        yield labels.join(rows)
+            rows["numerator"] = rows.quantity.str.partition(" / ")[0]
+        yield rows
 
 
 @dataclass(frozen=True)
@@ -126,14 +137,14 @@ class Records:
         forms, rows_of_forms = self._forms
         is_equal = (np.abs(forms - numbers) <= tolerance).all(axis=1)
         equal = set(rows_of_forms[is_equal].tolist())
-        return frozenset(row for row in equal if self._texts["sign"][row] == quoted.sign)
+        return frozenset(row for row in equal if self.rows.sign[row] == quoted.sign)
 
     def tell_apart(self, lines: Sequence[Sequence[frozenset[int]]]) -> bool:
         """Return whether there are labels that all values of a line share, and no two lines. Of a
         value the rows are stated that it may be.
         """
-        labels = self.rows.columns.difference([*ENDS, "sign"])
-        varied = [label for label in labels if len(set(self._texts[label])) > 1]
+        labels = self.rows.columns.difference([*VALUES, "sign"])
+        varied = [label for label in labels if self.rows[label].nunique(dropna=False) > 1]
         for number in range(1, MOST_LABELS + 1):
             for chosen in combinations(varied, number):
                 if self._are_told_apart_by(chosen, lines):
@@ -155,11 +166,16 @@ class Records:
         return _has_one_each(shared)
 
     def _labels_of(self, row: int, labels: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(self._texts[label][row] for label in labels)
+        return tuple(self._texts_of(row)[label] for label in labels)
+
+    def _texts_of(self, row: int) -> dict[str, str]:
+        if row not in self._texts:
+            self._texts[row] = self.rows.loc[row].astype(str).to_dict()
+        return self._texts[row]
 
     @cached_property
-    def _texts(self) -> dict[str, list[str]]:
-        return {str(column): self.rows[column].astype(str).tolist() for column in self.rows}
+    def _texts(self) -> dict[int, dict[str, str]]:
+        return {}
 
     @cached_property
     def _forms(self) -> tuple[NDArray[np.float64], NDArray[np.int_]]:
