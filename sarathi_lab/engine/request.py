@@ -143,6 +143,7 @@ class Batch:
     queues: Queues | None = None  # after it, by Scheduler.advance
     instance: int = 0  # of a cluster, that runs it
     window: Window | None = None  # of some of the model's layers. By Scheduler
+    _window_sums: WindowSums | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -161,7 +162,10 @@ class Batch:
         """
         if self.window is None:
             raise ValueError("the batch was made without the window of the model's layers")
-        return self.window.sums(self.chunks)
+        # A cost model and the ledger ask for the same sums of hundreds of chunks.
+        if self._window_sums is None:
+            self._window_sums = self.window.sums(self.chunks)
+        return self._window_sums
 
     @property
     def window_pairs(self) -> int:
@@ -195,6 +199,7 @@ class Batch:
         is_decode = pending == 1 and start >= sequence.request.prompt_len
         emits_token = num_tokens == pending
         sequence.in_flight = True
+        self._window_sums = None
         self.chunks.append(Chunk(sequence, start, num_tokens, is_decode, emits_token))
         self.num_emits += emits_token
         if is_decode:
@@ -206,6 +211,7 @@ class Batch:
     def remove(self, sequence: SequenceState) -> None:
         """Take out the chunk of `sequence`, which is no longer in flight."""
         index = next(i for i, chunk in enumerate(self.chunks) if chunk.sequence is sequence)
+        self._window_sums = None
         chunk = self.chunks.pop(index)
         sequence.in_flight = False
         sequence.draft_token_ids = ()
@@ -218,6 +224,11 @@ class Batch:
         else:
             self.count_prefill(chunk.start, chunk.num_tokens, sign=-1)
 
+    def replace_chunk(self, index: int, chunk: Chunk) -> None:
+        """Put `chunk` in the place of one of other tokens; the caller counts them."""
+        self._window_sums = None
+        self.chunks[index] = chunk
+
     def count_prefill(self, start: int, num_tokens: int, sign: int = 1) -> None:
         """Add a chunk of a prompt to the sums, or take it out with `sign` -1."""
         self.num_prefills += sign
@@ -229,6 +240,7 @@ class Batch:
         """Add the next token of `sequences`, which are decoding and in flight already: `add` for
         all at once, as most chunks of a run are decodes.
         """
+        self._window_sums = None
         make = tuple.__new__  # twice as fast as the named tuple's constructor
         self.chunks += [
             make(Chunk, (sequence, sequence.num_computed, 1, True, True)) for sequence in sequences

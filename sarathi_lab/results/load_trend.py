@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sarathi_lab.results.kendall import rising_pvalue
 from sarathi_lab.results.window import NUM_BATCHES, Trend, batch_means, delay_trend
 
 LEVEL = 0.01  # of both tests for a trend, one-sided
@@ -207,7 +208,4 @@ def longer_than(num_requests: int) -> int:
 
 def _ascends(means: Sequence[float] | Floats) -> bool:
     """Return whether batch means have an upward trend, by the test of Mann and Kendall."""
-    from scipy.stats import kendalltau  # takes a second, and most runs do not need it
-
-    test = kendalltau(range(len(means)), means, alternative="greater")
-    return bool(test.pvalue < LEVEL)
+    return rising_pvalue(range(len(means)), means) < LEVEL

@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import RunError, UserError, require_number
+from sarathi_lab.results.kendall import median_slope, rising_pvalue
 from sarathi_lab.results.metrics import rates
 from sarathi_lab.workload import LoadedRequests
 
@@ -187,14 +188,11 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
     arrivals = ordered.arrival_time.to_numpy(dtype=float)
     if len(ordered) < 2 * NUM_BATCHES or arrivals[-1] <= arrivals[0]:
         return None
-    from scipy.stats import kendalltau, theilslopes  # takes a second, and most runs do not need it
-
     delays = (ordered.first_scheduled_time - ordered.arrival_time).to_numpy(dtype=float)
     times = batch_means(arrivals, NUM_BATCHES)
     means = batch_means(delays, NUM_BATCHES)
-    slope = float(theilslopes(means, times).slope)
-    test = kendalltau(times, means, alternative="greater")
-    is_growing = test.pvalue < 0.01 and slope >= LEAST_SLOPE
+    slope = median_slope(times, means)
+    is_growing = rising_pvalue(times, means) < 0.01 and slope >= LEAST_SLOPE
     return Trend(means[0], means[-1], slope, is_growing)
 
 

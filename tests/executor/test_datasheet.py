@@ -11,7 +11,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, load_option, option_files
 from sarathi_lab.config.sweeper import compose
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.datasheet import ASSUMED_ERROR, datasheet
+from sarathi_lab.executor.simulated.datasheet import ASSUMED_ERROR, ERROR_OF_OTHER_MAKER, datasheet
 from sarathi_lab.executor.simulated.hardware import Hardware
 
 H100 = load_option("hardware", "h100")
@@ -96,8 +96,8 @@ def test_a_card_may_be_described_without_choosing_an_option() -> None:
 def test_an_error_that_is_stated_takes_the_place_of_the_assumed_one() -> None:
     stated = SimulatedBackend(datasheet("mine", "h100", error=0.5)).cost_of(SPEC).uncertainty
     assert set(stated.values()) == {0.5}
-    of_other_maker = load_option("hardware", "mi300x")
-    assert of_other_maker.uncertainty["matmul"] > ASSUMED_ERROR
+    of_other_maker = datasheet("mine", "h100", maker="amd")
+    assert of_other_maker.uncertainty["matmul"] == ERROR_OF_OTHER_MAKER
 
 
 def test_every_other_card_was_measured() -> None:

@@ -273,7 +273,7 @@ def try_chunks(
     elif leader is not None and _is_twin(chunk_search, leader, fewest):
         best = chunk_search.among([int(leader["chunk"])])
     else:
-        first = candidates(plan.load.requests, fewest, tile)
+        first = with_room(option, candidates(plan.load.requests, fewest, tile))
         best = chunk_search.search(first, arrive=plan.load.has_times, is_thorough=leader is None)
     runs = PolicyRuns(option, plan, slo, best.table)
     # Where smaller chunks miss the objective, no whole prompt was tried.
@@ -281,6 +281,21 @@ def try_chunks(
     if has_largest and whole_variant(plan.policy):
         return _with_whole_prompts(runs)
     return runs
+
+
+def with_room(option: Option, chunks: Sequence[int]) -> Sequence[int]:
+    """Return ascending `chunks` without the largest ones, whose iterations leave the cache no room.
+    The smallest stays, whose plan says what lacks.
+    """
+    number = len(chunks)
+    while number > 1:
+        try:
+            option.plan(chunks[number - 1])
+        except UserError:
+            number -= 1
+        else:
+            break
+    return chunks[:number]
 
 
 def _is_twin(chunk_search: ChunkSearch, leader: Row, fewest: int) -> bool:

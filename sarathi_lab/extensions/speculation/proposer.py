@@ -89,7 +89,7 @@ class Proposer(Drafter):
                 sequence.output_token_ids += accepted
                 sequence.token_times += [result.end] * number
                 sequence.draft_token_ids = ()
-                batch.chunks[index] = chunk._replace(num_tokens=1 + number)
+                batch.replace_chunk(index, chunk._replace(num_tokens=1 + number))
                 batch.num_accepted_tokens += number
                 sampled = sampled[number : number + 1]
             last_tokens += sampled
@@ -108,7 +108,7 @@ def _append(batch: Batch, index: int, drafts: Sequence[int]) -> None:
     chunk = batch.chunks[index]
     number = len(drafts)
     chunk.sequence.draft_token_ids = drafts
-    batch.chunks[index] = chunk._replace(num_tokens=1 + number)
+    batch.replace_chunk(index, chunk._replace(num_tokens=1 + number))
     batch.num_draft_tokens += number
     batch.num_decode_tokens += number
     batch.decode_kv_tokens += number

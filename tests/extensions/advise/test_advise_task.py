@@ -21,7 +21,12 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.advise import choose
 from sarathi_lab.extensions.advise import answer, remedies, sequences
-from sarathi_lab.extensions.advise.options import try_chunks, with_chunk_of
+from sarathi_lab.extensions.advise.options import (
+    options_of,
+    try_chunks,
+    with_chunk_of,
+    with_room,
+)
 from sarathi_lab.extensions.advise.task import Advice, Advise
 from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.result import DisplayTable, Result
@@ -478,6 +483,26 @@ def test_the_simulated_numbers_of_the_chosen_chunk_are_the_summary(tmp_path):
 def test_what_cannot_be_advised_is_one_line(args, words):
     said = refusal_of(*SMALL, *args)
     assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize(
+    ("setting", "fix"),
+    [
+        ("tensor_parallel=2", "is not a setting: write executor.tensor_parallel="),
+        ("task=crossover", "crossover is an option of experiment: write experiment=crossover"),
+    ],
+)
+def test_names_that_others_have_are_answered_by_the_setting(setting, fix, capsys):
+    assert main([*SMALL, setting]) == 2
+    assert fix in capsys.readouterr().err
+
+
+def test_chunks_beyond_the_memory_do_not_leave_a_policy_out():
+    """SGLang keeps room for iterations by the chunk: on 24 GB none of 8192 tokens."""
+    card = ["task=advise", "policy=sglang", "hardware=rtx-4090", "model=qwen3-8b"]
+    (option,) = options_of(config_of(*card, "workload.rate=1"), [])
+    assert with_room(option, [2048, 4096, 8192]) == [2048, 4096]
+    assert with_room(option, [8192]) == [8192]
 
 
 def test_a_short_run_within_its_bounds_that_looks_overloaded_is_tried_longer() -> None:
