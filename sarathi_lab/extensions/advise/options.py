@@ -241,7 +241,11 @@ def policy_settings(parameters: Mapping[str, object]) -> list[str]:
 
 
 def try_chunks(
-    option: Option, chunks: Sequence[int] | None, leader: Row | None = None
+    option: Option,
+    chunks: Sequence[int] | None,
+    rivals: Sequence[Row] = (),
+    *,
+    is_thorough: bool = True,
 ) -> PolicyRuns:
     """Simulate the requests under a policy with each of `chunks`, or with those that a search
     tries if they are None. Raises UserError for a run that there can't be.
@@ -249,9 +253,9 @@ def try_chunks(
     Args:
         option: The policy.
         chunks: Token budgets.
-        leader: The short run of the best chunk of the policies before, if it meets the objective.
-            A policy that gives the same with this chunk is searched no further, any other one only
-            as far as its best chunk needs.
+        rivals: The short runs of the best chunks of policies before. A policy that gives the same
+            with one of these chunks is searched no further.
+        is_thorough: Whether it is searched further than its best chunk needs.
     """
     plan = first_plan(option)
     _, executor = plan.build()
@@ -268,13 +272,14 @@ def try_chunks(
         # With fewer tokens than sequences, a server that chooses both lowers the sequences.
         fewest = min(fewest, tile)
     chunk_search = ChunkSearch(predict_chunk, slo, tile, unit)
-    if chunks is not None:
-        best = chunk_search.among(chunks)
-    elif leader is not None and _is_twin(chunk_search, leader, fewest):
-        best = chunk_search.among([int(leader["chunk"])])
+    tried = chunks
+    if chunks is None:
+        tried = _chunks_of_twin(chunk_search, rivals, fewest)
+    if tried is not None:
+        best = chunk_search.among(tried)
     else:
         first = with_room(option, candidates(plan.load.requests, fewest, tile))
-        best = chunk_search.search(first, arrive=plan.load.has_times, is_thorough=leader is None)
+        best = chunk_search.search(first, arrive=plan.load.has_times, is_thorough=is_thorough)
     runs = PolicyRuns(option, plan, slo, best.table)
     # Where smaller chunks miss the objective, no whole prompt was tried.
     has_largest = chunks is None and best.table.chunk.max() >= runs.longest_prompt
@@ -298,16 +303,27 @@ def with_room(option: Option, chunks: Sequence[int]) -> Sequence[int]:
     return chunks[:number]
 
 
-def _is_twin(chunk_search: ChunkSearch, leader: Row, fewest: int) -> bool:
-    """Try the chunk of the `leader`, if the policy may have it, and return whether it gives the
+def _chunks_of_twin(
+    chunk_search: ChunkSearch, rivals: Sequence[Row], fewest: int
+) -> list[int] | None:
+    """Return the chunk of the first of the `rivals` that a policy is a twin of; None without."""
+    for rival in rivals:
+        if _is_twin(chunk_search, rival, fewest):
+            return [int(rival["chunk"])]
+    return None
+
+
+def _is_twin(chunk_search: ChunkSearch, rival: Row, fewest: int) -> bool:
+    """Try the chunk of the `rival`, if the policy may have it, and return whether it gives the
     same in every digit of all quantities: then it scheduled the same.
     """
-    chunk = int(leader["chunk"])
-    if leader["is_whole"] or chunk % chunk_search.unit or chunk < fewest:
+    chunk = int(rival["chunk"])
+    if rival["is_whole"] or chunk % chunk_search.unit or chunk < fewest:
         return False
-    row = chunk_search.among([chunk]).table.iloc[0]
+    table = chunk_search.among([chunk]).table
+    row = table[table["chunk"] == chunk].iloc[0]
     for name in row.index.drop(["policy", "is_as_good"]):
-        is_same = row[name] == leader[name] or (pd.isna(row[name]) and pd.isna(leader[name]))
+        is_same = row[name] == rival[name] or (pd.isna(row[name]) and pd.isna(rival[name]))
         if not is_same:
             return False
     return True

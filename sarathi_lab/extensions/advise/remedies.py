@@ -15,7 +15,7 @@ from sarathi_lab.config.console import amount
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import name_of, option_files, read_option
 from sarathi_lab.config.run_context import RunContext, as_command
-from sarathi_lab.experiment.advise import Row, choose, missed_bounds
+from sarathi_lab.experiment.advise import Row, missed_bounds, ranked
 from sarathi_lab.extensions.advise.options import PolicyRuns, outcome_of_run
 from sarathi_lab.extensions.advise.sequences import MoreSequences, more_sequences
 from sarathi_lab.extensions.under_load.capacity import FindCapacity
@@ -192,11 +192,12 @@ def _of_as_many_sequences(best: PolicyRuns, row: Row, context: RunContext) -> Re
 def _with_rate(best: PolicyRuns) -> Trial:
     """Search the highest rate at which a policy meets the objective. With which chunk an overloaded
     run does not tell: it is the largest whose times between tokens are within bounds, of those that
-    stall requests the shortest.
+    stall requests the shortest. If none is, it is the one of the shortest stalls, as at a lower
+    rate the chunk is what is left of an iteration.
     """
     rows = best.table.sort_values("chunk")
     within = rows[rows.gap_bounds_missed == 0]
-    row = choose(rows)
+    row = ranked(rows, "request_gap_p99").iloc[0]
     if not within.empty:
         # Chunks of whole prompts have few gaps with a stall, so that a P99 of all gaps hides them.
         row = within[within.stall_class == within.stall_class.min()].iloc[-1]

@@ -140,13 +140,13 @@ class Advise(Task):
         left_out = []
         leader = None
         with progress_of("advising", len(options), "policies") as advance:
-            compared[first.label] = self._runs_of(first, None)
+            compared[first.label] = self._runs_of(first, None, [])
             leader = new_leader(None, compared[first.label])
             advance(1)
             for option in others:
                 try:
                     require_served(option)
-                    runs = self._runs_of(option, leader)
+                    runs = self._runs_of(option, leader, list(compared.values()))
                 except UserError as error:
                     left_out.append(f"{option.label} is left out: {error}")
                 else:
@@ -155,7 +155,7 @@ class Advise(Task):
                 advance(1)
             if leader is not None and leader.runs is not compared[first.label]:
                 # Found beside another one, and maybe not searched to a tenth.
-                overtaking = self._runs_of(leader.runs.option, None)
+                overtaking = self._runs_of(leader.runs.option, None, [])
                 compared[overtaking.option.label] = overtaking
                 compared |= self._with_chunk_of(overtaking, compared)
         judged = pd.concat([runs.judged for runs in compared.values()], ignore_index=True)
@@ -178,10 +178,15 @@ class Advise(Task):
                 others[label] = confirmed_runs(with_chunk_of(runs, best), None)
         return others
 
-    def _runs_of(self, option: Option, leader: Leader | None) -> PolicyRuns:
+    def _runs_of(
+        self, option: Option, leader: Leader | None, before: Sequence[PolicyRuns]
+    ) -> PolicyRuns:
         """Return the runs of a policy, with longer ones where there are such."""
-        short = None if leader is None else leader.short
-        return confirmed_runs(try_chunks(option, self.chunks, short), leader)
+        rivals = [runs.tried(choose(runs.judged)) for runs in before]
+        if leader is not None:
+            rivals = [leader.short]
+        runs = try_chunks(option, self.chunks, rivals, is_thorough=leader is None)
+        return confirmed_runs(runs, leader)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         with rare_collections():
