@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from omegaconf import DictConfig
@@ -18,6 +19,7 @@ from sarathi_lab.config.run_context import RunContext, as_command
 from sarathi_lab.experiment.advise import Row, missed_bounds, ranked
 from sarathi_lab.extensions.advise.options import PolicyRuns, outcome_of_run
 from sarathi_lab.extensions.advise.sequences import MoreSequences, more_sequences
+from sarathi_lab.extensions.advise.server_flags import least_budget
 from sarathi_lab.extensions.under_load.capacity import FindCapacity
 from sarathi_lab.extensions.under_load.search import WAITS, mean_rate
 from sarathi_lab.results.serving_metrics import Slo
@@ -81,8 +83,28 @@ class Trial:
         """The configuration of its run."""
         return self.runs.config_of(self.row)
 
+    @cached_property
+    def fewer_sequences(self) -> int | None:
+        """The sequences that its server can cut a prompt beside within the chunk, where those of
+        its defaults are more; None where all of them are served.
+        """
+        if self.runs.option.cfg.batch is not None:
+            return None
+        plan = FindCapacity().check(self._without_rate())
+        batch_size = plan.engine.batch_size
+        excess = least_budget(plan.policy, batch_size) - int(self.row["chunk"])
+        if not 0 < excess < batch_size:
+            return None
+        return batch_size - excess
+
     def at_a_rate(self) -> DictConfig:
         """Return its configuration for a search of the rate, from half of the requests on."""
+        cfg = self._without_rate()
+        if self.fewer_sequences is not None:
+            cfg.batch = self.fewer_sequences
+        return cfg
+
+    def _without_rate(self) -> DictConfig:
         cfg = self.cfg
         if "rate" in cfg.workload:
             cfg.workload.rate = None
@@ -226,6 +248,8 @@ def _lower_rate(trial: Trial, context: RunContext) -> Remedy | None:
     num_requests = trial.at_a_rate().workload.get("num_requests")
     if isinstance(num_requests, int):
         settings.append(f"workload.num_requests={num_requests}")
+    if trial.fewer_sequences is not None:
+        settings.append(f"batch={trial.fewer_sequences}")
     command = trial.command(context, *settings, without=["workload.rate"])
     return Remedy(text, command)
 

@@ -398,6 +398,16 @@ def test_flags_for_a_rate_are_those_of_the_search(tmp_path, capsys):
     assert "a looser bound" not in text  # of waits that are the queue's
 
 
+def test_a_rate_is_searched_with_the_sequences_that_the_chunk_has_room_for(tmp_path):
+    """A block of 32 tokens beside 255 decodes does not fit a budget of 256."""
+    load = ["task=advise", "tracking=none", *H100, "slo.tbt=0.02", "slo.ttft=0.2"]
+    load += ["workload.rate=90", "workload.num_requests=32", "policy=trtllm"]
+    result = run(tmp_path, *load, "task.policies=[]", "task.chunks=[256]")
+    text = lines_of(result)
+    assert re.search(r"task=capacity .*batch=225", text)
+    assert "--max_num_tokens 256 --max_batch_size 225" in text
+
+
 def test_sglang_without_mixed_chunks_takes_any_chunk_beside_its_sequences():
     advice = advice_of(
         *LOADED,
