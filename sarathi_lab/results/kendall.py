@@ -76,7 +76,7 @@ def _variance(x: Sequence[float] | Floats, y: Sequence[float] | Floats) -> float
     tied_x = _tied(x)
     tied_y = _tied(y)
     pairs = number * (number - 1)
-    variance = pairs * (2 * number + 5)
+    variance = float(pairs * (2 * number + 5))
     for tied in (tied_x, tied_y):
         variance -= float((tied * (tied - 1) * (2 * tied + 5)).sum())
     variance /= 18
