@@ -23,9 +23,9 @@ def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
         halved to be within its bound; 0 within),
         `request_gap_p99` (the longest gap between tokens of a request, of 99 % of them: a P99 over
         all gaps hides a stall a request), `bound_use` (the largest quantity over its bound),
-        `worst_use` (the same, with that gap against the bound between tokens), `is_steady` and
-        `slo_met`. A run whose waits grow is not within an objective, as a longer one would exceed
-        any bound.
+        `worst_use` (the same, with that gap against the bound between tokens), `is_steady`,
+        `is_too_short` (to tell whether what it is not steady by is overload) and `slo_met`. A run
+        whose waits grow is not within an objective, as a longer one would exceed any bound.
     """
     times = waits(requests)
     held: dict[str, float] = {}
@@ -45,6 +45,7 @@ def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
     largest_gap_use = _largest([*gap_uses, stall_use])
     trend = load_trend(requests)
     is_steady = trend is None or not trend.is_overloaded
+    is_too_short = trend is not None and not is_steady and trend.is_short
     bounds_missed = _num_missed(uses)
     return {
         **held,
@@ -55,6 +56,7 @@ def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
         "bound_use": _largest(uses),
         "worst_use": _largest([*uses, stall_use]),
         "is_steady": is_steady,
+        "is_too_short": is_too_short,
         "slo_met": is_steady and not bounds_missed,
     }
 

@@ -15,6 +15,7 @@ from sarathi_lab.extensions.advise.server_flags import ServerFlags
 from sarathi_lab.extensions.advise.slow_end import SlowEnd
 from sarathi_lab.extensions.advise.ties import deciding_bound, margin_of_tie
 from sarathi_lab.extensions.under_load.search import WAITS
+from sarathi_lab.results.load_trend import longer_than
 from sarathi_lab.results.report import cell
 from sarathi_lab.results.result import DisplayTable
 from sarathi_lab.results.serving_metrics import Slo
@@ -90,6 +91,16 @@ def _within_objective(
         return [
             f"nothing meets it; nearest comes {name}",
             "of those that keep up with the requests, it misses the fewest bounds, and by least",
+        ]
+    if best["is_too_short"]:
+        number = int(best["num_requests"])
+        fewest = longer_than(number)
+        if not runs.confirmed.empty:
+            fewest = math.ceil(fewest / LONGER)  # of the short runs, which the setting states
+        return [
+            f"nothing meets it for certain: with {name} ever more requests are in service, and "
+            f"{number:,} are too few to tell whether it keeps up; workload.num_requests={fewest} "
+            "may tell"
         ]
     return [
         "nothing meets it: requests come faster than any of these serves them, and wait the longer "
@@ -274,6 +285,8 @@ def _cells(row: Row, slo: Slo | None, *, judges_growth: bool = True) -> dict[str
 
 
 def _verdict(row: Row) -> str:
+    if row["is_too_short"]:
+        return "too short"
     if not row["is_steady"]:
         return "overloaded"
     return _met(row["slo_met"])

@@ -147,7 +147,8 @@ class Disaggregated(Several):
         return self.prefill + self.decode
 
     def describe(self) -> str:
-        return f"{self.prefill} prefill and {self.decode} decode instances over {self.link}"
+        link = "the network" if self.link == "network" else "the links of a node"
+        return f"{self.prefill} prefill and {self.decode} decode instances over {link}"
 
     def check(
         self, policy: Policy, backend: Backend, spec: ModelSpec, *, shares_prefixes: bool

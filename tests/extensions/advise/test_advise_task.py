@@ -429,6 +429,16 @@ def test_the_flags_set_the_chunk_that_was_shown(policy, tmp_path):
     assert set(result.tables["flags"]["effective_budget"]) == {128}
 
 
+def test_a_run_too_short_to_judge_is_no_overload(tmp_path):
+    """Requests that take seconds fill an empty server for most of the run."""
+    load = ["workload=openchat_sharegpt4", "workload.rate=4", "workload.num_requests=16"]
+    args = ["task=advise", "tracking=none", *H100, *load, "slo.ttft=100", "slo.tbt=1"]
+    result = run(tmp_path, *args, "task.policies=[]", "task.chunks=[512]")
+    assert "too short" in cells_of(result)
+    assert "are too few to tell whether it keeps up" in lines_of(result)
+    assert "faster than any" not in lines_of(result)
+
+
 def test_a_run_whose_waits_grow_is_not_within_an_objective(tmp_path):
     """TBT alone is bounded, which a growing queue does not touch."""
     load = [*LOADED, "workload.rate=80", "slo.tbt=1", "task.policies=[]", "task.chunks=[256]"]
