@@ -54,6 +54,15 @@ def test_an_entry_is_written_only_by_the_commit_that_it_states(monkeypatch):
         ("qwen3_5_397b", None),
         ("deepseek_sglang", None),
         ("deepseek_trtllm", None),
+        ("minimax_m2_5_b300", None),
+        ("qwen3_5_397b_b300", None),
+        ("deepseek_sglang_b300", None),
+        ("deepseek_sglang_h200", None),
+        ("deepseek_trtllm_h200", None),
+        ("gpt_oss_120b_trtllm", None),
+        ("qwen3_235b_trtllm", None),
+        ("splitwise_bloom", None),
+        ("splitwise_bloom_launched", None),
     ],
 )
 def test_the_page_has_the_errors_of_the_recorded_values(entry, doubted, capsys):
