@@ -159,7 +159,7 @@ def test_notebooks_of_records_show_pictures_and_verdicts(monkeypatch):
     assert "decodes that ride on a chunk are up to 10 times cheaper than alone" in text["figures"]
     assert "simulated-a6000-profiled 9.26 (6.78 to 12.6) (direction holds)" in text["figures"]
     assert "shrink 6.29 times (near 6.29): simulated-a100_2023 7.9" in text["figures"]
-    assert "(at least 4.48): simulated-h100-profiled 1.35" in text[AFTER]
+    assert "(at least 4.48): simulated-h100-profiled 1.25" in text[AFTER]
 
 
 def test_the_committed_map_has_every_claim():

@@ -22,6 +22,7 @@ from sarathi_lab.config.errors import (
 )
 from sarathi_lab.config.instantiate import (
     build,
+    check_baselines,
     copied,
     copier,
     option_files,
@@ -169,6 +170,7 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     They differ in the policy, and in the defaults of its server, its cache among them: so a
     baseline is the same beside the runs of all servers.
     """
+    check_baselines(cfg.baselines)
     setup = make_setup(cfg)
     copy = copier(cfg)
     # Each has a copy of the configuration, in which its server's defaults are filled.

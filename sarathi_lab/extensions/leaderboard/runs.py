@@ -43,6 +43,7 @@ SAME_WORK = [name for name in READ if name not in ("policy", "slo", "metrics")]
 # had been recorded.
 OF_UNGROUPED_HEADS = ("ungrouped_launch", "ungrouped_block_time")
 OF_INTEGERS = ("int8_flops_per_second", "int8_peak")  # the same of weights in such integers
+OF_NO_TIME = ("maker", "makers")  # who makes a card says which servers run there, not how fast
 
 
 @dataclass(frozen=True)
@@ -238,11 +239,11 @@ def best_budgets(runs: pd.DataFrame, quantity: str) -> pd.Series:
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return a text that is equal for runs which differ in nothing but the policy.
 
-    What is null or false does not count, as settings that are added later are so by default, nor do
-    constants of ungrouped heads where all heads are grouped, nor of 8-bit integers where no weights
-    are such. Of a class only its name counts, as modules move.
+    What is null or false does not count, as settings that are added later are so by default. Nor
+    does a card's maker, nor do constants of ungrouped heads where all heads are grouped, nor of
+    8-bit integers where no weights are such. Of a class only its name counts, as modules move.
     """
-    unread = list[str]()
+    unread = [*OF_NO_TIME]
     if _has_grouped_heads(config):
         unread += OF_UNGROUPED_HEADS
     if not _has_integer_weights(config):

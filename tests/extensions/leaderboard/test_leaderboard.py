@@ -119,6 +119,9 @@ def test_runs_stay_comparable_when_a_setting_is_added_unset():
     config = {name: {"size": 1} for name in SAME_WORK}
     assert fingerprint({**config, "cache": {"size": 1, "new": None}}) == fingerprint(config)
     assert fingerprint({**config, "cache": {"size": 2}}) != fingerprint(config)
+    of_maker = {**config, "executor": {"size": 1, "hardware": {"maker": "amd"}}}
+    without_maker = {**config, "executor": {"size": 1, "hardware": {}}}
+    assert fingerprint(of_maker) == fingerprint(without_maker)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,7 @@ def test_policies_run_at_their_systems_budget_and_at_the_best_of_the_grid(record
 def test_a_board_is_shown_in_every_form_and_drawn_again_from_its_runs(recorded):
     names = ("azure_code.md", "azure_code.png", "summary.md", "groups.csv", "leaderboard.html")
     assert all((recorded / name).stat().st_size > 0 for name in names)
-    assert "of 59 (A100)" in (recorded / "leaderboard.html").read_text()
+    assert "of 59 (A100; share 0.87 to 1; a rule 51)" in (recorded / "leaderboard.html").read_text()
     before = (recorded / "azure_code.md").read_text()
     (recorded / "azure_code.md").unlink()
     assert main(["leaderboard", str(recorded)]) == 0
