@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import pandas as pd
 from omegaconf import DictConfig
 
 from sarathi_lab.config.console import amount
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import name_of, option_files, read_option
 from sarathi_lab.config.run_context import RunContext, as_command
-from sarathi_lab.experiment.advise import Row, missed_bounds, ranked
+from sarathi_lab.experiment.advise import Row, choose, missed_bounds, ranked
 from sarathi_lab.extensions.advise.options import PolicyRuns, outcome_of_run
 from sarathi_lab.extensions.advise.sequences import MoreSequences, more_sequences
 from sarathi_lab.extensions.advise.server_flags import least_budget
@@ -27,6 +28,7 @@ from sarathi_lab.tasks.plan import Plan, make_plan
 
 NAMES = {"ttft": "TTFT", "tbt": "TBT", "tpot": "TPOT", "scheduling_delay": "scheduling delay"}
 MOST_REPLICAS = 16
+MOST_SEARCHED = 3  # chunks for which a rate is searched
 TRIED_REPLICAS = 3  # numbers of them, from the one that the highest rate suggests
 DIGITS = 3  # of a looser bound
 NOT_REPEATED = ("task", "output", "tracking", "resume", "hydra")  # in commands
@@ -212,19 +214,33 @@ def _of_as_many_sequences(best: PolicyRuns, row: Row, context: RunContext) -> Re
 
 
 def _with_rate(best: PolicyRuns) -> Trial:
-    """Search the highest rate at which a policy meets the objective. With which chunk an overloaded
-    run does not tell: it is the largest whose times between tokens are within bounds, of those that
-    stall requests the shortest. If none is, it is the one of the shortest stalls, as at a lower
-    rate the chunk is what is left of an iteration.
+    """Search the highest rate at which a policy meets the objective, with each of the chunks that
+    may have it.
+    """
+    trials = [_searched(Trial(best, row)) for row in _chunks_for_a_rate(best)]
+    return max(trials, key=lambda trial: trial.rate)
+
+
+def _chunks_for_a_rate(best: PolicyRuns) -> list[pd.Series]:
+    """Return the rows of the chunks to search a rate with, which an overloaded run does not tell:
+    the largest whose times between tokens are within bounds, of those that stall requests the
+    shortest. If none is, the one that comes nearest and those of the shortest stalls: at a lower
+    rate a smaller chunk meets the bounds between tokens, a larger one that of first tokens.
     """
     rows = best.table.sort_values("chunk")
     within = rows[rows.gap_bounds_missed == 0]
-    row = ranked(rows, "request_gap_p99").iloc[0]
     if not within.empty:
         # Chunks of whole prompts have few gaps with a stall, so that a P99 of all gaps hides them.
-        row = within[within.stall_class == within.stall_class.min()].iloc[-1]
-    trial = Trial(best, row)
-    if best.plan.load.waits_for_answers:
+        return [within[within.stall_class == within.stall_class.min()].iloc[-1]]
+    nearest = choose(rows)
+    others = ranked(rows.drop(index=nearest.name), "request_gap_p99")
+    shortest = others.head(MOST_SEARCHED - 1)
+    return [nearest, *[row for _, row in shortest.iterrows()]]
+
+
+def _searched(trial: Trial) -> Trial:
+    """Return a trial with its rate, where its requests may have one."""
+    if trial.runs.plan.load.waits_for_answers:
         return trial
     try:
         capacity = FindCapacity().highest_rate(trial.at_a_rate())
