@@ -274,7 +274,8 @@ def try_chunks(
     chunk_search = ChunkSearch(predict_chunk, slo, tile, unit)
     tried = chunks
     if chunks is None:
-        tried = _chunks_of_twin(chunk_search, rivals, fewest)
+        rivals_with_room = [rival for rival in rivals if _has_room(option, int(rival["chunk"]))]
+        tried = _chunks_of_twin(chunk_search, rivals_with_room, fewest)
     if tried is not None:
         best = chunk_search.among(tried)
     else:
@@ -293,14 +294,18 @@ def with_room(option: Option, chunks: Sequence[int]) -> Sequence[int]:
     The smallest stays, whose plan says what lacks.
     """
     number = len(chunks)
-    while number > 1:
-        try:
-            option.plan(chunks[number - 1])
-        except UserError:
-            number -= 1
-        else:
-            break
+    while number > 1 and not _has_room(option, chunks[number - 1]):
+        number -= 1
     return chunks[:number]
+
+
+def _has_room(option: Option, chunk: int) -> bool:
+    """Whether a run with this chunk can be: its iterations leave the cache room."""
+    try:
+        option.plan(chunk)
+    except UserError:
+        return False
+    return True
 
 
 def _chunks_of_twin(
@@ -335,6 +340,8 @@ def with_chunk_of(runs: PolicyRuns, leader: Row) -> PolicyRuns:
     unit = unit_of(runs.plan.policy)
     is_allowed = not chunk % unit and chunk >= least_budget(runs.plan.policy, 1)
     if leader["is_whole"] or not is_allowed or chunk in set(runs.table["chunk"]):
+        return runs
+    if not _has_room(runs.option, chunk):
         return runs
     row = runs.option.simulate(chunk, runs.slo)
     table = pd.concat([runs.table, pd.DataFrame([row])], ignore_index=True)

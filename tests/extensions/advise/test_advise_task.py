@@ -523,6 +523,11 @@ def test_chunks_beyond_the_memory_do_not_leave_a_policy_out():
     (option,) = options_of(config_of(*card, "workload.rate=1"), [])
     assert with_room(option, [2048, 4096, 8192]) == [2048, 4096]
     assert with_room(option, [8192]) == [8192]
+    # Nor does another policy's best chunk, as large, end the comparison.
+    runs = try_chunks(option, [512])
+    large = {"chunk": 8192, "is_whole": False}
+    assert with_chunk_of(runs, large) is runs
+    assert not try_chunks(option, None, rivals=[large], is_thorough=False).table.empty
 
 
 def test_a_short_run_within_its_bounds_that_looks_overloaded_is_tried_longer() -> None:
