@@ -201,14 +201,25 @@ def request_roofline(
 
 
 def ridge_tokens(spec: ModelSpec, dtype_bytes: int, peaks: Peaks) -> float:
-    """Compute the tokens of a product that take as long to compute as its weight to read.
+    """Compute the tokens of a batch whose product takes as long to compute as its weight to read.
 
     Memory bounds products of fewer tokens, so tokens that join them are free (the knee of
-    SARATHI's Fig 3). Of a mixture of experts, tokens of one expert.
+    SARATHI's Fig 3). Products of experts have another ridge (`expert_ridge_tokens`).
     """
+    return _ridge(spec.linear_bytes(dtype_bytes), peaks.rate(spec), peaks)
+
+
+def expert_ridge_tokens(spec: ModelSpec, dtype_bytes: int, peaks: Peaks) -> float:
+    """Compute the same of the tokens of one expert, of which a batch has
+    `num_experts / experts_per_token` times as many.
+    """
+    return _ridge(spec.expert_bytes(dtype_bytes), peaks.rate(spec), peaks)
+
+
+def _ridge(weight_bytes: float, flops_per_second: float, peaks: Peaks) -> float:
     flops_per_parameter = 2
-    seconds_per_parameter = spec.linear_bytes(dtype_bytes) / peaks.bytes_per_second
-    return seconds_per_parameter * peaks.rate(spec) / flops_per_parameter
+    seconds_per_parameter = weight_bytes / peaks.bytes_per_second
+    return seconds_per_parameter * flops_per_second / flops_per_parameter
 
 
 def riding_gain(

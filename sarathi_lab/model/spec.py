@@ -310,8 +310,9 @@ class ModelSpec:
 
     @cached_property
     def cached_window(self) -> CachedWindow | None:
-        """The room in a cache of the layers with a window; None if there are none. Where all have
-        one, or an index selects from whole contexts, these stay in the cache.
+        """The room in a cache of the layers with a window; None if there are none. Where an index
+        selects from whole contexts, these stay in the cache. Where all layers have a window, whole
+        contexts are counted too, though vLLM frees what has left it.
         """
         window = self.attention_window
         if window is None:

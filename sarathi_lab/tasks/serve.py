@@ -23,7 +23,7 @@ from sarathi_lab.config.paths import lock, read_object
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.experiment.advise import BestChunk
-from sarathi_lab.model.roofline import Peaks, ridge_tokens, riding_gain
+from sarathi_lab.model.roofline import Peaks, expert_ridge_tokens, ridge_tokens, riding_gain
 from sarathi_lab.results import metrics
 from sarathi_lab.results.load import AGAIN, load_summary
 from sarathi_lab.results.metrics import CHUNK_RIDGES
@@ -268,6 +268,10 @@ def _describe_peaks(plan: Plan, peaks: Peaks) -> str:
     if not spec.has_formulas or math.isnan(peaks.rate(spec)):
         return text
     text += f"; ridge {amount(ridge_tokens(spec, dtype_bytes, peaks))} tokens"
+    if spec.num_experts:
+        of_expert = expert_ridge_tokens(spec, dtype_bytes, peaks)
+        of_batch = of_expert * spec.num_experts / spec.experts_per_token
+        text += f", of an expert {amount(of_expert)} ({amount(of_batch)} of a batch)"
     if not plan.load.all_wait or not plan.backend.computes_tokens:
         return text
     lengths = [(request.prompt_len, request.output_len) for request in plan.load.requests]

@@ -1059,6 +1059,12 @@ def test_a_model_with_an_encoder_of_images_says_what_is_not_counted() -> None:
     assert any("2 of 3 layers see a window of 6 tokens" in caution for caution in cautions)
 
 
+def test_a_window_that_a_model_by_name_has_is_said_to_be_left_out() -> None:
+    backend = SimulatedBackend(H100)
+    cautions = backend.cautions(load_option("model", "mistral-7b"))
+    assert any("window of 4096 tokens spares" in caution for caution in cautions)
+
+
 @pytest.mark.parametrize(
     ("fields", "stated", "dtype"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 from helpers import ScriptedExecutor, requests_of, scheduler_for
@@ -9,7 +11,14 @@ from simulated import TWO_LAYERS
 
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.model.roofline import Peaks, ridge_tokens, riding_gain, roofline_time
+from sarathi_lab.model.quantisation import Quantisation
+from sarathi_lab.model.roofline import (
+    Peaks,
+    expert_ridge_tokens,
+    ridge_tokens,
+    riding_gain,
+    roofline_time,
+)
 from sarathi_lab.policy import RequestLevel
 from sarathi_lab.results.metrics import add_costs
 
@@ -23,6 +32,13 @@ def test_a_product_of_ridge_tokens_computes_as_long_as_it_reads(bytes_per_second
     tokens = ridge_tokens(TWO_LAYERS, 2, peaks)
     computing = 2 * tokens * linear.num_params / peaks.flops_per_second
     assert computing == pytest.approx(2 * linear.num_params / peaks.bytes_per_second)
+
+
+def test_an_expert_has_the_ridge_of_its_own_weights():
+    peaks = Peaks(1e9, 1e5, "test")
+    experts = Quantisation("4 bits", 0.5, of="experts")
+    spec = replace(TWO_LAYERS, num_experts=8, experts_per_token=2, quantisation=experts)
+    assert expert_ridge_tokens(spec, 2, peaks) == ridge_tokens(spec, 2, peaks) / 4
 
 
 def test_nothing_is_gained_where_only_compute_bounds():

@@ -354,11 +354,20 @@ class SimulatedBackend:
                 f"have {8 * self.dtype_bytes} bits; they are published in {spec.usual_weights}: "
                 f"{WEIGHTS}={spec.usual_weights}"
             )
+        if spec.sliding_window is not None:
+            cautions.append(
+                f"model {spec.name}: contexts are counted whole, also what its window of "
+                f"{spec.sliding_window} tokens spares: longer ones take more time and cache here "
+                "than on a server; model.path=CONFIG.JSON counts the time in the window"
+            )
         window = spec.layers.window
         if window is not None:
             room = "the server's rule (one pool in vLLM, one of their own in SGLang)"
             if spec.num_full_layers == 0:
-                room = "whole contexts, as no layer sees one"
+                room = (
+                    "whole contexts: vLLM frees what all layers have left behind, so that more "
+                    "sequences fit there"
+                )
             cautions.append(
                 f"model {spec.name}: {window.num_layers} of {spec.num_layers} layers see a window "
                 f"of {window.size} tokens; their cache is counted as by {room}"
