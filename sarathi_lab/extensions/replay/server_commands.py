@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Any
 import yaml
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.extensions.replay.python_arguments import find_argument_lists
-from sarathi_lab.extensions.replay.python_calls import PythonCall, find_calls
+from sarathi_lab.extensions.replay.literals import named_values
+from sarathi_lab.extensions.replay.python_scripts import LINE, PythonCall, calls_in, parsed
 from sarathi_lab.extensions.replay.server_arguments import (
     FALSE,
     FLAGS,
@@ -53,12 +53,10 @@ from sarathi_lab.extensions.replay.server_programs import (
     system_of,
 )
 from sarathi_lab.extensions.replay.shell import (
-    CONTINUED,
     OUTPUT,
     VARIABLE,
     ShellCommand,
     commands_in,
-    split,
     substituted,
 )
 
@@ -86,7 +84,6 @@ PYTHON_CALLS = {
     "sglang": re.compile(r"\b(?:sgl|sglang)\.(?:Engine|ServerArgs)\("),
     "vllm": re.compile(r"\b(?:LLM|AsyncEngineArgs|EngineArgs)\("),
 }
-CALL_OF_RAY = re.compile(r"\b(?:LLMConfig|vLLMEngineProcessorConfig)\(")
 SHORT_FLAGS = {
     "vllm": {
         "-tp": "tensor_parallel_size",
@@ -173,17 +170,23 @@ def find_command(text: str, source: str) -> Statement | None:
     """Read the command that starts a server in `text`; None where there is none. Raises UserError
     for several of them, and a misspelt argument.
     """
+    script = parsed(text)
+    calls = [] if script is None else calls_in(script)
     for system, function in PYTHON_CALLS.items():
-        calls = find_calls(text, function)
-        if calls:
-            _check_is_one(calls, source)
-            return _read_call(system, calls[0], source)
+        engines = [call for call in calls if function.search(f"{call.function}(")]
+        if engines:
+            _check_is_one(engines, source)
+            return _read_call(system, engines[0], source)
+        printed = function.search(text)
+        if printed is not None and script is None:  # in a log, with all defaults
+            listed = named_values(text[printed.end() :])
+            return read_arguments(system, listed, source, is_dump=True, is_complete=True)
     in_containers = containers_in(text)
     in_documents = list[ShellCommand]()
     for document in DOCUMENT.finditer(text):  # as for kubectl apply
         in_documents += containers_in(document[3])
     descriptions = (in_containers, in_documents, list_in(text), dockerfile_in(text))
-    for commands in (*descriptions, quadlet_in(text), _in_python(text)):
+    for commands in (*descriptions, quadlet_in(text), _in_python(calls)):
         servers = [command for command in commands if is_of_server(command.argv)]
         if servers:
             _check_is_one(servers, source)
@@ -211,23 +214,30 @@ def _check_is_one(servers: Sequence[object], source: str) -> None:
 def _read_call(system: str, call: PythonCall, source: str) -> Statement:
     """Read a call of Python's that makes a server."""
     arguments = dict(call.named)
-    unread = list(call.unread)
-    for position, value in enumerate(call.positional):
-        if position == 0:
+    unread = list[str]()
+    for position, value in enumerate(call.positional, start=1):
+        if position == 1:
             arguments[MODEL_NAMES[system]] = value
         else:
-            unread.append(f"argument {position + 1}")
-    is_typed = source == TYPED  # else in a log, with all defaults
-    statement = read_arguments(
-        system,
-        arguments,
-        source,
-        is_typed=is_typed,
-        is_dump=not is_typed,
-        is_complete=not unread,
-    )
-    not_read = [f"{argument} (its values are not here)" for argument in unread]
-    return replace(statement, not_simulated=[*statement.not_simulated, *not_read])
+            unread.append(f"argument {position} (it has no name)")
+    arguments |= _environment([], call.environment)
+    _check_is_told(system, arguments, source)
+    statement = read_arguments(system, arguments, source, is_typed=True, is_complete=not unread)
+    return replace(statement, not_simulated=[*statement.not_simulated, *unread])
+
+
+def _check_is_told(system: str, arguments: Mapping[str, object], source: str) -> None:
+    """Raise UserError for an argument with an effect that only a run of a script tells."""
+    for name, value in arguments.items():
+        untold = LINE.search(f"{name} {value}")
+        row = find(system, name)
+        if untold is None or (row is not None and row.setting == NO_EFFECT):
+            continue
+        shown = "an argument" if LINE.search(name) else name
+        raise UserError(
+            f"{source}, line {untold[1]}: {shown} is known only when the script runs; state the "
+            "command with its values as task.server='vllm serve MODEL ...'"
+        )
 
 
 def _read_command(command: ShellCommand, source: str) -> Statement:
@@ -246,6 +256,9 @@ def _read_command(command: ShellCommand, source: str) -> Statement:
     if image is not None and is_tagged_by_version:
         arguments["version"] = image[2]
     arguments = {**_of_config_file(arguments), **arguments, **environment}
+    for word in unread:
+        _check_is_told(system, {word: ""}, source)
+    _check_is_told(system, arguments, source)
     arguments, not_read = _without_unset(system, arguments)
     statement = read_arguments(system, arguments, source, is_typed=True, is_complete=True)
     if unread:
@@ -334,20 +347,29 @@ def _servers_in(script: str, variables: Mapping[str, str], source: str) -> list[
     return servers
 
 
-def _in_python(text: str) -> list[ShellCommand]:
-    """Return the commands that a script of Python's has as lists of words or as text, and those of
-    Ray's servers.
+def _in_python(calls: Sequence[PythonCall]) -> list[ShellCommand]:
+    """Return the commands that calls in a script of Python's have as lists of words, as text, or as
+    the arguments of a container; if none has any, those that its variables have.
     """
-    commands = list[ShellCommand]()
-    for arguments in find_argument_lists(text):
-        argv = arguments
-        if len(arguments) == 1:  # which a shell takes apart
-            argv = split(CONTINUED.sub(" ", arguments[0]))
-        if len(argv) > 1 and starts_server(argv):
-            commands.append(ShellCommand(argv))
-    for call in find_calls(text, CALL_OF_RAY):
-        commands += containers_of(call.named, 1)
-    return commands
+    by_kind = dict[bool, list[ShellCommand]]()
+    for call in calls:
+        commands = by_kind.setdefault(bool(call.function), [])
+        for command in _commands_of(call):
+            if starts_server(command.argv) and command not in commands:
+                commands.append(command)
+    return by_kind.get(True) or by_kind.get(False) or []
+
+
+def _commands_of(call: PythonCall) -> Iterator[ShellCommand]:
+    """Yield what the arguments of a call may be as commands."""
+    variables = {name: str(value) for name, value in call.environment.items()}
+    for value in (*call.positional, [*call.positional]):
+        if isinstance(value, str):
+            yield from commands_in(value, variables, PROGRAMS)
+        elif isinstance(value, list) and len(value) > 1:
+            yield ShellCommand([str(word) for word in value], variables)
+    for command in containers_of(call.named, 1):
+        yield replace(command, variables={**variables, **command.variables})
 
 
 # -- its arguments ---------------------------------------------------------------------------------
@@ -432,10 +454,11 @@ def _take_words(remaining: list[str]) -> list[str]:
     return values
 
 
-def _environment(argv: Sequence[str], variables: Mapping[str, str]) -> dict[str, str]:
+def _environment(argv: Sequence[str], variables: Mapping[str, object]) -> dict[str, str]:
     """Return the servers' own variables that are set before the command; arrays are a script's."""
-    values = {name: value for name, value in variables.items() if not value.startswith(" ")}
-    assignments = [*argv, *(f"{name}={value}" for name, value in values.items())]
+    values = {name: str(value) for name, value in variables.items()}
+    set_before = [f"{name}={value}" for name, value in values.items() if value[:1] != " "]
+    assignments = [*argv, *set_before]
     matches = map(ENVIRONMENT.match, assignments)
     return {match[1]: match[2] for match in matches if match is not None}
 

@@ -895,10 +895,81 @@ def test_what_only_a_run_tells_is_named(output):
     assert statement.settings == {"model": "Qwen/Qwen3-8B", "batch": 64}
     shown = output.replace('"', "")
     assert statement.not_simulated == [f"tensor_parallel_size={shown} (only a run of it tells)"]
-    script = 'cmd = ["vllm", "serve", "m"]\nif options.fast:\n    cmd.append("--enforce-eager")'
-    statement = find_command(script, "run.py")
+
+
+PYTHON = "cmd = ['vllm', 'serve', 'm']\n%s\nsubprocess.Popen(cmd)"
+
+
+@pytest.mark.parametrize(
+    ("script", "stated"),
+    [
+        (
+            "if FAST:\n    cmd += ['-tp', '2']\nelse:\n    cmd += ['--max-num-seqs', '8']",
+            {"batch": 8},
+        ),
+        ("if not FAST:\n    cmd.append('--max-num-seqs')\n    cmd.append('8')", {"batch": 8}),
+        ("if FAST:\n    if options.more:\n        cmd.append('--enforce-eager')", {}),
+        ("n = 2\nn += 2**3\ncmd.extend(['--max-num-seqs', str(n)])", {"batch": 10}),
+        ("cmd = [*cmd, f'--max-num-seqs={4 * 2}', '--api-key', os.environ['KEY']]", {"batch": 8}),
+        ("n = None\nif n is not None:\n    cmd += ['--max-num-seqs', n]", {}),
+        ("cmd.append('--enforce-eager' if FAST else '--no-enforce-eager')", {}),
+        ("cmd = ' '.join(cmd) + ' --max-num-seqs 8'", {"batch": 8}),
+        ("def run(cmd):\n    subprocess.run(cmd)\nrun(cmd)", {}),
+        ("def end():\n    return ['-tp', '8']\nprint(cmd)", {}),
+    ],
+)
+def test_a_python_script_is_followed(script, stated):
+    statement = find_command(f"FAST = False\n{PYTHON % script}", "run.py")
     assert statement is not None
-    assert "--enforce-eager if options.fast" in statement.not_simulated[0]
+    assert statement.settings == {"model": "m", **stated}
+    assert not statement.not_simulated
+
+
+def test_variables_of_the_environment_that_a_python_script_sets_count():
+    for script in (
+        "os.environ['VLLM_USE_V1'] = '0'",
+        "env = {**os.environ, 'VLLM_USE_V1': '0'}",
+        "image = image.env({'VLLM_USE_V1': '0'})",
+    ):
+        statement = find_command(PYTHON % script, "run.py")
+        assert statement is not None
+        assert statement.policy == "prefill_first"
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "name"),
+    [
+        ("if options.fast:\n    cmd.append('--enforce-eager')", 3, "an argument"),
+        ("for n in (1, 2):\n    cmd += ['--max-num-seqs', str(n)]", 3, "an argument"),
+        ("for n in (1, 2):\n    pass\ncmd += ['--max-num-seqs', str(n)]", 4, "max_num_seqs"),
+        ("cmd += ['--max-num-seqs', os.environ['N']]", 2, "max_num_seqs"),
+        ("with open('n') as n:\n    cmd += ['--max-num-seqs', n]", 2, "max_num_seqs"),
+        ("cmd += options.more", 2, "an argument"),
+        ("cmd.insert(2, '--enforce-eager')", 2, "an argument"),
+        ("cmd.append('--enforce-eager' if options.fast else '-O0')", 2, "an argument"),
+        ("def add(cmd):\n    cmd.append('-tp8')\nadd(cmd)", 4, "an argument"),
+        ("N = 1\ndef set():\n    global N\nN = 2\ncmd += ['--max-num-seqs', N]", 5, "max_num_seqs"),
+    ],
+)
+def test_what_only_a_run_of_a_python_script_tells_is_refused_by_its_line(script, line, name):
+    refusal = f"run.py, line {line}: {name} is known only when the script runs; state the command"
+    with pytest.raises(UserError, match=refusal):
+        find_command(PYTHON % script, "run.py")
+
+
+def test_a_parameter_is_not_the_variable_of_its_name():
+    script = "model = 'x'\ndef serve(model, n=4):\n    Popen(['vllm', 'serve', model])\nserve('y')"
+    with pytest.raises(UserError, match="line 2: model is known only when"):
+        find_command(script, "run.py")
+
+
+def test_calls_of_python_have_values_that_are_told():
+    statement = find_command("N = 2**7\nLLM('m', max_model_len=8 * 1024, max_num_seqs=N)", "run.py")
+    assert statement is not None
+    assert statement.settings == {"model": "m", "max_model_len": 8192, "batch": 128}
+    for argument in ("max_num_seqs=options.n", "**options"):
+        with pytest.raises(UserError, match=r"line 2: .* is known only when the script runs"):
+            find_command(f"\nLLM('m', {argument})", "run.py")
 
 
 @pytest.mark.parametrize(
