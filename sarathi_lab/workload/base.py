@@ -235,10 +235,18 @@ class Arriving:
         return np.cumsum(gaps) - gaps[0]  # the clock starts with the first request
 
     def loaded(
-        self, name: str, times: NDArray[np.float64], shapes: Iterable[Shape]
+        self,
+        name: str,
+        times: NDArray[np.float64],
+        shapes: Iterable[Shape],
+        recorded_priorities: Sequence[int] | None = None,
     ) -> LoadedRequests:
-        """Make requests of `shapes` at `times` with drawn priorities."""
-        priorities = self._drawn_priorities(len(times))
+        """Make requests of `shapes` at `times`, with drawn priorities unless some are recorded and
+        none are set.
+        """
+        priorities = recorded_priorities
+        if priorities is None or self.priorities is not None:
+            priorities = self._drawn_priorities(len(times))
         requests: list[Request] = []
         # There may be more shapes than times.
         for time, priority, shape in zip(times.tolist(), priorities, shapes, strict=False):

@@ -15,6 +15,7 @@ FAILED = "failed"
 OPTIONAL: Mapping[str, str | float] = {
     "arrival": np.nan,
     "cached_len": 0,
+    "priority": 0,
     "session": "",
     "turn": 0,
     "delay": np.nan,
@@ -40,6 +41,7 @@ class Recording:
             - `arrival`: seconds since the first one; NaN where no time is recorded.
             - `prompt_len`, `output_len`: tokens.
             - `cached_len`: tokens of the prompt that the server took from its cache.
+            - `priority`: lower ones first, with queue_order=priority.
             - `session`, `turn`: the conversation ("": none), and which of its requests, from 0.
             - `delay`: seconds between the answer of the turn before and this request.
             - `first_token`, `latency`: seconds after the request was sent.

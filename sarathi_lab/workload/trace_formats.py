@@ -11,7 +11,7 @@
 | LLMServingSim, also with an agent's sub_requests | arrival_time_ns, input_toks, output_toks | ns |
 | Dynamo | created_time, input_tokens, output_tokens | ms |
 | Weka (kv-cache-tester), an object a conversation | t, in, out, hash_ids, think_time | s |
-| lengths | num_prefill_tokens, num_decode_tokens | |
+| lengths | num_prefill_tokens, num_decode_tokens, or a pair of `PLAIN_LENGTHS` alone | |
 | plain | timestamp, input_tokens, output_tokens, or others of `PLAIN` | by the name, s or date |
 """
 
@@ -59,6 +59,8 @@ LOOKS_LIKE_SESSION = re.compile(r"session|conversation|chat|turn|hash|prefix", r
 LOOKS = (LOOKS_LIKE_TIME, LOOKS_LIKE_LENGTH, LOOKS_LIKE_SESSION)
 # Columns that restate others, and are passed over in silence.
 DERIVED = ("num_total_tokens", "Total tokens", "pd_ratio", "input_tok_ids", "batch_size")
+PRIORITY = "priority"  # column of any format
+SEPARATORS = (",", ";", "\t")  # of CSV
 OTHER_KINDS = ("YAML", "a log", "HTML or XML")  # of text, which are no CSV
 # Share of the rows whose number of ids a size of blocks must explain.
 EXPLAINED = 0.95
@@ -125,7 +127,7 @@ class TraceFormat:
     @property
     def read(self) -> set[str]:
         """Columns that are read, or whose content others have."""
-        names = (*self.needed, self.ids, *self.session, self.delay, *self.also, *DERIVED)
+        names = (*self.needed, self.ids, *self.session, self.delay, PRIORITY, *self.also, *DERIVED)
         return {*names}
 
 
@@ -144,11 +146,7 @@ WEKA = TraceFormat("Weka", "in", "out", "t", block_size=64, session=("id",), del
 FORMATS = (
     TraceFormat("Azure", "ContextTokens", "GeneratedTokens", "TIMESTAMP", DATE),
     TraceFormat(
-        "BurstGPT",
-        "Request tokens",
-        "Response tokens",
-        "Timestamp",
-        also=("Elapsed time", "Session ID"),
+        "BurstGPT", "Request tokens", "Response tokens", "Timestamp", also=("Elapsed time",)
     ),
     TraceFormat(
         "Bailian",
@@ -211,6 +209,10 @@ PLAIN_LENGTHS = (
 PLAIN = tuple(
     TraceFormat("plain", *lengths, time, unit, session=SESSIONS)
     for (time, unit), lengths in product(PLAIN_TIMES.items(), PLAIN_LENGTHS)
+)
+# The same without times, where no further column could be one.
+PLAIN_WITHOUT_TIMES = tuple(
+    TraceFormat("lengths", *lengths, session=SESSIONS) for lengths in PLAIN_LENGTHS
 )
 
 
@@ -314,6 +316,7 @@ def _cells_of_csv(file: Path, text: str) -> pd.DataFrame:
     with readable(file, "correct it, or name a file with at least one request"):
         cells = pd.read_csv(
             io.StringIO(text),
+            sep=_separator(text),
             dtype=str,
             skipinitialspace=True,
             skip_blank_lines=False,
@@ -324,6 +327,12 @@ def _cells_of_csv(file: Path, text: str) -> pd.DataFrame:
     if cells.empty:
         raise UserError(f"{file} is empty but for its header ({kind}); name a file with requests")
     return cells
+
+
+def _separator(text: str) -> str:
+    """Return the separator of which the header of CSV has most."""
+    header = text.lstrip().partition("\n")[0]
+    return max(SEPARATORS, key=header.count)
 
 
 def _cells_of_json(file: Path, rows: JsonRows) -> tuple[pd.DataFrame, list[str]]:
@@ -405,6 +414,9 @@ def _recognise(file: Path, cells: pd.DataFrame) -> TraceFormat:
     for trace_format in (*FORMATS, *PLAIN):
         if names >= {*trace_format.needed}:
             return trace_format
+    for trace_format in PLAIN_WITHOUT_TIMES:
+        if trace_format.read >= names >= {*trace_format.needed}:
+            return trace_format
     for key, content in READ_ELSEWHERE.items():
         if key in names:
             raise UserError(f"{file} has {content}")
@@ -436,6 +448,8 @@ def _recording(cells: pd.DataFrame, trace_format: TraceFormat, damaged: Sequence
     table = pd.DataFrame(index=cells.index)
     table["prompt_len"] = check.numbers(cells[trace_format.prompt], 0, is_whole=True)
     table["output_len"] = check.numbers(cells[trace_format.output], 0, is_whole=True)
+    if PRIORITY in cells:
+        table[PRIORITY] = check.numbers(cells[PRIORITY].fillna(0), -np.inf, is_whole=True)
     if _is_chained(cells, trace_format):
         table["block_ids"] = _chained_ids(cells, trace_format, table)
     elif trace_format.ids in cells:

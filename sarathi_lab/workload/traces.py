@@ -96,6 +96,7 @@ class Trace(Arriving):
             name,
             self._times(file, trace, used, has_sessions=has_sessions),
             self._shapes(used, trace.block_size, vocab_size, has_sessions=has_sessions),
+            used.priority.astype(int).tolist(),
         )
         load = replace(
             load,

@@ -84,6 +84,7 @@ def test_burstgpt_counts_seconds_and_columns_may_be_added(load):
     assert loaded.describe().endswith(
         "2 rows read = 1 used + 1 dropped, 1 without prompt or output"
     )
+    assert loaded.notes == ["column not read: Session ID"]
 
 
 def test_mooncake_counts_milliseconds_and_equal_ids_are_equal_tokens(load):
@@ -114,6 +115,27 @@ def test_ids_beyond_the_prompt_are_left_out_and_rows_may_have_none(load):
     first, second = (one.prompt_token_ids for one in loaded.requests)
     assert (len(first), second) == (512, None)
     assert loaded.requests[1].arrival_time == 0.0015
+
+
+PLAIN = "timestamp_s,input_tokens,output_tokens,priority\n0,10,5,2\n1.5,20,6,\n"
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_priorities_are_read_whatever_separates_columns(load, separator):
+    text = PLAIN.replace(",", separator)
+    loaded = load(text)
+    assert rows_of(loaded) == [(0.0, 10, 5), (1.5, 20, 6)]
+    assert [request.priority for request in loaded.requests] == [2, 0]
+    assert loaded.notes == []
+    drawn = load(text, priorities=[3, 4]).requests
+    assert {request.priority for request in drawn} <= {3, 4}
+
+
+def test_pairs_of_lengths_need_no_time_unless_a_column_may_be_one(load):
+    rows = "10,5\n20,6\n"
+    assert rows_of(load("input_len,output_len\n" + rows)) == [(0.0, 10, 5), (0.0, 20, 6)]
+    with pytest.raises(UserError, match="lacks created_time"):
+        load("when,input_tokens,output_tokens\n1,10,5\n")
 
 
 def test_lengths_alone_are_a_closed_batch_or_take_arrivals(load):
