@@ -3,7 +3,8 @@
 `server_arguments.csv` has a row for each argument of vLLM's and SGLang's servers:
 
 - `kind`: how its value is read where it is text (`inverse`: a flag that switches the setting off;
-  `list`: one that has several words on a command line);
+  `list`: one that has several words on a command line; numbers: `int` and `number` from 0 on,
+  `count` from 1 on, `share` above 0 up to 1);
 - `setting`: what it is here, as typed on the lab's command line, or one of `OF_FILES`; several are
   separated by a space; "-": it has no effect on a simulation; empty: it is not simulated;
 - `neutral`: values (separated by "|") by which an argument that is not simulated does nothing;
@@ -18,6 +19,7 @@ import csv
 import difflib
 import fnmatch
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -56,6 +58,8 @@ SHOWN_VALUE = 24  # characters of a value in a message
 SHOWN_NAMES = 8  # unknown names of a server's dump in a message
 POLICIES = {"sglang": "sglang"}  # schedulers that a system has in all versions
 FLAGS = ("flag", "inverse")  # kinds of arguments without a value
+WHOLE_NUMBERS = ("int", "count")  # kinds of arguments
+NUMBERS = (*WHOLE_NUMBERS, "number", "share")
 TRUE = ("true", "1", "yes", "on")
 FALSE = ("false", "0", "no", "off")
 SCALED = re.compile(r"(\d+)(\.\d+)?([kKmMgGtT])")
@@ -71,6 +75,8 @@ GRAPH_MODES |= {(2, 0): "full_decode_only", (2, 1): "full_and_piecewise"}
 WEIGHTS_OF_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
 WEIGHTS_OF_METHODS |= {"modelopt_fp4": "nvfp4", "w8a8": "w8a8", "int8": "int8"}
 WEIGHTS_OF_METHODS |= {"auto_round": "int4", "auto-round": "int4"}
+# Methods that leave all but the experts in other types, by a part of their names.
+METHODS_OF_EXPERTS = ("experts_int8", "w4afp8", "int4fp8")
 # Methods that leave the type of the weights to a checkpoint's files; its name may tell it.
 METHODS_OF_CHECKPOINTS = ("inc", "compressed-tensors", "modelopt", "quark")
 DTYPES = {"half": "float16", "float": "float32"}
@@ -399,19 +405,10 @@ def _converted(row: Argument, value: object, source: str) -> dict[str, object]:
 def _parsed(row: Argument, value: object, source: str) -> object:
     """Read a value, which is text in some files, as one of the row's kind. Raises UserError."""
     text = str(value).strip()
-    number: float | None = None
-    if row.kind in ("int", "number"):
+    if row.kind in NUMBERS:
         if text.lower() in LEFT_TO_SERVER and row.setting != "chunk":
             raise NotSimulated("the server chooses it")
-        try:
-            number = float(_scaled(text))
-        except ValueError:
-            number = None
-        if number is None or isinstance(value, bool) or (row.kind == "int" and number % 1):
-            raise UserError(f"{source}: {row.argument}={text} is not a number; correct it")
-        if row.kind == "int":
-            return int(number)
-        return number
+        return _number(row, value, source)
     if row.kind in FLAGS:
         if text.lower() not in (*TRUE, *FALSE):
             raise UserError(
@@ -421,6 +418,28 @@ def _parsed(row: Argument, value: object, source: str) -> object:
     if row.kind == "text":
         return text
     return value
+
+
+def _number(row: Argument, value: object, source: str) -> float:
+    """Read a number of the row's kind. Raises UserError."""
+    text = str(value).strip()
+    complaint = ""
+    number = math.nan
+    with suppress(ValueError):
+        number = float(_scaled(text))
+    if isinstance(value, bool) or not math.isfinite(number):
+        complaint = "is not a number"
+    elif row.kind in WHOLE_NUMBERS and number % 1:
+        complaint = "is not a whole number"
+    elif row.kind == "count" and number < 1:
+        complaint = "is below 1"
+    elif row.kind == "share" and not 0 < number <= 1:
+        complaint = "is not a share, above 0 and up to 1"
+    elif number < 0 and row.setting != "chunk":
+        complaint = "is below 0"
+    if complaint:
+        raise UserError(f"{source}: {row.argument}={text} {complaint}; correct it")
+    return int(number) if row.kind in WHOLE_NUMBERS else number
 
 
 def _scaled(text: str) -> str:
@@ -442,6 +461,8 @@ def _dtype(row: Argument, value: str) -> str:
 
 
 def _weights(row: Argument, value: str) -> str:
+    if any(part in value for part in METHODS_OF_EXPERTS):
+        raise NotSimulated("of experts alone; executor.weights has the type of all products")
     for method, weights in WEIGHTS_OF_METHODS.items():
         if method in value:
             return weights
@@ -491,6 +512,8 @@ def _graph_sizes(row: Argument, value: object) -> list[int]:
         raise NotSimulated("it is no list of sizes")
     if row.argument == "cuda_graph_sizes" and len(value) == 1:
         raise NotSimulated("state max_cudagraph_capture_size")
+    if not all(str(size).isdigit() for size in value):
+        raise NotSimulated("it is no list of sizes")
     return [int(size) for size in value]
 
 

@@ -125,6 +125,11 @@ def check_values(cfg: DictConfig) -> None:
     for name in ("cache.prefix", "cache.align_chunks"):
         require_bool(name, OmegaConf.select(cfg, name))
     require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
+    if cfg.queue_order == "priority":
+        raise UserError(
+            "queue_order=priority has no effect on a replay, as recorded requests have no "
+            "priorities; drop it"
+        )
 
 
 def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:

@@ -203,9 +203,8 @@ def test_every_argument_of_the_table_is_honoured_or_named(system):
     valid = {*SETTINGS, *OF_FILES, *OTHER_SETTINGS}
     policies = [OmegaConf.load(path) for path in (CONF / "policy").glob("*.yaml")]
     valid |= {f"policy.{field}" for policy in policies for field in policy}
-    samples = {"int": 7, "number": 0.5, "flag": True, "inverse": True, "text": "fp8", "any": "x"}
-    samples["list"] = [1, 2]
-    samples["text"] = "fcfs"
+    samples = {"int": 7, "count": 7, "number": 0.5, "share": 0.5, "flag": True, "inverse": True}
+    samples |= {"list": [1, 2], "text": "fcfs", "any": "x"}
     for row in table(system).values():
         name, value = row.argument.replace("*", "x"), samples[row.kind]
         if row.setting in ("executor.weights", "cache.dtype"):
@@ -378,6 +377,15 @@ def test_misspelt_arguments_are_refused_with_a_suggestion(result):
         assert "meta.json" in str(error.value)
     with pytest.raises(UserError, match="max_num_seqs=many is not a number"):
         as_vllm(result, max_num_seqs="many")
+    for name, value, complaint in (
+        ("block_size", 0, "is below 1"),
+        ("max_num_seqs", 1.5, "is not a whole number"),
+        ("gpu_memory_utilization", 90, "is not a share"),
+        ("long_prefill_token_threshold", -2, "is below 0"),
+        ("max_model_len", "nan", "is not a number"),
+    ):
+        with pytest.raises(UserError, match=f"{name}={value} {complaint}"):
+            as_vllm(result, **{name: value})
     with pytest.raises(UserError, match="enforce_eager=maybe is neither true nor false"):
         as_vllm(result, enforce_eager="maybe")
     meta = {"engine_kwargs": SIZES, "tensor_paralel_size": 2}
@@ -593,6 +601,10 @@ def test_weights_that_have_no_cost_model_are_named(result):
     dense = as_vllm(result, quantization="mxfp4")
     assert dense.backend.weights == "auto"
     assert "not simulated: executor.weights=mxfp4" in " ".join(dense.describe())
+    for method in ("w4afp8", "experts_int8"):
+        experts = as_vllm(result, model="Qwen/Qwen3-30B-A3B", quantization=method)
+        assert experts.backend.weights == "auto"
+        assert f"quantization={method} (of experts alone" in " ".join(experts.describe())
 
 
 def test_weights_of_8_bits_are_read_into_16_where_a_card_has_no_other_products(result):
@@ -615,7 +627,12 @@ def test_settings_that_a_replay_does_not_read_are_refused(result):
 
 
 BAD_VALUES = ["chunk=0.5", "chunk=auto", "batch=many", "cache.block_size=0", "cache.prefix=2"]
-BAD_VALUES += ["cache.num_blocks=some", "executor.tensor_parallel=x", "executor.weights=int3"]
+BAD_VALUES += [
+    "queue_order=priority",
+    "cache.num_blocks=some",
+    "executor.tensor_parallel=x",
+    "executor.weights=int3",
+]
 
 
 @pytest.mark.parametrize("setting", BAD_VALUES)

@@ -390,7 +390,8 @@ def test_a_scripts_server_is_the_command_that_starts_one(script):
 
 
 def test_no_flag_takes_the_model_behind_it():
-    values = {"int": "7", "number": "0.5", "text": "x", "any": "x", "list": "1 2 --port 80"}
+    values = {"text": "x", "any": "x", "list": "1 2 --port 80"}
+    values |= {"int": "7", "count": "7", "number": "0.5", "share": "0.5"}
     for row in table("vllm").values():
         if "*" in row.argument or row.argument.startswith(("VLLM", "model", "config")):
             continue
