@@ -168,7 +168,7 @@ def test_without_a_stated_error_there_is_no_interval():
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_an_engine_has_the_times_of_its_draw_or_slower_shape(stages):
+def test_an_engine_has_the_times_of_its_draw_slower_shape_or_slowdown(stages):
     def seconds(**variant) -> float:
         backend = SimulatedBackend(A100, pipeline_parallel=stages, **variant)
         executor = backend.build(SPEC, None, Sizes(30, 4, 3))
@@ -178,6 +178,23 @@ def test_an_engine_has_the_times_of_its_draw_or_slower_shape(stages):
     assert seconds(draw=1) != pytest.approx(as_stated)
     assert seconds(slower_shape="decodes") > as_stated
     assert seconds(slower_shape="to-512") == pytest.approx(as_stated)
+    assert seconds(slowdown=1.5) == pytest.approx(1.5 * as_stated)
+
+
+@pytest.mark.parametrize(
+    ("varied", "setting"),
+    [
+        ({"draw": 1}, "executor.draw=1: "),
+        ({"slower_shape": "decodes"}, "executor.slower_shape=decodes: "),
+        ({"slowdown": 1.36}, "executor.slowdown=1.36: "),
+    ],
+)
+def test_a_run_with_other_times_than_predicted_says_so(varied, setting):
+    (caution,) = set(SimulatedBackend(A100, **varied).cautions(SPEC)) - set(
+        SimulatedBackend(A100).cautions(SPEC)
+    )
+    assert caution.startswith(setting)
+    assert caution.endswith("the values are no prediction")
 
 
 def test_a_run_has_a_draw_or_a_slower_shape():

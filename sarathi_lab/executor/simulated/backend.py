@@ -97,7 +97,7 @@ class SimulatedBackend:
         draw: Which draw of the cost model's constants within its errors (`DrawnTimes`); 0: none.
         slower_shape: Which of `SHAPES_OF_BATCHES` is slower by the error that it has alone.
         slowdown: Factor on the times of iterations that are served, such as 1.36 for a card whose
-            kernels all take 36 % longer than predicted. Single predictions are without it.
+            kernels all take 36 % longer than predicted; None: 1. Single predictions are without it.
     """
 
     name: ClassVar[str] = "simulated"
@@ -123,7 +123,9 @@ class SimulatedBackend:
     slower_shape: BatchShape | None = one_of(
         None, name="executor.slower_shape", valid=SHAPES_OF_BATCHES
     )
-    slowdown: float = number(1.0, above=0, fix="use a factor such as 1.36")
+    slowdown: float | None = number(
+        None, name="executor.slowdown", above=0, fix="use a factor such as 1.36, or null for none"
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.hardware, Hardware):
@@ -309,6 +311,11 @@ class SimulatedBackend:
                 "the error that the shape has alone, to show what it may change; the values are no "
                 "prediction"
             )
+        if self.slowdown is not None:
+            cautions.append(
+                f"executor.slowdown={self.slowdown:g}: all iterations take so many times as long "
+                "as predicted, to show what it may change; the values are no prediction"
+            )
         hardware = self.attending
         within = hardware.causal_efficiency
         before = hardware.attention_efficiency
@@ -472,14 +479,16 @@ class SimulatedBackend:
 
     def slowed(self, iteration_time: IterationTime) -> IterationTime:
         """Return the function of a batch's seconds with the `slowdown`."""
-        if self.slowdown == 1:
+        slowdown = self.slowdown
+        if slowdown is None:
             return iteration_time
-        return lambda batch: self.slowdown * iteration_time(batch)
+        return lambda batch: slowdown * iteration_time(batch)
 
     def _slowed_stages(self, stage_times: StageTimes) -> StageTimes:
-        if self.slowdown == 1:
+        slowdown = self.slowdown
+        if slowdown is None:
             return stage_times
-        return lambda batch: [self.slowdown * seconds for seconds in stage_times(batch)]
+        return lambda batch: [slowdown * seconds for seconds in stage_times(batch)]
 
     @property
     def attending(self) -> Hardware:

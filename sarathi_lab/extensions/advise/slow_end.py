@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pandas as pd
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.instantiate import build, copied
 from sarathi_lab.executor.simulated.hardware import Hardware
@@ -57,11 +57,17 @@ def assumed_error(runs: PolicyRuns) -> float | None:
     return max(hardware.held_out_errors.values())
 
 
+def slowed(cfg: DictConfig, error: float) -> DictConfig:
+    """Return the configuration of a run with kernels that take `error` longer than in it."""
+    slow = copied(cfg)
+    stated = OmegaConf.select(cfg, "executor.slowdown") or 1.0
+    OmegaConf.update(slow, "executor.slowdown", stated * (1 + error), force_add=True)
+    return slow
+
+
 def slow_row(runs: PolicyRuns, row: Row, error: float) -> Row:
     """Repeat the run of a row with kernels that take `error` longer."""
-    cfg = copied(runs.option.cfg)
-    OmegaConf.update(cfg, "executor.slowdown", 1 + error, force_add=True)
-    option: Option = replace(runs.option, cfg=cfg)
+    option: Option = replace(runs.option, cfg=slowed(runs.option.cfg, error))
     if not runs.confirmed.empty:
         option = option.longer
     return option.simulate(int(row["chunk"]), runs.slo, is_whole=bool(row["is_whole"]))

@@ -27,6 +27,7 @@ from sarathi_lab.extensions.advise.options import (
     with_chunk_of,
     with_room,
 )
+from sarathi_lab.extensions.advise.slow_end import slowed
 from sarathi_lab.extensions.advise.task import Advice, Advise
 from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.result import DisplayTable, Result
@@ -195,6 +196,12 @@ def test_an_unmeasured_card_states_whether_its_slow_end_meets_the_objective(tmp_
     assert "it is NOT met there: TBT P99" in lines_of(missed)
     assert missed.tables["advice"].slo_met_at_slow_end.dropna().tolist() == [0]
     assert "met | missed" in cells_of(missed)
+
+
+@pytest.mark.parametrize(("stated", "slow"), [([], 1.36), (["executor.slowdown=1.5"], 2.04)])
+def test_the_slow_end_multiplies_a_stated_slowdown(stated, slow):
+    cfg = config_of("task=advise", *stated)
+    assert slowed(cfg, 0.36).executor.slowdown == pytest.approx(slow)
 
 
 def test_a_bound_is_found_to_a_tenth_and_every_bound_is_shown(tmp_path):
