@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -21,7 +21,6 @@ from sarathi_lab.config.instantiate import (
     check_baselines,
     check_structure,
     check_values,
-    class_of,
     copier,
     fit_targets,
     is_measured,
@@ -31,6 +30,7 @@ from sarathi_lab.config.instantiate import (
     settings_of,
     target_of,
 )
+from sarathi_lab.config.task_traits import traits_of
 
 OF_SIMULATION = ("hardware", "host")
 READ_BY_ALL_TASKS = (
@@ -39,23 +39,6 @@ READ_BY_ALL_TASKS = (
 OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compares
 MOST_ROUNDS = 1000
 MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one runs
-
-
-class TaskTraits:
-    """What a command line is checked by, of the class that `task._target_` names."""
-
-    # Groups and settings that it reads besides `task.*`; others are refused. None: all.
-    reads: ClassVar[Collection[str] | None] = None
-    has_runs: ClassVar[bool] = False  # whether it leaves runs that a sweep's table can compare
-    num_rounds: ClassVar[int] = 1  # of a sweep by repeat=auto, where times are measured
-
-
-def traits_of(cfg: DictConfig) -> type[TaskTraits]:
-    """Return the class of the task, for one that is no task the defaults."""
-    task = class_of(cfg, "task")
-    if issubclass(task, TaskTraits):
-        return task
-    return TaskTraits
 
 
 class ComposedOptions:

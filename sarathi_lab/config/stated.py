@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import fit_targets, name_of
+from sarathi_lab.config.task_traits import traits_of
 
 NO_OBJECTIVE = "none"  # the option of `slo` without bounds
 
@@ -35,7 +36,7 @@ def follow_stated(cfg: DictConfig, settings: Sequence[str]) -> None:
         _follow_objective(cfg, stated)
         if "stated" in cfg.task:
             cfg.task.stated = list(settings)
-        else:
+        if not traits_of(cfg).follows_tables:
             _check_tables(cfg, stated)
 
 

@@ -317,26 +317,25 @@ class MeasuredJob:
 
 def paper_jobs(
     experiment: Experiment,
-    gpus: Sequence[str] | None = None,
+    cards: Sequence[Hardware] = (),
     every: int = 1,
     sizes: Sizes | None = None,
 ) -> list[SimulatedJob]:
-    """List the paper's GPUs, or each of `gpus`, at every level that its file has for the model.
+    """List the paper's GPUs, or each of `cards`, at every level that its file has for the model.
     `sizes` replace conf/experiment's; of long curves each n-th point is taken.
     """
     sizes = experiment.paper_sizes(every, sizes)
     methods = [""]
     if experiment.is_counted:
         methods.append(COUNTED)
-    pairs = []
+    pairs: list[tuple[str, Hardware]] = []
     for platform in experiment.papers:
-        for gpu in gpus or [platform.hardware]:
-            pairs.append((platform.model, gpu))
+        for hardware in cards or [load_option("hardware", platform.hardware)]:
+            pairs.append((platform.model, hardware))
     jobs = []
-    # Platforms of one model give the same pair for each of `gpus`.
-    for model, gpu in dict.fromkeys(pairs):
+    # Platforms of one model give the same pair for each of `cards`.
+    for model, hardware in dict.fromkeys(pairs):
         spec = load_option("model", model)
-        hardware = load_option("hardware", gpu)
         levels = ["analytic"]
         if _is_profiled(hardware, spec):
             levels = ["profiled", "analytic"]

@@ -13,9 +13,10 @@ from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.checks import NOT_CHECKED
 from sarathi_lab.config.console import console, counted, duration, print_place, progress_of
 from sarathi_lab.config.instantiate import build, resolved
-from sarathi_lab.config.jobs import Job, TaskTraits, first_of_compositions
+from sarathi_lab.config.jobs import Job, first_of_compositions
 from sarathi_lab.config.run_context import RunContext, SweepRecord, group_of, run_name
 from sarathi_lab.config.sweeper import LabSweeper
+from sarathi_lab.config.task_traits import TaskTraits
 from sarathi_lab.results.load import merge_settings
 from sarathi_lab.results.own_metrics import LABELS
 from sarathi_lab.results.plots.choice import check_stated

@@ -18,6 +18,7 @@ from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.console import print_place, progress_of, typed
 from sarathi_lab.config.csv_files import csv_file
 from sarathi_lab.config.errors import exit_code, require_one_of
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment.recorded import (
@@ -160,10 +161,11 @@ class Figures(Task):
         return recompute(simulate(self._jobs(), self.processes))
 
     def _jobs(self) -> list[SimulatedJob]:
+        cards = [load_option("hardware", gpu) for gpu in self.gpus or ()]
         jobs = []
         for name in PAPERS:
             if self.figures is None or name in self.figures:
-                jobs += paper_jobs(CATALOG[name], self.gpus, self.every)
+                jobs += paper_jobs(CATALOG[name], cards, self.every)
         return jobs
 
 

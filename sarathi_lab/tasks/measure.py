@@ -15,13 +15,20 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.config.checked import checked, number, one_of, refuse_unread, whole
 from sarathi_lab.config.console import print_place
 from sarathi_lab.config.errors import UserError, require_one_of
-from sarathi_lab.config.instantiate import build, is_model_stated, load_option, require_kind
+from sarathi_lab.config.instantiate import (
+    build,
+    is_model_stated,
+    load_option,
+    name_of,
+    require_kind,
+)
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.drawn_times import NUM_DRAWS, VARIANTS
+from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.experiment.recorded import paper
 from sarathi_lab.experiment.registry import (
     CATALOG,
@@ -55,8 +62,10 @@ if TYPE_CHECKING:  # torch, of what measures, takes seconds that a simulation ne
 AUTO = "auto"
 SPREAD = "use the share of the median, such as 0.15"
 PAPERS_GPU = "a6000"  # the default of the hardware group
-# Settings that a paper's figure has of its own.
-OF_PAPER = ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel")
+# Settings of the executor that a paper's figure has of its own.
+OF_PAPER = ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel", "weights")
+OF_ERRORS = ("draw", "slower_shape", "slowdown")  # settings that show what errors may change
+SIZES = "task.sizes."
 Tables = Mapping[str, pd.DataFrame]
 
 
@@ -82,7 +91,8 @@ class Prepared(NamedTuple):
 class Measure(Task):
     """Make the points of `experiment`; its settings: `conf/task/measure.yaml`.
 
-    Intervals wider than `max_spread` of the median leave a reason instead of a number.
+    Intervals wider than `max_spread` of the median leave a reason instead of a number. `stated` has
+    the settings of the command line.
     """
 
     reads = ("executor", "model", "hardware", "device", "dtype", "seed")
@@ -96,14 +106,26 @@ class Measure(Task):
     sizes: Sizes | None = None
     processes: int | None = whole(None, minimum=1, fix=PROCESSES)
     draws: int = checked(all_draws_or_none, 0)
+    stated: Sequence[str] = ()
 
     @cached_property
     def declared(self) -> Experiment:
         """The experiment: one of conf/experiment, or that of `function`."""
-        if self.experiment not in CATALOG and self.function is not None:
-            return load_experiment(self.function)
-        require_one_of("task.experiment", self.experiment, CATALOG)
-        return CATALOG[self.experiment]
+        name = self.experiment
+        if self.function is None:
+            require_one_of("task.experiment", name, CATALOG)
+            return CATALOG[name]
+        if name in CATALOG and self.function != CATALOG.paths[name]:
+            raise UserError(
+                f"task.function={self.function} is not of task.experiment={name}; name yours "
+                f"otherwise, such as task.experiment=my_{name}, or drop it"
+            )
+        return load_experiment(self.function)
+
+    @cached_property
+    def _typed(self) -> Mapping[str, str]:
+        """The settings of the command line, as they are typed, by their names."""
+        return {name_of(setting): setting for setting in self.stated}
 
     def check(self, cfg: DictConfig) -> Prepared:
         """Refuse a model that does not fit the device, and settings without effect; return what is
@@ -121,39 +143,17 @@ class Measure(Task):
     def _checked_simulations(
         self, cfg: DictConfig, backend: SimulatedBackend
     ) -> list[SimulatedJob]:
+        self._refuse_unread_by_simulation(cfg, backend)
+        self._refuse_unread_sizes(self._simulated_setup)
         declared = self.declared
-        for name in ("seconds", "max_spread"):
-            self._refuse(name, "is for measuring, and executor=simulated computes")
-        # The draws are further parts of each round; other points have all draws in any case.
-        if not declared.is_in_rounds:
-            self._refuse("draws", f"is for requests under load, and {declared.name} has all draws")
-        unread = ": the experiment takes all of them; use task.draws"
-        refuse_unread(backend, ["draw", "slower_shape"], unread, "executor.")
-        if declared.has_paper:
-            self._refuse(
-                "setup", "is for measuring: the paper's figures are recomputed at its sizes"
-            )
-            declared.sizes("paper", self.sizes)
-            if not backend.composes_kernels:
-                self._check_as_paper(cfg, backend)
-        else:
-            self._refuse("every", f"is for the paper's curves, and {declared.name} is none")
-        if declared.is_in_rounds:
-            self._refuse("setup", "is for measuring: what is simulated has the paper's sizes")
-        elif declared.is_of_stages:
+        if self._is_as_paper(backend):
+            self._check_as_paper(cfg, backend)
+        if declared.is_of_stages:
             self._require_stages(backend)
-        elif backend.num_stages > 1 and not backend.composes_kernels:
+        elif backend.num_stages > 1 and not (declared.is_in_rounds or backend.composes_kernels):
             raise UserError(
                 f"executor.pipeline_parallel={backend.num_stages}: {declared.name} is for one "
                 "batch at a time, not for a pipeline; use 1"
-            )
-        # Without a stated model an experiment brings its own models, each with its own devices.
-        has_platforms = bool(declared.papers) and not is_model_stated(cfg)
-        if has_platforms and backend.tensor_parallel > 1:
-            raise UserError(
-                f"executor.tensor_parallel={backend.tensor_parallel} has no effect: the models of "
-                f"{declared.name} have as many devices as it names; choose a model, too, such as "
-                "model=yi-34b"
             )
         jobs = self.jobs(cfg, backend)
         for job in jobs:
@@ -163,18 +163,82 @@ class Measure(Task):
             declared.check_simulated(checked_job.backend, job.spec, job.sizes)
         return jobs
 
+    def _is_as_paper(self, backend: SimulatedBackend) -> bool:
+        """Whether a figure of the paper is recomputed as the paper has it."""
+        return self.declared.has_paper and not backend.composes_kernels
+
+    def _refuse_unread_by_simulation(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
+        """Refuse settings that no simulation of the experiment reads."""
+        declared = self.declared
+        for name in ("seconds", "max_spread"):
+            self._refuse(name, "is for measuring, and executor=simulated computes")
+        remedy = "drop it"
+        if declared.is_in_rounds:
+            remedy = f"use task.draws={NUM_DRAWS}"
+        else:
+            # The draws are further parts of each round; other points have all draws in any case.
+            self._refuse("draws", f"is for requests under load, and {declared.name} has all draws")
+            if "seed" in self._typed:
+                raise UserError(
+                    f"seed={cfg.seed} has no effect: the requests of {declared.name} are the same "
+                    "in every simulation; drop it"
+                )
+        reason = f": {declared.name} shows the errors of the cost model itself; {remedy}"
+        refuse_unread(backend, OF_ERRORS, reason, "executor.")
+        if declared.has_paper:
+            self._refuse(
+                "setup", "is for measuring: the paper's figures are recomputed at its sizes"
+            )
+        else:
+            self._refuse("every", f"is for the paper's curves, and {declared.name} is none")
+        if declared.is_in_rounds:
+            self._refuse("setup", "is for measuring: what is simulated has the paper's sizes")
+
+    def _refuse_unread_sizes(self, setup: str) -> None:
+        """Refuse sizes that are typed for another set-up than the one that is taken."""
+        for name, typed in self._typed.items():
+            if name.startswith(SIZES) and not name.startswith(f"{SIZES}{setup}."):
+                raise UserError(
+                    f"{typed} has no effect: this run of {self.declared.name} has the sizes of "
+                    f"{SIZES}{setup}; state it of these, or choose another task.setup"
+                )
+
     def _check_as_paper(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
         """Refuse settings of a paper's figure, which is recomputed with the paper's."""
+        name = self.declared.name
         reason = (
-            f": {self.declared.name} is recomputed as the paper has it, at both levels of the "
-            "cost model; drop it"
+            f": {name} is recomputed as the paper has it, at both levels of the cost model; drop it"
         )
         refuse_unread(backend, OF_PAPER, reason, "executor.")
         if is_model_stated(cfg):
             chosen = cfg.model.get("name") or cfg.model.get("path")
             raise UserError(
-                f"model={chosen} has no effect: {self.experiment} is of the paper's models; drop it"
+                f"model={chosen} has no effect: {name} is of the paper's models; drop it"
             )
+        sizes = self.declared.sizes("paper", self.sizes)
+        at_points = self.declared.paper_sizes(self.every, self.sizes)
+        for size in sizes:
+            typed = self._typed.get(f"{SIZES}paper.{size}")
+            is_replaced = at_points.get(size) is not sizes[size]
+            if is_replaced and typed is not None:
+                raise UserError(
+                    f"{typed} has no effect: {name} is recomputed at the paper's points; drop it"
+                )
+
+    def _stated_card(self, cfg: DictConfig, backend: SimulatedBackend) -> Hardware | None:
+        """Return the card that is stated; None: each model has the one that it has in the paper.
+        Raises UserError for figures of no stated card.
+        """
+        # The group's default stands for the GPUs of the paper, unless it is typed.
+        if "hardware" in self._typed or cfg.hardware.name != PAPERS_GPU:
+            return backend.hardware
+        for name, typed in self._typed.items():
+            if name.startswith("hardware."):
+                raise UserError(
+                    f"{typed} has no effect: the models of {self.declared.name} are on the GPUs of "
+                    f"the paper; choose a GPU, too, such as hardware={PAPERS_GPU}"
+                )
+        return None
 
     def _checked_measurements(self, cfg: DictConfig, backend: MeasuredBackend) -> list[MeasuredJob]:
         from sarathi_lab.executor.torch.checks import require_one_stage
@@ -193,6 +257,7 @@ class Measure(Task):
         _, checkpoint = resolve_model(cfg, backend)
         if checkpoint is not None:
             raise UserError(f"task=measure takes random weights; drop model.path={cfg.model.path}")
+        self._refuse_unread_sizes(self._setup(backend))
         sizes = self._measured_sizes(backend)
         specs = self._measured_specs(cfg, backend)
         # All before the first is announced: an engine is made for the largest of them.
@@ -299,8 +364,11 @@ class Measure(Task):
         """Return the sizes of the chosen set-up, the paper's by default."""
         if self.declared.has_paper:
             return self.declared.paper_sizes(self.every, self.sizes)
-        setup = "paper" if self.setup == AUTO else self.setup
-        return self.declared.sizes(setup, self.sizes)
+        return self.declared.sizes(self._simulated_setup, self.sizes)
+
+    @property
+    def _simulated_setup(self) -> str:
+        return "paper" if self.setup == AUTO else self.setup
 
     def _measured_specs(self, cfg: DictConfig, backend: MeasuredBackend) -> list[ModelSpec]:
         """Return the chosen model, or those that the experiment compares, or the usual one."""
@@ -392,17 +460,16 @@ class Measure(Task):
         as many devices as there, of the chosen kind (those of it, if it has any) or the paper's.
         """
         declared = self.declared
-        hardware = str(cfg.hardware.name)
-        # The group's default stands for the GPU that the paper used for each figure.
-        gpu = None if hardware == PAPERS_GPU else hardware
-        if declared.has_paper and not backend.composes_kernels:
-            return paper_jobs(declared, None if gpu is None else [gpu], self.every, self.sizes)
+        if self._is_as_paper(backend):
+            card = self._stated_card(cfg, backend)
+            cards = [] if card is None else [card]
+            return paper_jobs(declared, cards, self.every, self.sizes)
         sizes = self._simulated_sizes()
-        if not is_model_stated(cfg) and declared.papers:
-            pairs = _on_platforms(declared.papers, backend, gpu)
-        else:
+        if is_model_stated(cfg) or not declared.papers:
             spec, _ = resolve_model(cfg, backend)
             pairs = [(spec, backend)]
+        else:
+            pairs = self._on_platforms(cfg, backend)
         jobs = []
         for model, devices in pairs:
             job = SimulatedJob(
@@ -417,22 +484,31 @@ class Measure(Task):
             jobs.append(job)
         return jobs
 
-
-def _on_platforms(
-    papers: Sequence[Platform], backend: SimulatedBackend, gpu: str | None
-) -> list[tuple[ModelSpec, SimulatedBackend]]:
-    """Return the models of `papers` and as many devices for each, all of one `gpu` if stated: then
-    the models that the paper has on it, if any.
-    """
-    on_gpu = [platform for platform in papers if platform.hardware == gpu]
-    pairs = []
-    for platform in on_gpu or papers:
-        hardware = backend.hardware
-        if gpu is None:
-            hardware = load_option("hardware", platform.hardware)
-        devices = replace(backend, hardware=hardware, tensor_parallel=platform.num_devices)
-        pairs.append((load_option("model", platform.model), devices))
-    return pairs
+    def _on_platforms(
+        self, cfg: DictConfig, backend: SimulatedBackend
+    ) -> list[tuple[ModelSpec, SimulatedBackend]]:
+        """Return the models of the paper, each on as many devices as there: of the stated card,
+        then those that the paper has on it, if any, or of the paper's. Raises UserError for
+        settings of devices that these models have of their own.
+        """
+        declared = self.declared
+        if backend.tensor_parallel > 1:
+            raise UserError(
+                f"executor.tensor_parallel={backend.tensor_parallel} has no effect: the models of "
+                f"{declared.name} have as many devices as it names; choose a model, too, such as "
+                "model=yi-34b"
+            )
+        card = self._stated_card(cfg, backend)
+        platforms: Sequence[Platform] = declared.papers
+        if card is not None:
+            on_card = [platform for platform in platforms if platform.hardware == card.name]
+            platforms = on_card or platforms
+        pairs = []
+        for platform in platforms:
+            hardware = card or load_option("hardware", platform.hardware)
+            devices = replace(backend, hardware=hardware, tensor_parallel=platform.num_devices)
+            pairs.append((load_option("model", platform.model), devices))
+        return pairs
 
 
 def _host_shares(compositions: pd.DataFrame) -> list[str]:

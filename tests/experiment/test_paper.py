@@ -12,6 +12,7 @@ import pytest
 from scripts import load_script
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.experiment.claims import load_claims
@@ -208,7 +209,8 @@ def test_every_figure_has_a_question_a_row_of_errors_and_a_claim():
 
 def test_levels_follow_the_profiles_of_the_hardware_file():
     def devices(name: str, *gpus: str) -> list[str]:
-        return [job.device.removeprefix("simulated ") for job in paper_jobs(CATALOG[name], gpus)]
+        cards = [load_option("hardware", gpu) for gpu in gpus]
+        return [job.device.removeprefix("simulated ") for job in paper_jobs(CATALOG[name], cards)]
 
     of_13b = ["a6000, profiled, 13b", "a6000, analytic, 13b"]
     assert devices("table4") == [*of_13b, "a100_2023, analytic, 33b"]

@@ -9,10 +9,11 @@ from functools import partial
 
 import pandas as pd
 import pytest
-from composed import config_of
+from composed import config_of, refusal_of
 
-from sarathi_lab.config.errors import RunError
-from sarathi_lab.config.instantiate import build, load_option
+from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.config.instantiate import build, load_option, read_option
+from sarathi_lab.config.paths import CONF
 from sarathi_lab.experiment.grid import Grid
 from sarathi_lab.experiment.points import Part
 from sarathi_lab.experiment.registry import CATALOG, SimulatedJob, paper_jobs
@@ -52,3 +53,83 @@ def test_a_killed_process_is_one_line():
     job = replace(paper_jobs(CATALOG["table2"])[0], experiment=Dying("dying", die, "", 0.0))
     with pytest.raises(RunError, match="was killed; the system may have been out of memory"):
         simulate([replace(job, seed=os.getpid())], 2)
+
+
+# -- what is stated --------------------------------------------------------------------------------
+
+OF_EXECUTOR = {  # a value other than the default of each setting of executor=simulated
+    "dtype": "bfloat16",
+    "weights": "fp8",
+    "draw": 1,
+    "slower_shape": "decodes",
+    "slowdown": 2,
+    "cost_model": "profiled",
+    "tensor_parallel": 2,
+    "pipeline_parallel": 2,
+}
+STATED = [f"executor.{name}={value}" for name, value in OF_EXECUTOR.items()]
+STATED += ["hardware.kernel_launch=0.001", "hardware.uncertainty.matmul=0.4", "hardware.name=mine"]
+STATED += ["hardware=a6000", "seed=3", "task.draws=8", "task.sizes.small.chunk=8"]
+
+
+def test_every_setting_of_the_executor_is_tried():
+    settings = read_option("executor", CONF / "executor" / "simulated.yaml")
+    assert set(settings) - {"_target_", "hardware", "host"} == set(OF_EXECUTOR)
+
+
+def simulated(*settings: str) -> list[object]:
+    """What decides the points of the checked jobs."""
+    cfg = config_of("executor=simulated", *settings)
+    task = build(cfg.task)
+    return [
+        (job.spec, job.backend, job.backend.hardware.uncertainty, job.seed, job.is_varied)
+        for job in task.check(cfg).simulated
+    ]
+
+
+def refused(*settings: str) -> str | None:
+    """The line by which settings are refused; None where they are not."""
+    try:
+        simulated(*settings)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("experiment", ["fig08", "token_budget", "sarathi_serve_stalls"])
+@pytest.mark.parametrize("setting", STATED)
+def test_what_is_stated_changes_the_simulation_or_is_refused(experiment, setting):
+    chosen = f"experiment={experiment}"
+    line = refused(chosen, setting)
+    if line is not None:
+        assert line.startswith(setting)
+        assert "no effect" in line or "one batch at a time" in line
+    elif setting == "hardware=a6000" and experiment != "sarathi_serve_stalls":
+        assert simulated(chosen, setting) == simulated(chosen)  # it is the paper's
+    else:
+        assert simulated(chosen, setting) != simulated(chosen)
+
+
+def test_figures_of_a_card_are_of_one_that_is_named():
+    stated = ["experiment=fig08", "hardware.kernel_launch=0.001"]
+    (*_, (_, backend, *_)) = simulated(*stated, "hardware=h100")
+    assert (backend.hardware.name, backend.hardware.kernel_launch) == ("h100", 0.001)
+    assert "choose a GPU, too, such as hardware=a6000" in refusal_of("executor=simulated", *stated)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["fig08", "executor.draw=1"], "shows the errors of the cost model itself; drop it"),
+        (["token_budget", "seed=3"], "seed=3 has no effect: the requests of token_budget"),
+        (["fig07", "task.sizes.paper.tokens=[64]"], "recomputed at the paper's points"),
+        (
+            ["fig08", "task.function=sarathi_lab.experiment.decodes.fig10"],
+            "name yours otherwise, such as task.experiment=my_fig08",
+        ),
+    ],
+    ids=str,
+)
+def test_what_no_simulation_reads_is_one_line(settings, said):
+    experiment, setting = settings
+    assert said in refusal_of("executor=simulated", f"experiment={experiment}", setting)

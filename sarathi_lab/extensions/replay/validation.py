@@ -57,6 +57,7 @@ class Validate(Task):
     """
 
     has_runs = True
+    follows_tables = True
     reads = (
         *("executor", "hardware", "host", "model", "dtype", "policy"),
         *SETTINGS,
