@@ -19,10 +19,13 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from sarathi_lab.config.errors import UserError, require_number, require_one_of
+from sarathi_lab.config.instantiate import option_files, read_option
 from sarathi_lab.config.paths import EXPERIMENTS, readable
+from sarathi_lab.executor.simulated.hardware import none_as_nan
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import (
     LEVEL,
+    Choices,
     Ends,
     ends_of_draws,
     ends_of_median,
@@ -55,7 +58,7 @@ COLUMNS = [
 ]
 NO_DEVICE = "none"  # of a claim that was not measured anywhere
 SAME_REQUESTS = ("model", "prompt_len", "num_decodes", "batch")  # where `load_serving` has them
-FITTED = "†"  # the mark of a value that constants were fitted to
+FITTED = "†"  # the mark of a value that is no prediction
 # of a point, for its value; taking all columns of each takes longer than judging it
 READ = [
     *("x", "y", "low", "high", "confidence", "samples", "draws", "moved", "is_simulated"),
@@ -84,12 +87,24 @@ class Value(NamedTuple):
     def has_unknown_error(self) -> bool:
         return math.isnan(self.low) or math.isnan(self.high)
 
+    def with_error(self, error: float) -> Value:
+        """Return it with ends that are off by a relative error, outwards."""
+        low = self.low - error * abs(self.low)
+        high = self.high + error * abs(self.high)
+        return self._replace(low=low, high=high)
+
 
 class Bounds(NamedTuple):
     """An interval of values."""
 
     low: float
     high: float
+
+    def encloses(self, value: Value) -> bool:
+        return self.low <= value.low and value.high <= self.high
+
+    def excludes(self, value: Value) -> bool:
+        return value.high < self.low or self.high < value.low
 
 
 @dataclass(frozen=True)
@@ -98,10 +113,11 @@ class Claim:
 
     `take` makes one value of them (`TAKES`). With `over`, another query, y is that of a row over
     that of the other's row with the same `match`; `needs` chooses rows that were to be measured,
-    too. The claim is that the value is `direction` ("at least", "near", ...) the `expected` one
-    within the relative `tolerance`; `neutral` is the value that means no effect. Constants of
-    the hardware file `fitted` were fitted to what the claim is about. `settings` make the
-    experiment smaller, `caveat` states what the number depends on.
+    too. The claim is that the value is `direction` ("at least", "near", ...) the `expected` one; a
+    value that is so within the relative `tolerance` only is told from one that is so. `neutral` is
+    the value that means no effect. On the devices `fitted` the value is no prediction: their
+    constants or tables, or the claim itself, were made with what the claim is about. `settings`
+    make the experiment smaller, `caveat` states what the number depends on.
     """
 
     id: str
@@ -119,7 +135,7 @@ class Claim:
     over: str | None = None
     match: Sequence[str] = ("x",)
     needs: str | None = None
-    fitted: str | None = None
+    fitted: Sequence[str] = ()
     settings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -130,38 +146,42 @@ class Claim:
         require_number(f"{setting}.tolerance", self.tolerance, minimum=0, fix=advice)
 
     def judge(self, value: Value) -> str:
-        """Return which of `VERDICTS` is true of the whole interval, with its tolerance for N.
+        """Return which of `VERDICTS` is true of the whole interval, with the tolerance for N.
 
-        Two questions: is the value on the claimed side of no effect, and is it as claimed within
-        the tolerance? *holds*: yes to both, without any tolerance; *holds within N %*: yes to both;
-        *direction holds*: yes to the first; *partly*: yes and no; *not as claimed*: no to the
-        second; *fails*: no to both. A claim without `neutral` only has the second. Else, or where
-        the interval is unknown or its level is below `LEVEL`: *undecided*.
+        Two questions: is the value on the claimed side of no effect, and is it as claimed, without
+        any tolerance? *holds*: yes to both; *holds within N %*: yes to the first, and as claimed
+        within the tolerance; *direction holds*: yes to the first; *partly*: yes and no; *not as
+        claimed*: no to the second; *fails*: no to both, or to the second where a claim has no
+        `neutral`, and so no first question. Else, or where the interval is unknown or its level
+        is below `LEVEL`: *undecided*.
         """
         if math.isnan(value.measured):
             return NOT_MEASURED
         if value.has_unknown_error or value.confidence < LEVEL:
             return UNDECIDED
-        claimed = self._claimed()
-        side = self._side(claimed)
+        has_side = self.neutral is not None
+        side = self._side()
         is_directed = side.low < value.low and value.high < side.high
-        if value.high <= side.low or value.low >= side.high:
+        is_opposite = value.high <= side.low or side.high <= value.low
+        claimed = self._claimed(tolerance=0)
+        if has_side and is_opposite:
             return FAILS
-        if value.high < claimed.low or value.low > claimed.high:
+        if not has_side or is_directed:
+            if claimed.encloses(value):
+                return HOLDS
+            if self._claimed(self.tolerance).encloses(value):
+                return HOLDS_WITHIN.replace("N", f"{100 * self.tolerance:g}")
+        if claimed.excludes(value):
+            if not has_side:
+                return FAILS
             return PARTLY if is_directed else NOT_AS_CLAIMED
-        if not is_directed:
-            return UNDECIDED
-        if value.low < claimed.low or value.high > claimed.high:
+        if has_side and is_directed:
             return DIRECTION_HOLDS
-        is_short = self.direction != "at most" and value.low < self.expected
-        is_beyond = self.direction != "at least" and value.high > self.expected
-        if is_short or is_beyond:
-            return HOLDS_WITHIN.replace("N", f"{100 * self.tolerance:g}")
-        return HOLDS
+        return UNDECIDED
 
-    def _claimed(self) -> Bounds:
-        """Return what the value may be within the tolerance."""
-        slack = self.tolerance * abs(self.expected)
+    def _claimed(self, tolerance: float) -> Bounds:
+        """Return what the value may be within a relative tolerance."""
+        slack = tolerance * abs(self.expected)
         low = self.expected - slack
         high = self.expected + slack
         if self.direction == "at most":
@@ -170,10 +190,10 @@ class Claim:
             high = math.inf
         return Bounds(low, high)
 
-    def _side(self, claimed: Bounds) -> Bounds:
-        """Return the claimed side of no effect; without `neutral` what is `claimed`."""
+    def _side(self) -> Bounds:
+        """Return the claimed side of no effect; all values without `neutral`."""
         if self.neutral is None:
-            return claimed
+            return Bounds(-math.inf, math.inf)
         if self.expected > self.neutral or self.direction == "at least":
             return Bounds(self.neutral, math.inf)
         return Bounds(-math.inf, self.neutral)
@@ -234,14 +254,19 @@ def verdicts(
         rows_by_device = tables.get(claim.experiment, {})
         devices = dict.fromkeys([*sorted(machines), *rows_by_device])
         for device in devices or [NO_DEVICE]:
-            value, reason = _value(claim, rows_by_device.get(device))
+            rows = rows_by_device.get(device)
+            value, reason = _value(claim, rows)
+            judged_value = value
+            if rows is not None and value.is_of_rounds:
+                judged_value = value.with_error(_cost_model_error(rows))
             is_of_other_model = device not in machines and device != NO_DEVICE
             if reason is not None and is_of_other_model:
                 continue
-            notes = [reason or _note_on(claim, value)]
+            notes = [reason or _note_on(claim, judged_value)]
             if not math.isnan(value.measured):
                 notes += remarks_on(claim.experiment, device)
-            row = _judged(claim, device, value)
+            row = _described(claim, device, value)
+            row["verdict"] = claim.judge(judged_value)
             row["note"] = "; ".join(notes)
             judged.append(row)
         advance(1)
@@ -281,6 +306,31 @@ def _machines(tables: Tables) -> dict[str, list[str]]:
     return machines
 
 
+def _cost_model_error(rows: pd.DataFrame) -> float:
+    """Return the relative error that is taken of the values that a device simulated in rounds: the
+    largest that its cost model states, NaN if it states none, 0 where the times of batches are no
+    cost model's, but were measured in each round.
+    """
+    if "hardware" not in rows:
+        return 0.0
+    errors = [_stated_error(str(name)) for name in rows.hardware.dropna().unique()]
+    return float(np.max(errors, initial=0.0))
+
+
+@cache
+def _stated_error(hardware: str) -> float:
+    """Return the largest of the mean errors by kind of operation that a hardware file states, or
+    assumes of a card by its datasheet; NaN if there is no such file, or an error is not known.
+    """
+    files = option_files("hardware")
+    if hardware not in files:
+        return math.nan
+    settings = read_option("hardware", files[hardware])
+    of_datasheet = {"kernels": settings.get("error")}
+    errors = none_as_nan(settings.get("uncertainty", of_datasheet))
+    return float(np.max(list(errors.values())))
+
+
 def _note_on(claim: Claim, value: Value) -> str:
     """Return why nothing can be decided, else the claim's caveat."""
     if value.has_unknown_error:
@@ -290,9 +340,8 @@ def _note_on(claim: Claim, value: Value) -> str:
     return claim.caveat
 
 
-def _judged(claim: Claim, device: str, value: Value) -> dict[str, object]:
-    """Return the row of a claim on a device, without its note."""
-    is_fitted = device.startswith(f"{load.SIMULATED}{claim.fitted}")
+def _described(claim: Claim, device: str, value: Value) -> dict[str, object]:
+    """Return the row of a claim on a device, without its verdict and note."""
     return {
         "id": claim.id,
         "claim": claim.claim,
@@ -300,8 +349,7 @@ def _judged(claim: Claim, device: str, value: Value) -> dict[str, object]:
         "device": device,
         "expected": f"{claim.direction} {claim.expected:g}",
         **value._asdict(),
-        "mark": FITTED if is_fitted else "",
-        "verdict": claim.judge(value),
+        "mark": FITTED if device in claim.fitted else "",
         "unit": claim.unit,
         "experiment": claim.experiment,
     }
@@ -354,6 +402,11 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
         value = _of_samples(claim, queried, candidates)
         value = value._replace(is_of_rounds=_are_of_rounds(queried))
     is_ratio = claim.over is not None or take.is_line
+    if take.is_place:
+        # The best x may as well lie at the next one that was tried.
+        tried = Choices(tuple(candidates.x.unique()))
+        low, high = tried.widened(value.low, value.high)
+        value = value._replace(low=low, high=high)
     units = candidates.unit.unique()
     if len(units) == 1 and not is_ratio and not take.is_place:
         ends = within_range(Ends(value.low, value.high, value.confidence), units[0])

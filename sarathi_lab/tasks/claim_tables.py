@@ -12,6 +12,7 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.experiment.claims import (
+    FITTED,
     NO_DEVICE,
     NOT_MEASURED,
     VERDICTS,
@@ -75,8 +76,13 @@ def count_table(table: pd.DataFrame) -> str:
     counted = table[~_is_after(table)]
     num_claims = counted.id.nunique()
     rows = [[f"{num_claims} claims", *VERDICTS]]
+    marked = _only_fitted(counted)
     for device, claims in ids_by_verdict(counted).items():
-        counts = [str(len(ids)) for ids in claims.values()]
+        counts = []
+        for verdict, ids in claims.items():
+            num_fitted = len(marked[device][verdict])
+            fitted = f" ({num_fitted} {FITTED})" if num_fitted else ""
+            counts.append(f"{len(ids)}{fitted}")
         rows.append([device, *counts])
     return markdown(rows)
 
@@ -85,13 +91,30 @@ def names_table(table: pd.DataFrame) -> str:
     """Format SARATHI's claims in Markdown, by verdict and `id`."""
     of_sarathi = table[table.source.str.startswith("SARATHI")]
     by_device = ids_by_verdict(of_sarathi)
+    marked = _only_fitted(of_sarathi)
     rows = [["verdict", *by_device]]
     for verdict in VERDICTS:
         row = [verdict]
-        for claims in by_device.values():
-            row.append(", ".join(claims[verdict]))
+        for device, claims in by_device.items():
+            names = []
+            for name in claims[verdict]:
+                mark = f" {FITTED}" if name in marked[device][verdict] else ""
+                names.append(f"{name}{mark}")
+            row.append(", ".join(names))
         rows.append(row)
     return markdown(rows)
+
+
+def _only_fitted(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
+    """Return the claims that have a verdict by values alone that are no predictions."""
+    predicted = ids_by_verdict(table[table.mark != FITTED])
+    only_fitted: dict[str, dict[str, list[str]]] = {}
+    for device, claims in ids_by_verdict(table).items():
+        of_device = only_fitted.setdefault(device, {})
+        for verdict, ids in claims.items():
+            others = predicted[device][verdict]
+            of_device[verdict] = [name for name in ids if name not in others]
+    return only_fitted
 
 
 def _measured(table: pd.DataFrame) -> pd.DataFrame:
