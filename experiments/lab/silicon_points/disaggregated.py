@@ -19,6 +19,7 @@ import pandas as pd
 from report import FOLDER
 from simulate import BLOCK_SIZE, COUNTED, GPUS, MIXTURES, MODELS, Enough, Point, SpreadUsers, Waits
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import Executor, Sizes
 from sarathi_lab.engine.loop import run_engine
@@ -29,6 +30,7 @@ from sarathi_lab.extensions.cluster.cluster import Handover, Instances
 from sarathi_lab.extensions.cluster.routers import least_loaded
 
 WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8"}
+CLUSTER = Disaggregated(link="network")
 SHOWN_SIZES = ("workers", "prefill_tp_size", "decode_tp_size")
 
 
@@ -40,17 +42,27 @@ def why_not(row: dict[str, str]) -> str:
         return "GPU whose kernels were not measured"
     if row["gemm_quant_mode"] not in WEIGHTS or row["model_path"] not in MODELS:
         return "4-bit weights"
+    point = point_of(row)
+    try:
+        CLUSTER.check(point.policy, point.device, point.spec, shares_prefixes=False)
+    except UserError as error:
+        return str(error)
     return ""
 
 
-def simulate(row: dict[str, str]) -> dict[str, object]:
-    """Measured and simulated times of a row (ms), and its users."""
+def numbers_of(row: dict[str, str]) -> dict[str, int]:
+    """What a row has of its prefill and decode instances."""
     numbers = {}
     for name, text in row.items():
         if name.startswith(("prefill_", "decode_")):
             numbers[name] = int(float(text or 0))
-    num_users = numbers["decode_batch_size"] * numbers["decode_num_workers"]
-    point = Point(
+    return numbers
+
+
+def point_of(row: dict[str, str]) -> Point:
+    """The point of a row, with as many users as the decode instances' batches hold."""
+    numbers = numbers_of(row)
+    return Point(
         row["id"],
         GPUS[row["system"]],
         MODELS[row["model_path"]],
@@ -60,10 +72,17 @@ def simulate(row: dict[str, str]) -> dict[str, object]:
         tp=1,
         isl=int(float(row["isl"])),
         osl=int(float(row["osl"])),
-        concurrency=num_users,
+        concurrency=numbers["decode_batch_size"] * numbers["decode_num_workers"],
         real_ttft=float(row["silicon_ttft_ms"]),
         real_tpot=float(row["silicon_tpot_ms"]),
     )
+
+
+def simulate(row: dict[str, str]) -> dict[str, object]:
+    """Measured and simulated times of a row (ms), and its users."""
+    numbers = numbers_of(row)
+    point = point_of(row)
+    num_users = point.concurrency
     executors = []
     schedulers = []
     num_gpus = 0
@@ -76,7 +95,7 @@ def simulate(row: dict[str, str]) -> dict[str, object]:
             executor, scheduler = instance_of(point, device, numbers[f"{kind}_batch_size"])
             executors.append(executor)
             schedulers.append(scheduler)
-    link = Disaggregated(link="network").link_between(point.device, point.spec)
+    link = CLUSTER.link_between(point.device, point.spec)
     instances = Instances(executors, link)
     cluster = Handover(schedulers, instances, least_loaded, numbers["prefill_num_workers"])
     waits = Waits(COUNTED * num_users)

@@ -38,6 +38,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
     CHUNKED_V0,
     LOGGED_CACHE,
     METHODS_OF_CHECKPOINTS,
+    POLICIES,
     SERVED_NAMES,
     WHOLE_PROMPTS_V0,
     Statement,
@@ -63,8 +64,9 @@ NAMES = ("version", "model", "hardware")
 NOT_COMPARED = (SERVED_NAMES, LOGGED_CACHE)
 WEIGHTS = "executor.weights"
 UNTOLD_WEIGHTS = tuple(f"quantization={method} " for method in METHODS_OF_CHECKPOINTS)
-# Policies of two servers, each with versions of its own.
-SGLANG, VLLM = "sglang", "vllm_v1"
+VLLM = "vllm_v1"
+# Servers by their policies, each with versions of its own; other policies are vLLM's.
+SERVERS = {POLICIES["sglang"]: "SGLang", POLICIES["trtllm"]: "TensorRT-LLM"}
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,10 @@ class ServerSettings:
 
     def _settings(self) -> dict[str, Any]:
         settings = dict[str, Any]()
-        is_sglang = self.policy == SGLANG
+        policy = self.policy
         for statement in self.statements:
             of_source = dict(statement.settings)
-            if is_sglang and statement.policy != SGLANG:
+            if policy in SERVERS and statement.policy != policy:
                 of_source.pop("version", None)  # of another server, whose run is replayed
             settings |= of_source
         return settings
@@ -104,7 +106,7 @@ class ServerSettings:
         for statement in self.statements:
             if statement.policy:
                 policy = statement.policy
-            elif statement.is_complete and policy in ("", SGLANG):
+            elif statement.is_complete and policy in ("", *SERVERS):
                 policy = VLLM  # its second engine, as versions of the first have a policy stated
         return policy
 
@@ -193,7 +195,7 @@ class ServerSettings:
 
 def _server_name(policy: str) -> str:
     """Name the server that has a policy; those without one of their own are vLLM's."""
-    return "SGLang" if policy == SGLANG else "vLLM"
+    return SERVERS.get(policy, "vLLM")
 
 
 def _states_weights(argument: str) -> bool:

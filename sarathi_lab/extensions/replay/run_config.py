@@ -30,6 +30,7 @@ from sarathi_lab.extensions.replay.server_arguments import (
     CHUNKED_V0,
     LOGGED_CACHE,
     NULL_BLOCKS,
+    POLICIES,
     WHOLE_PROMPTS_V0,
     LoggedCache,
 )
@@ -48,7 +49,7 @@ AUTO = "auto"  # of hardware, host, model and dtype: as recorded in the run
 
 def server_of(run: RealRun) -> str:
     """Name the serving system, as the files of conf/host begin."""
-    return "sglang" if run.policy == "sglang" else "vllm"
+    return run.policy if run.policy in POLICIES.values() else "vllm"
 
 
 @dataclass

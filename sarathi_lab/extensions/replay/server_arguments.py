@@ -1,6 +1,6 @@
 """Arguments of serving systems as the lab has them: one table for every file that states some.
 
-`server_arguments.csv` has a row for each argument of vLLM's and SGLang's servers:
+`server_arguments.csv` has a row for each argument of vLLM's, SGLang's and TensorRT-LLM's servers:
 
 - `kind`: how its value is read where it is text (`inverse`: a flag that switches the setting off;
   `list`: one that has several words on a command line; numbers: `int` and `number` from 0 on,
@@ -56,7 +56,8 @@ UNCHUNKED_V0 = ("speculative", "num_speculative", "enable_lora")  # but not with
 MISSPELT = 0.85
 SHOWN_VALUE = 24  # characters of a value in a message
 SHOWN_NAMES = 8  # unknown names of a server's dump in a message
-POLICIES = {"sglang": "sglang"}  # schedulers that a system has in all versions
+# Schedulers that a system has in all versions.
+POLICIES = {"sglang": "sglang", "trtllm": "trtllm"}
 FLAGS = ("flag", "inverse")  # kinds of arguments without a value
 WHOLE_NUMBERS = ("int", "count")  # kinds of arguments
 NUMBERS = (*WHOLE_NUMBERS, "number", "share")
@@ -170,7 +171,7 @@ def read_arguments(
     """Read what `arguments` state of a server.
 
     Args:
-        system: "vllm" or "sglang".
+        system: "vllm", "sglang" or "trtllm".
         arguments: Values by the server's names; those of None, "" and empty ones state nothing.
         source: The file, as messages name it.
         is_typed: Whether a person wrote the names, so that a misspelt one is refused.

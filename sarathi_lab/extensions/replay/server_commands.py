@@ -64,7 +64,6 @@ TYPED = "task.server"  # the source of what a user types
 # Servers whose arguments are not read, by a word that starts them; and the policy that is like
 # their scheduler, as far as the lab has one.
 OTHER_SERVERS = {
-    "trtllm-serve": ("TensorRT-LLM", "trtllm"),
     "[TRT-LLM]": ("TensorRT-LLM", "trtllm"),  # in its log
     "tritonserver": ("Triton", "trtllm"),
     "text-generation-launcher": ("TGI", "tgi"),
@@ -74,11 +73,13 @@ OTHER_SERVERS = {
     "lmdeploy serve": ("LMDeploy", "lmdeploy"),
     "ollama serve": ("Ollama", "llama_cpp"),
 }
-IMAGE_TAG = re.compile(r"([^\s=]*(?:vllm-openai|sglang)[\w.-]*):v(\d+\.\d+(?:\.\d+)?)")
+IMAGE_TAG = re.compile(
+    r"([^\s=]*(?:vllm-openai|sglang|tensorrt-llm/release)[\w.-]*):v?(\d+\.\d+(?:\.\d+)?)"
+)
 # Images, or mirrors of them, whose tag is the server's version; of others it may be their own.
 TAGGED_BY_VERSION = (
     *("/vllm/vllm-openai", "/vllm/vllm-openai-rocm", "/vllm/vllm-openai-cpu"),
-    "/lmsysorg/sglang",
+    *("/lmsysorg/sglang", "/nvidia/tensorrt-llm/release"),
 )
 PYTHON_CALLS = {
     "sglang": re.compile(r"\b(?:sgl|sglang)\.(?:Engine|ServerArgs)\("),
@@ -107,7 +108,10 @@ SHORT_FLAGS = {
         "--ep": "ep_size",
         "--model": "model_path",
     },
+    "trtllm": {},
 }
+# Defaults of arguments that are otherwise than their policy's here, and so are named.
+OTHER_DEFAULTS: dict[str, dict[str, object]] = {"trtllm": {"enable_chunked_prefill": "false"}}
 GLUED = re.compile(r"^-(tp|pp|dp|O)(\d+)$")  # a short flag and its number in one word
 MODEL_NAMES = {"vllm": "model", "sglang": "model_path"}  # of the first positional argument
 SHELL = re.compile(r"\d?[<>|&;#]")  # where a command ends
@@ -255,7 +259,9 @@ def _read_command(command: ShellCommand, source: str) -> Statement:
     is_tagged_by_version = image is not None and f"/{image[1]}".endswith(TAGGED_BY_VERSION)
     if image is not None and is_tagged_by_version:
         arguments["version"] = image[2]
-    arguments = {**_of_config_file(arguments), **arguments, **environment}
+    if system == "vllm":
+        arguments = {**_of_config_file(arguments), **arguments}
+    arguments = {**OTHER_DEFAULTS.get(system, {}), **arguments, **environment}
     for word in unread:
         _check_is_told(system, {word: ""}, source)
     _check_is_told(system, arguments, source)
@@ -383,8 +389,8 @@ def _arguments_of(system: str, argv: Sequence[str]) -> tuple[dict[str, object], 
     while remaining:
         word = remaining.pop(0)
         if not word.startswith("-"):
-            # vLLM takes the model without a flag.
-            if system == "vllm" and "model" not in arguments:
+            # The others take the model without a flag.
+            if system != "sglang" and "model" not in arguments:
                 arguments["model"] = word
             elif word:
                 unread.append(word)

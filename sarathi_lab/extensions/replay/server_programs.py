@@ -14,10 +14,14 @@ SERVER_COMMANDS = {
         "dynamo.sglang",
     ),
     "vllm": ("vllm serve", "vllm.entrypoints", "entrypoints.openai.api_server", "dynamo.vllm"),
+    "trtllm": ("trtllm-serve",),
 }
-# What images of servers have, too.
-CLIENTS_AND_ROUTERS = ("launch_router", "bench_serving", "vllm bench", "sglang.bench")
-PROGRAMS = ("vllm", "sglang")  # a word of each of these, and of each image
+# What images and commands of servers have, too.
+CLIENTS_AND_ROUTERS = (
+    *("launch_router", "bench_serving", "vllm bench", "sglang.bench"),
+    *("trtllm-serve disaggregated", "trtllm-serve mm_embedding_serve"),
+)
+PROGRAMS = ("vllm", "sglang", "trtllm")  # a word of each of these, and of each image
 REGISTRY = r"(?:[\w.:-]+/)*"
 TAG = r"(?::[\w.-]+)?(?:@\S+)?"
 # Images by name: many others are called vllm, such as those of routers, and folders are, too.
@@ -143,7 +147,11 @@ def _image_in(system: str, argv: Sequence[str]) -> int | None:
     """
     for position, word in enumerate(argv):
         image = word.removeprefix(f"{IMAGE_FLAG}=")
-        if IMAGES[system].fullmatch(image) is None or not _starts_container(argv, position):
+        if (
+            system not in IMAGES
+            or IMAGES[system].fullmatch(image) is None
+            or not _starts_container(argv, position)
+        ):
             continue
         behind = argv[_behind_image(argv, position) :]
         if "".join(behind[:1]).rpartition("/")[2] in (*OTHER_PROGRAMS, *SHELLS):

@@ -351,6 +351,18 @@ COMMANDS = {
         "batch": 64,
         "policy.enable_mixed_chunk": True,
     },
+    f"docker run nvcr.io/nvidia/tensorrt-llm/release:1.0.0rc3 trtllm-serve serve {MODEL} --port 8 "
+    "--max_batch_size 64 --max_num_tokens 2048 --max_seq_len 4096 --tp_size 2 --pp_size=2 "
+    "--kv_cache_free_gpu_memory_fraction 0.8 --enable_chunked_prefill": {
+        "model": MODEL,
+        "version": "1.0.0",
+        "batch": 64,
+        "chunk": 2048,
+        "max_model_len": 4096,
+        "executor.tensor_parallel": 2,
+        "executor.pipeline_parallel": 2,
+        "cache.memory_share": 0.8,
+    },
 }
 
 
@@ -359,7 +371,8 @@ def test_command_lines_are_read_as_the_servers_read_them(command):
     facts = read_command(command)
     expected = COMMANDS[command]
     assert {key: facts.settings.get(key) for key in expected} == expected
-    assert facts.policy == ("sglang" if "sglang" in command else "")
+    (policy,) = [name for name in ("sglang", "trtllm", "") if name in command][:1]
+    assert facts.policy == policy
     assert facts.is_complete
 
 
@@ -461,11 +474,23 @@ def test_a_command_line_needs_no_quotes_of_hydra():
         assert read_arguments([kept]).settings == (kept,)
 
 
+def test_tensorrt_llms_prompts_that_are_not_cut_and_its_file_are_named(client):
+    command = f"trtllm-serve {MODEL} --extra_llm_api_options o.yaml --max_batch_size 4"
+    replay = replayed(client, "hardware=h100", f"task.server='{command}'").as_run
+    assert (replay.engine.policy.name, replay.engine.policy.budget) == ("trtllm", 8192)
+    assert (replay.engine.batch_size, replay.backend.host.name) == (4, "trtllm_1_0")
+    said = " ".join(replay.describe())
+    assert "enable_chunked_prefill=false (prompts are cut at the token budget here)" in said
+    assert "extra_llm_api_options=o.yaml (its settings are not read" in said
+
+
 def test_commands_that_are_not_understood_are_refused():
     with pytest.raises(UserError, match="did you mean max_num_seqs"):
         read_command("vllm serve x --max-num-seq 128")
     with pytest.raises(UserError, match="policy=trtllm"):
-        read_command("trtllm-serve Qwen/Qwen3-8B --tp_size 2")
+        read_command("tritonserver --model-repository m")
+    with pytest.raises(UserError, match="did you mean max_num_tokens"):
+        read_command("trtllm-serve m --max_num_token 2048")
     with pytest.raises(UserError, match="starts no known server"):
         read_command("ollama serve")
     with pytest.raises(UserError, match="close its quotes"):
