@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.model.spec import MAX_LAYERS
 
+MISSPELT = 0.9  # how alike two names are where one is taken for a misspelling of the other
 Config = Mapping[str, object]
-AGAIN = "fetch the file again, or write conf/model/NAME.yaml"
+AGAIN = (
+    "fetch the file again, or write its sizes to FOLDER/model/NAME.yaml and add "
+    "--config-dir FOLDER model=NAME"
+)
 # Kinds of layers, in the words of the files.
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -66,8 +72,18 @@ class Facts:
         """Return the first of the fields `names`. Raises UserError for none, or no whole number."""
         name = self.first(*names)
         if name is None:
-            raise UserError(f"{names[0]} is missing, which the size follows from; {self._fix}")
+            meant = self._misspelt(names[0])
+            raise UserError(
+                f"{names[0]} is missing, which the size follows from{meant}; {self._fix}"
+            )
         return self.count(name)
+
+    def _misspelt(self, name: str) -> str:
+        """Return the field of the file that may be meant for `name`, in words; "" for none."""
+        close = difflib.get_close_matches(name, self._config, n=1, cutoff=MISSPELT)
+        if not close:
+            return ""
+        return f" (it has {close[0]}: did you mean {name}?)"
 
     def size_or(self, default: int, *names: str) -> int:
         """Return the first of the fields `names`, or `default` where the file has none of them."""
@@ -87,6 +103,22 @@ class Facts:
             raise UserError(f"{name}={value!r} is not a whole number from 0; {self._fix}")
         return value
 
+    def num_layers(self) -> int:
+        """Return the number of layers, few enough to list them."""
+        number = self.size("num_hidden_layers", "n_layer")
+        if number > MAX_LAYERS:
+            raise UserError(f"num_hidden_layers={number} exceeds {MAX_LAYERS}; {self._fix}")
+        return number
+
+    def period(self, name: str, default: int = 1) -> int:
+        """Return after how many layers something comes again, or `default` for a field that is not
+        there.
+        """
+        layers = self.count(name, default)
+        if layers == 0:
+            raise UserError(f"{name}=0 is not a whole number from 1; {self._fix}")
+        return layers
+
     def flag(self, name: str, *, default: bool) -> bool:
         value = self._config.get(name)
         if value is None:
@@ -103,7 +135,7 @@ class Facts:
         value = self._config.get(name)
         if value is None:
             return None
-        num_layers = self.size("num_hidden_layers", "n_layer")
+        num_layers = self.num_layers()
         if not is_list(value) or len(value) != num_layers:
             raise UserError(
                 f"{name} does not name each of num_hidden_layers={num_layers} layers; {self._fix}"

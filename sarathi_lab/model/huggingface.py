@@ -98,7 +98,7 @@ def _shared(facts: Facts) -> dict[str, Any]:
     activation = facts.text("hidden_act")
     _require_supported("hidden_act", activation, ACTIVATIONS)
     return {
-        "num_layers": facts.size("num_hidden_layers"),
+        "num_layers": facts.num_layers(),
         "hidden_size": hidden_size,
         "num_heads": num_heads,
         "num_kv_heads": facts.size_or(num_heads, "num_key_value_heads"),

@@ -30,7 +30,7 @@ def of_blocks(facts: Facts) -> Config:
     layers without attention or FFN, and FFNs of different widths, which count by their mean.
     """
     blocks = facts.objects("block_configs")
-    num_layers = facts.size("num_hidden_layers")
+    num_layers = facts.num_layers()
     if len(blocks) != num_layers:
         raise UserError(
             f"block_configs has {len(blocks)} blocks for num_hidden_layers={num_layers}, each of "
@@ -95,7 +95,7 @@ def of_kimi_linear(facts: Facts) -> Config:
     fields: dict[str, object] = {}
     if attention.has("full_attn_layers"):
         places = attention.numbers("full_attn_layers") or []
-        numbers = range(1, facts.size("num_hidden_layers") + 1)
+        numbers = range(1, facts.num_layers() + 1)
         fields["layer_types"] = [FULL if number in places else LINEAR for number in numbers]
     for name, of_object in (
         ("linear_num_heads", "num_heads"),
@@ -149,7 +149,7 @@ def of_step(facts: Facts) -> Config:
     """Step-3.5 has other heads in layers with a window, and lists the kinds of the layers that
     draft behind those of its own.
     """
-    num_layers = facts.size("num_hidden_layers")
+    num_layers = facts.num_layers()
     fields: dict[str, object] = {
         "num_key_value_heads": facts.size("num_attention_groups", "num_key_value_heads"),
         "num_experts_per_tok": facts.size("moe_top_k", "num_experts_per_tok"),
@@ -196,7 +196,7 @@ def of_gemma4(facts: Facts) -> Config:
     width = facts.size("intermediate_size")
     # FFNs of two widths count by their mean, as all products of a kind are one sum here.
     if facts.flag("use_double_wide_mlp", default=False):
-        num_layers = facts.size("num_hidden_layers")
+        num_layers = facts.num_layers()
         width = round(width * (1 + facts.count("num_kv_shared_layers") / num_layers))
     fields: dict[str, object] = {
         "swa_head_dim": facts.size("head_dim"),
@@ -267,7 +267,7 @@ def of_deepseek_v4(facts: Facts) -> Config:
     """DeepSeek-V4 has the kinds of its layers by name, or as the tokens of an entry; files list
     those of layers that draft behind its own.
     """
-    num_layers = facts.size("num_hidden_layers")
+    num_layers = facts.num_layers()
     ratios = facts.numbers("compress_ratios")
     if facts.has("layer_types"):
         kinds = facts.texts("layer_types")

@@ -82,7 +82,8 @@ NOT_COUNTED: Mapping[str, tuple[str, Sequence[object]]] = {
 }
 # What can be done with a model that no formula is for.
 OTHERWISE = (
-    "use executor=vllm if vLLM runs it, or state a shape of about its size in conf/model/NAME.yaml"
+    "use executor=vllm if vLLM runs it, or state a shape of about its size in "
+    "FOLDER/model/NAME.yaml and add --config-dir FOLDER model=NAME"
 )
 # Parts around the text's model: encoders, and a model that speaks (Qwen's omni models).
 ENCODERS = (
@@ -205,7 +206,7 @@ class Reader:
     def __init__(self, facts: Facts, family: Family) -> None:
         self.facts = facts
         self.family = family
-        self.num_layers = facts.size("num_hidden_layers", "n_layer")
+        self.num_layers = facts.num_layers()
 
     def spec(self, name: str) -> ModelSpec:
         """Make the spec, with weights in the model's type."""
@@ -344,14 +345,14 @@ class Reader:
                     raise UserError(f"{name}: a layer of {kind!r} has no formula")
             return kinds
         if facts.has("full_attention_interval"):
-            interval = facts.size("full_attention_interval")
+            interval = facts.period("full_attention_interval")
             return self._full_at(range(interval - 1, self.num_layers, interval), LINEAR)
         if facts.has("attn_layer_indices"):
             return self._full_at(facts.numbers("attn_layer_indices") or (), MAMBA)
         if facts.has("full_attn_idxs"):
             return self._full_at(facts.numbers("full_attn_idxs") or (), CONV)
         if facts.has("attn_layer_period"):
-            period = facts.size("attn_layer_period")
+            period = facts.period("attn_layer_period")
             offset = facts.count("attn_layer_offset")
             return self._full_at(range(offset, self.num_layers, period), MAMBA)
         if self.family.linear is not None and not self.family.has_both:
@@ -392,7 +393,7 @@ class Reader:
         if pattern and set(pattern) <= {"L", "G"}:
             every = len(pattern)  # LLLG: three local ones, one global
         elif facts.has("sliding_window_pattern"):
-            every = facts.size("sliding_window_pattern")
+            every = facts.period("sliding_window_pattern")
         if every == 0:
             return [kind] * self.num_layers
         return self._full_at(range(every - 1, self.num_layers, every), kind)
@@ -595,7 +596,7 @@ class Reader:
         if facts.has("num_dense_layers"):
             return facts.count("num_dense_layers")
         if facts.has("expert_layer_period"):
-            period = facts.size("expert_layer_period")
+            period = facts.period("expert_layer_period")
             offset = facts.count("expert_layer_offset")
             return sum((number - 1) % period != offset for number in numbers)
         if facts.has("first_k_dense_replace"):
@@ -603,13 +604,13 @@ class Reader:
                 raise UserError(f"moe_layer_freq={facts.text('moe_layer_freq')} has no formula")
             return facts.count("first_k_dense_replace")
         if facts.has("interleave_moe_layer_step"):
-            step = facts.size("interleave_moe_layer_step")
+            step = facts.period("interleave_moe_layer_step")
             return sum(number % step != 0 for number in numbers)
         if facts.has("moe_layer_start_index"):
-            interval = facts.count("moe_layer_interval", 1)
+            interval = facts.period("moe_layer_interval")
             start = facts.count("moe_layer_start_index")
             return sum(number <= start or number % interval != 0 for number in numbers)
-        step = facts.count("decoder_sparse_step", 1)
+        step = facts.period("decoder_sparse_step")
         excluded = facts.numbers("mlp_only_layers") or []
         return sum(number - 1 in excluded or number % step != 0 for number in numbers)
 

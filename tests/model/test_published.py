@@ -1006,6 +1006,10 @@ def test_weights_that_authors_publish_are_named_where_a_file_states_none() -> No
         ({"hidden_size": "wide"}, "hidden_size='wide'"),
         ({"hidden_size": 30}, "hidden_size=30"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_hidden_layers": None, "num_hidden_layer": 3}, "did you mean num_hidden_layers"),
+        ({"num_hidden_layers": 2 * 10**9}, "num_hidden_layers=2000000000 exceeds 10000"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern=0"),
+        ({"model_type": "llama4", "interleave_moe_layer_step": 0}, "interleave_moe_layer_step=0"),
         ({"num_key_value_heads": 3}, "num_kv_heads=3"),
         ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method=aqlm"),
         *(
