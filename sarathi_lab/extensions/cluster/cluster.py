@@ -20,17 +20,23 @@ from sarathi_lab.extensions.cluster.routers import WAITING_WEIGHT, Router, load_
 
 @dataclass(frozen=True)
 class Link:
-    """The link of an instance: a transfer takes `latency` seconds, then `bytes_per_token` bytes a
-    cached token, and `state_bytes`, at `bytes_per_second`. It waits for earlier ones at both ends.
+    """The link of an instance: a transfer takes `latency` seconds, then its bytes at
+    `bytes_per_second`. It waits for earlier ones at both ends.
+
+    The bytes are `bytes_per_token` of each cached token, `window_bytes_per_token` of the newest
+    `window` tokens, which layers with a window keep, and `state_bytes` of a sequence.
     """
 
     bytes_per_second: float
     latency: float
     bytes_per_token: float
     state_bytes: float = 0
+    window: int = 0
+    window_bytes_per_token: float = 0
 
     def num_bytes(self, num_tokens: int) -> float:
-        return num_tokens * self.bytes_per_token + self.state_bytes
+        in_window = min(num_tokens, self.window) * self.window_bytes_per_token
+        return num_tokens * self.bytes_per_token + in_window + self.state_bytes
 
     def seconds(self, num_tokens: int) -> float:
         return self.latency + self.num_bytes(num_tokens) / self.bytes_per_second

@@ -184,9 +184,18 @@ class Disaggregated(Several):
         rate = device.num_devices * hardware.link_efficiency * stated
         # A head that several devices hold is sent to each of them.
         on_device = device.parallel.with_heads_of_device(spec)
-        token_bytes = device.parallel.tensor * on_device.kv_bytes_per_token(device.dtype_bytes)
-        state_bytes = spec.state_bytes(device.dtype_bytes)
-        return Link(rate, hardware.link_latency, token_bytes, state_bytes)
+        num_parts = device.parallel.tensor
+        written_bytes = num_parts * on_device.kv_bytes_per_token(device.dtype_bytes)
+        kept_bytes = num_parts * on_device.cache_bytes_per_token(device.dtype_bytes)
+        window = on_device.cached_window
+        return Link(
+            rate,
+            hardware.link_latency,
+            bytes_per_token=kept_bytes,
+            state_bytes=spec.state_bytes(device.dtype_bytes),
+            window=0 if window is None else window.window.size,
+            window_bytes_per_token=written_bytes - kept_bytes,
+        )
 
     def cluster(self, schedulers: Sequence[Scheduler], executor: Executor) -> Cluster:
         return Handover(schedulers, _instances(executor), ROUTERS[self.router](), self.prefill)

@@ -12,12 +12,14 @@ from helpers import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine, serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.extensions.cluster import Disaggregated, Replicas, Several
 from sarathi_lab.extensions.cluster.cluster import Cluster, Link
@@ -119,6 +121,15 @@ def test_a_sequence_moves_at_its_first_token_and_decodes_elsewhere():
     ]
     moves = [(m.request_id, m.requested, m.start, m.end) for m in cluster.transfers]
     assert moves == [(0, 2.0, 2.0, 4.25), (2, 5.25, 5.25, 6.5)]
+
+
+def test_layers_with_a_window_send_the_newest_tokens_alone():
+    spec = load_option("model", "gemma-3-12b")
+    link = Disaggregated().link_between(SimulatedBackend(load_option("hardware", "h100")), spec)
+    window = spec.layers.window
+    assert link.num_bytes(window.size) == window.size * spec.kv_bytes_per_token(2)
+    beyond = link.num_bytes(window.size + 1000) - link.num_bytes(window.size)
+    assert beyond == 1000 * spec.cache_bytes_per_token(2) < 1000 * spec.kv_bytes_per_token(2)
 
 
 def test_chunks_of_instances_are_for_policies_that_cut_prompts():
