@@ -17,11 +17,13 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -251,6 +253,9 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
     cells, damaged = _read_cells(file)
     trace_format = _recognise(file, cells)
     notes = list[str]()
+    if trace_format is WEKA and _begin_alike(cells):
+        trace_format = replace(WEKA, time="")
+        notes.append("t counts within each conversation: they have no times of arrival")
     if trace_format.unit == UNSTATED:
         unit = _unit_of(file, cells[trace_format.time])
         trace_format = replace(trace_format, unit=unit)
@@ -287,7 +292,7 @@ def _read_cells(file: Path) -> tuple[pd.DataFrame, list[str]]:
     rows = json_rows(text)
     if rows is not None:
         return _cells_of_json(file, rows)
-    return _cells_of_csv(file, text), []
+    return _cells_of_csv(file, text)
 
 
 def _rows_of_folder(folder: Path) -> JsonRows:
@@ -306,17 +311,19 @@ def _rows_of_folder(folder: Path) -> JsonRows:
     return JsonRows(objects, range(1, len(objects) + 1), damaged)
 
 
-def _cells_of_csv(file: Path, text: str) -> pd.DataFrame:
-    """Read the text of CSV's cells by number of their line."""
+def _cells_of_csv(file: Path, text: str) -> tuple[pd.DataFrame, list[str]]:
+    """Read the text of CSV's cells by number of their line, and list rows that are damaged."""
     if not text.strip():
         raise UserError(f"{file} is empty; name a file with at least one request")
     kind = kind_of_text(text)
     if kind in OTHER_KINDS:
         raise UserError(f"{file} is {kind}, which has no requests; {FIX}")
+    separator = _separator(text)
+    text, damaged = _without_overlong_rows(text, separator)
     with readable(file, "correct it, or name a file with at least one request"):
         cells = pd.read_csv(
             io.StringIO(text),
-            sep=_separator(text),
+            sep=separator,
             dtype=str,
             skipinitialspace=True,
             skip_blank_lines=False,
@@ -324,9 +331,30 @@ def _cells_of_csv(file: Path, text: str) -> pd.DataFrame:
         )
     cells.index += 2  # behind the header
     cells = cells.rename(columns=str.strip).dropna(how="all")
-    if cells.empty:
+    if cells.empty and not damaged:
         raise UserError(f"{file} is empty but for its header ({kind}); name a file with requests")
-    return cells
+    return cells, damaged
+
+
+def _without_overlong_rows(text: str, separator: str) -> tuple[str, list[str]]:
+    """Empty the rows with more cells than the header, whose values stand under wrong headings, as a
+    decimal comma leaves them; and describe each. Empty cells behind the last are no cells.
+    """
+    damaged = list[str]()
+    lines = text.split("\n")
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+    with suppress(csv.Error):  # such as of a cell with more characters than the module takes
+        num_columns = len(next(reader))
+        for row in reader:
+            if len(row) <= num_columns:
+                continue
+            line = reader.line_num
+            if any(row[num_columns:]):
+                damaged.append(f"line {line}: {len(row)} cells under {num_columns} headings")
+                lines[line - 1] = ""
+            else:
+                lines[line - 1] = lines[line - 1].rstrip().rstrip(separator)
+    return "\n".join(lines), damaged
 
 
 def _separator(text: str) -> str:
@@ -352,7 +380,7 @@ def _cells_of_json(file: Path, rows: JsonRows) -> tuple[pd.DataFrame, list[str]]
             conversations.append(conversation)
         else:
             damaged.append(f"line {line}: requests is not a list")
-    return _cells_of_conversations(conversations), damaged
+    return _cells_of_conversations(conversations, damaged), damaged
 
 
 def _cells_of_agents(rows: JsonRows, damaged: list[str]) -> pd.DataFrame:
@@ -381,8 +409,12 @@ def _cells_of_agents(rows: JsonRows, damaged: list[str]) -> pd.DataFrame:
     return table
 
 
-def _cells_of_conversations(conversations: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Read Weka's conversations, whose ids count within each of them unless they are global."""
+def _cells_of_conversations(
+    conversations: Sequence[Mapping[str, Any]], damaged: list[str]
+) -> pd.DataFrame:
+    """Read Weka's conversations, whose ids count within each of them unless they are global, and
+    add to `damaged` what is not replayed.
+    """
     keys = ("t", "in", "out", "think_time")
     cells = list[dict[str, object]]()
     numbering = dict[tuple[str, object], int]()
@@ -391,8 +423,15 @@ def _cells_of_conversations(conversations: Sequence[Mapping[str, Any]]) -> pd.Da
         is_local = conversation.get("hash_id_scope", "local") == "local"
         scope = name if is_local else ""
         for request in conversation["requests"]:
-            if not isinstance(request, Mapping) or "in" not in request:
-                continue  # a subagent, whose own requests are not part of the conversation
+            if not isinstance(request, Mapping):
+                damaged.append(f"conversation {name}: {request} is no request")
+                continue
+            if "in" not in request:
+                # A subagent runs beside the conversation, of which its requests are no turns.
+                of_subagent = request.get("requests")
+                number = len(of_subagent) if isinstance(of_subagent, list) else 1
+                damaged += [f"conversation {name}: a request of a subagent"] * number
+                continue
             row = {key: request.get(key) for key in keys}
             row["id"] = name
             stated_ids = request.get("hash_ids") or []
@@ -421,6 +460,12 @@ def _recognise(file: Path, cells: pd.DataFrame) -> TraceFormat:
         if key in names:
             raise UserError(f"{file} has {content}")
     columns = ", ".join(map(str, cells))[:200]
+    if all(str(name)[:1].isdigit() for name in cells):
+        header = ",".join(PLAIN[0].needed)
+        raise UserError(
+            f"{file} has no header: its first row is {columns}; put the names of its columns in "
+            f"front, such as {header}"
+        )
     raise UserError(f"{file} has the columns {columns}, {_what_is_missing(names)}")
 
 
@@ -534,6 +579,15 @@ def _nanoseconds(column: pd.Series, unit: int) -> tuple[pd.Series, pd.Series]:
     whole_units = np.floor(numbers)  # multiplied exactly, as no float is
     fraction = ((numbers - whole_units) * unit).round().astype("int64")
     return whole_units.astype("int64") * unit + fraction, is_valid
+
+
+def _begin_alike(cells: pd.DataFrame) -> bool:
+    """Return whether all of several conversations begin at 0, on a clock of their own each."""
+    (name,) = WEKA.session
+    if name not in cells:
+        return False
+    first_times = cells.drop_duplicates(name)[WEKA.time]
+    return len(first_times) > 1 and bool((first_times == 0).all())
 
 
 def _unit_of(file: Path, column: pd.Series) -> int:

@@ -131,6 +131,21 @@ def test_priorities_are_read_whatever_separates_columns(load, separator):
     assert {request.priority for request in drawn} <= {3, 4}
 
 
+@pytest.mark.filterwarnings("error")
+def test_rows_with_more_cells_than_the_header_are_damaged(load):
+    text = "timestamp_s,input_tokens,output_tokens\n0,10,5\n1,5,1000,20\n2,20,6,\n"
+    loaded = load(text)
+    assert rows_of(loaded) == [(0.0, 10, 5), (2.0, 20, 6)]
+    assert "1 damaged (line 3: 4 cells under 3 headings)" in loaded.describe()
+    with pytest.raises(UserError, match="line 2: 4 cells under 3 headings"):
+        load("timestamp_s,input_tokens,output_tokens\n1,5,1000,20\n")
+
+
+def test_a_table_without_a_header_is_told_so(load):
+    with pytest.raises(UserError, match=r"has no header: .*timestamp,input_tokens,output_tokens"):
+        load("12.5,2000,300\n13.5,200,30\n")
+
+
 def test_pairs_of_lengths_need_no_time_unless_a_column_may_be_one(load):
     rows = "10,5\n20,6\n"
     assert rows_of(load("input_len,output_len\n" + rows)) == [(0.0, 10, 5), (0.0, 20, 6)]
@@ -351,6 +366,17 @@ def test_weka_conversations_pause_to_think_and_number_their_own_blocks(load, tmp
     with pytest.raises(UserError, match="a folder without files of JSON"):
         Trace(path=str(tmp_path / "weka" / ".."), seed=0).generate(None)
     assert [turn.pause for session in loaded.sessions for turn in session[1:]] == [2.0, 2.0]
+    # Each conversation has a clock of its own, unless one begins later.
+    assert "t counts within each conversation" in " ".join(loaded.notes)
+    spread = load("\n".join(map(json.dumps, conversations)), rate=0.5)
+    assert spread.requests[2].arrival_time > 0
+    late = {**turns[0], "t": 7.0}
+    inner = {"t": 8.0, "type": "subagent", "requests": [late, late]}
+    conversations.append({"id": "z", "requests": [late, inner]})
+    loaded = load("\n".join(map(json.dumps, conversations)))
+    assert not any("t counts" in note for note in loaded.notes)
+    assert loaded.requests[-1].arrival_time == 7.0
+    assert "2 damaged (conversation z: a request of a subagent)" in loaded.describe()
 
 
 def test_an_agents_calls_wait_for_its_tools(load):
