@@ -9,18 +9,21 @@ import ast
 import re
 import shlex
 import sys
+from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from documented import DOCUMENTS, PAGES, untimed
-from site_hooks import GROUPS, Relinker, fill_in, options, outer_pages, settings_of
+from site_hooks import GROUPS, SHARED, Relinker, fill_in, options, outer_pages, settings_of
 
 from sarathi_lab.__main__ import main
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.config.sweeper import compose
+from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
+from sarathi_lab.executor.simulated.hardware import Hardware, Host
 from sarathi_lab.extensions.check_policy import check_policy
 from sarathi_lab.policy import Policy
 
@@ -149,6 +152,29 @@ def test_the_page_of_settings_has_every_option_and_every_comment():
     for setting in settings_of(CONF / "config.yaml"):
         assert f"| `{setting.name}` |" in page
     assert "generated:" not in page
+
+
+def test_every_setting_is_explained_by_a_comment_or_is_another_ones_value():
+    explained = set()
+    unexplained = set()
+    for group in GROUPS:
+        for folder in (group, SHARED.get(group, group)):
+            for path in options(folder):
+                for setting in settings_of(path):
+                    name = f"{group}.{setting.name}".removeprefix(f"{group}.{group}.")
+                    is_name = name.endswith(".name")
+                    if setting.meaning or setting.default.startswith("`${") or is_name:
+                        explained.add(name)
+                    else:
+                        unexplained.add(name)
+    assert len(explained) > 100
+    assert unexplained <= explained
+
+
+@pytest.mark.parametrize("kind", [Hardware, Host, CudaGraphs])
+def test_every_figure_of_a_device_and_its_host_is_explained(kind):
+    explained = re.findall(r"^ {8}(\w+): ", kind.__doc__, flags=re.MULTILINE)
+    assert explained == [field.name for field in fields(kind)]
 
 
 def test_the_page_of_policies_has_a_row_for_each():

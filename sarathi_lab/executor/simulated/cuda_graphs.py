@@ -28,12 +28,17 @@ _tokens = partial(whole, minimum=1, fix="use tokens such as 512")
 
 @dataclass(frozen=True, kw_only=True)
 class CudaGraphs:
-    """Captured batches of `sizes` tokens, by default vLLM's up to `largest`.
+    """Captured batches, each padded to the next captured size.
 
-    A batch is padded to the next captured size. Replayed whole ("full") it launches in no time;
-    "piecewise", its attention is launched between captured pieces, `piece_launch` seconds a layer;
-    a batch that is not captured takes `layer_launch`. The device computes meanwhile, so that the
-    longer of the two counts. `mode=None`: nothing is padded, and launches take no time.
+    Replayed whole ("full") a batch launches in no time; "piecewise", its attention is launched
+    between captured pieces. The device computes meanwhile, so that the longer of the two counts.
+
+    Attributes:
+        mode: One of `REPLAYS`; None: nothing is padded, and launches take no time.
+        sizes: Tokens of the captured batches; None: vLLM's up to `largest`.
+        largest: Tokens of the largest captured batch.
+        layer_launch: Seconds of launching a layer of a batch that is not captured.
+        piece_launch: Seconds of launching the attention of a layer between captured pieces.
     """
 
     mode: str | None = one_of(None, name="host.graphs.mode", valid=tuple(REPLAYS))

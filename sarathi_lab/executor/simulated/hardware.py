@@ -85,89 +85,136 @@ def none_as_nan(errors: Mapping[str, float | None]) -> dict[str, float]:
 class Hardware:
     """Figures of one device for cost models; `conf/hardware/*.yaml` gives each figure's source.
 
-    Rates are per second, costs in seconds for any shape. None: unknown, so what needs the
-    figure can't be simulated. Defaults of kernel behaviour are those of the paper's kernels.
+    Where a figure may be None it is unknown, unless another meaning is stated, and what needs it
+    can't be simulated. Defaults of kernel behaviour are those of the paper's kernels.
+
+    Attributes:
+        name: The device's.
+        flops_per_second: Peak of dense products, on elements of `dtype_bytes`.
+        bytes_per_second: Peak of its memory.
+        memory_bytes: Size of its memory.
+        num_sms: Multiprocessors, or cores.
+        matmul_efficiency: Share of the peak that matrix products reach.
+        attention_efficiency: Share of the peak that attention to tokens before a chunk reaches.
+        causal_efficiency: The same of attention within a chunk.
+        memory_efficiency: Share of the bandwidth that streaming reaches.
+        kv_efficiency: Share of the bandwidth that decodes reach as they read the KV cache.
+        kernel_launch: Seconds of any kernel beside its work.
+        attention_launch: Seconds of a call of attention beside its work.
+        iteration_overhead: Seconds of an iteration beside its kernels, unless `Host` states them.
+        uncertainty: Mean absolute relative error by kind of operation (`UNCERTAIN`, maybe
+            `EXPERTS`) on held-out shapes; None: none were held out.
+        tables: Folder of measured times (`executor.tables`); None: there is none.
+        dtype_bytes: Bytes of an element, of which the peak of products is.
+        maker: One of `MAKERS`.
+        layer_host_time: Seconds of launching a layer, overlapped with the device.
+        link_bytes_per_second: Bytes/s to another device of its node, in one direction.
+        network_bytes_per_second: Bytes/s to another node, in one direction.
+        fp8_flops_per_second: Peak of dense products in 8 bits.
+        fp8_efficiency: Share of it that products reach, also of the next peak, as none was
+            measured.
+        fp4_flops_per_second: Peak of dense products in 4 bits.
+        int8_flops_per_second: Peak of dense products of integers in 8 bits, which reach
+            `fp8_efficiency`, or `matmul_efficiency` where the card has no other 8 bits. None:
+            integers are only stored, and computed in 16 bits.
+        link_efficiency: Share of their rates that links reach, within and between nodes.
+        link_latency: Seconds of a transfer beside its bytes.
+        link_step: Seconds that an all-reduce takes longer for each device beyond two.
+        link_sharing: What each device beyond two adds to the divisor of its rate, 1.
+        two_shot_latency: Seconds that an all-reduce takes longer if it sums in parts; 0: it always
+            does.
+        partial_waves: Whether products spread the tiles of a last wave over all SMs.
+        query_ramp: Start and end of a tile of queries, in keys.
+        prompt_efficiency: Share of the bandwidth in a prompt's call, of queries, outputs, keys and
+            values; None: `kv_efficiency`, of keys and values alone.
+        chunk_splits: Most parts that the keys of a chunk's query tile are split into, to occupy
+            idle SMs.
+        decode_splits: The same of decodes.
+        ungrouped_splits: The same of decodes without grouped heads; None: as of other decodes.
+        decode_launch: Seconds of a call of decodes; None: `attention_launch`.
+        decode_block_time: Least seconds of one SM for each sequence and KV head.
+        ungrouped_launch: `decode_launch` of decodes without grouped heads; None: as of others.
+        ungrouped_block_time: `decode_block_time` of these; None: as of others.
+        decode_fill: Seconds until decodes read at their full rate.
+        regroup_time: Seconds of ordering grouped queries in a call of decodes.
+        expert_efficiency: Share of `matmul_efficiency` that a mixture's experts reach.
+        expert_launch: Seconds of a mixture's layer beside its work and its kernels' launches.
+        expert_traffic: Factor on the time of moving the activations of experts between and after
+            their products, where moving each once has 1.
+        block_queries: Queries of a tile whose keys are not split, so that a call lasts as long as
+            its longest tile; None: tiles of `kernel_times.QUERY_TILE`, which fill the SMs evenly.
+        hybrid_call: Whether prefills and decodes attend in one call, as in vLLM, where each head of
+            a decode takes a query tile; None: only if operation tables have such calls.
+        l2_bytes: Bytes of the L2 cache, which in such a call hold keys between the heads that share
+            them; None: they always do.
+        tiles_per_sm: Query tiles that fit the shared memory of an SM at once, in such a call.
+        product_rate: FLOP/s of a product that lasts, as measured on this very card
+            (`kernel_times.at_measured_rates`); None: as of the file.
+        cache_rate: Bytes/s of decodes that read the KV cache, measured so; None: as of the file.
+        kernel: The attention kernel, if it is not that of the `tables`.
+        kernels: Attention kernels that `Host.attention_kernel` selects: figures in place of those
+            above.
+        latent: Of latent attention, figures in place of those above.
+        linear: Of linear attention, by the gated delta rule: `launch`, `step`, `conv_efficiency`
+            and `decode_launch` (`mixed_layers`).
+        is_datasheet: Whether none of its kernels was measured (`datasheet`).
     """
 
     name: str = text(fix=FIX)
-    flops_per_second: float = _peak()  # dense, on elements of `dtype_bytes`
+    flops_per_second: float = _peak()
     bytes_per_second: float = _peak()
     memory_bytes: float = _peak()
-    num_sms: int = _count()  # multiprocessors, or cores
-    # Shares of compute: matrix products, attention to tokens before a chunk and within it.
+    num_sms: int = _count()
     matmul_efficiency: float = _efficiency()
     attention_efficiency: float = _efficiency()
     causal_efficiency: float = _efficiency()
-    # Shares of bandwidth: streaming, and reading the KV cache.
     memory_efficiency: float = _efficiency()
     kv_efficiency: float = _efficiency()
     kernel_launch: float = _seconds()
     attention_launch: float = _seconds()
     iteration_overhead: float = _seconds()
-    # Mean absolute relative error by kind of operation on held-out shapes; None: none held out.
     uncertainty: Mapping[str, float | None] = field(compare=False)
-    tables: str | None = text(None, fix=FIX)  # folder of measured times (`executor.tables`)
+    tables: str | None = text(None, fix=FIX)
     dtype_bytes: int = 2
     maker: str | None = one_of(None, name="hardware.maker", valid=MAKERS)
-    layer_host_time: float = _seconds(0.0)  # of launching a layer, overlapped with the device
-    # Of each device, one direction at a time: within its node, to another node, to host memory.
+    layer_host_time: float = _seconds(0.0)
     link_bytes_per_second: float | None = _link()
     network_bytes_per_second: float | None = _link()
     fp8_flops_per_second: float | None = _peak(None)
     fp8_efficiency: float = _efficiency(1.0)
-    fp4_flops_per_second: float | None = _peak(None)  # at the efficiency of 8 bits: none measured
-    # Of integers of 8 bits, at the efficiency of other 8 bits as none was measured, or of 16 bits
-    # where the card has no others; None: integers are only stored, and computed in 16 bits.
+    fp4_flops_per_second: float | None = _peak(None)
     int8_flops_per_second: float | None = _peak(None)
-    link_efficiency: float = _efficiency(1.0)  # of links within and between nodes
-    link_latency: float = _seconds(0.0)  # of a transfer
-    # Of an all-reduce, per device beyond two: extra seconds, and the rate's divisor less 1.
+    link_efficiency: float = _efficiency(1.0)
+    link_latency: float = _seconds(0.0)
     link_step: float = _seconds(0.0)
     link_sharing: float = _slowdown()
-    two_shot_latency: float = _seconds(0.0)  # added by summing in parts; 0: always in parts
-    partial_waves: bool = flag(False, fix=FIX)  # products spread a last wave's tiles over all SMs
-    query_ramp: float = _slowdown()  # start and end of a query tile, in keys
-    # Share of bandwidth in a prompt's call, of queries, outputs, keys and values; None:
-    # `kv_efficiency`, of keys and values alone.
+    two_shot_latency: float = _seconds(0.0)
+    partial_waves: bool = flag(False, fix=FIX)
+    query_ramp: float = _slowdown()
     prompt_efficiency: float | None = _efficiency(None)
-    # Upper limits on the parts that the keys of a query tile are split into to occupy idle SMs: for
-    # chunks, for decodes, and for decodes without grouped heads (None: as other decodes).
     chunk_splits: int = _count(16)
     decode_splits: int = _count(16)
     ungrouped_splits: int | None = _count(None)
-    decode_launch: float | None = _seconds(None)  # of a call of decodes; None: attention_launch
-    decode_block_time: float = _seconds(0.0)  # least time of one SM per sequence and KV head
-    # The same two of decodes without grouped heads; None: as of other decodes.
+    decode_launch: float | None = _seconds(None)
+    decode_block_time: float = _seconds(0.0)
     ungrouped_launch: float | None = _seconds(None)
     ungrouped_block_time: float | None = _seconds(None)
-    decode_fill: float = _seconds(0.0)  # until decodes read at their full rate
-    regroup_time: float = _seconds(0.0)  # of ordering grouped queries in a call of decodes
-    # A mixture's experts: share of `matmul_efficiency`, fixed cost, traffic between the products.
+    decode_fill: float = _seconds(0.0)
+    regroup_time: float = _seconds(0.0)
     expert_efficiency: float = _efficiency(1.0)
     expert_launch: float = _seconds(0.0)
     expert_traffic: float = _slowdown()
-    # Queries of a tile whose keys are not split, so that a call lasts as long as its longest tile.
-    # None: tiles of `kernel_times.QUERY_TILE`, which fill the SMs evenly.
     block_queries: int | None = _count(None)
-    # Prefills and decodes attend in one call, as in vLLM, where each head of a decode takes a query
-    # tile. None: only if operation tables have such calls.
     hybrid_call: bool | None = flag(None, fix=FIX)
-    # Of a call over prefills and decodes: bytes of the L2 cache, which hold keys between the heads
-    # that share them (None: always), and the query tiles that fit an SM's shared memory at once.
     l2_bytes: float | None = number(None, above=0, fix=FIX)
     tiles_per_sm: int = _count(1)
-    # Of one card, as measured on it (`kernel_times.at_measured_rates`): FLOP/s of a product that
-    # lasts, and bytes/s of decodes that read the KV cache. None: as of the file.
     product_rate: float | None = number(None, above=0, fix="use FLOP/s, such as 450e12")
     cache_rate: float | None = number(None, above=0, fix="use bytes/s, such as 2.5e12")
-    kernel: str | None = text(None, fix=FIX)  # of attention, if it is not that of the `tables`
-    # Attention kernels that `Host.attention_kernel` selects: figures in place of those above.
+    kernel: str | None = text(None, fix=FIX)
     kernels: Mapping[str, Figures] = field(default_factory=dict, compare=False)
-    # Of latent attention: figures in place of those above. Of linear attention, by the gated delta
-    # rule: `launch`, `step`, `conv_efficiency` and `decode_launch` (`mixed_layers`).
     latent: Figures = field(default_factory=dict, compare=False)
     linear: Mapping[str, float] = field(default_factory=dict, compare=False)
-    is_datasheet: bool = flag(False, fix=FIX)  # none of its kernels was measured (`datasheet`)
+    is_datasheet: bool = flag(False, fix=FIX)
 
     def __post_init__(self) -> None:
         check_fields(self, "hardware.")
@@ -337,10 +384,10 @@ class Host:
             waiting all the same.
         visible_sequence: Seconds more for each sequence of the batch.
         attention_kernel: One of `Hardware.kernels`; None: the hardware file's.
-        makers: Whose cards the system runs on, of `MAKERS`; None: not stated.
         graphs: They launch a layer's kernels; None: launches take no time.
         fused: Kernels (`FUSING`) that include the conversion to 8 bits which follows; an all-reduce
             includes its norm as well.
+        makers: Whose cards the system runs on, of `MAKERS`; None: not stated.
     """
 
     name: str
