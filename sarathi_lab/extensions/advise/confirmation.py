@@ -36,7 +36,7 @@ def confirmed(runs: PolicyRuns, leader: Leader | None = None) -> pd.DataFrame:
         if is_behind or row["expected_use"] >= longer_runs.least_use:
             break
         # Longer runs are costly: rows that would miss as those near them did are passed over.
-        if longer_runs.make_unlikely(row):
+        if longer_runs.predict_miss(row):
             unlikely.append(row)
             continue
         longer_runs.add(row)
@@ -85,7 +85,7 @@ class _LongerRuns:
         elif not longer["is_steady"]:
             self.overload = max(self.overload, (1 - AS_GOOD) * row["throughput"])
 
-    def make_unlikely(self, row: Row) -> bool:
+    def predict_miss(self, row: Row) -> bool:
         """Return whether they let expect that a longer run of a row's chunk exceeds a bound."""
         return row["throughput"] < self.overload or _is_close_to_missed(row, self.rows)
 
