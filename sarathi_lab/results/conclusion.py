@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from sarathi_lab.results.intervals import (
 )
 from sarathi_lab.results.load_trend import longer_than
 from sarathi_lab.results.other_runs import LEAST_DIFFERENCE, equal_runs, run_names, runs_behind
-from sarathi_lab.results.table import Row, display_unit, less_is_better
+from sarathi_lab.results.table import Row, display_unit, heading, less_is_better
 
 # What is judged where all requests wait from the start, and where they arrive over time.
 CLOSED_VERDICTS = ("throughput", "tbt_p99")
@@ -93,104 +93,147 @@ class _Best(NamedTuple):
 
 
 def conclusion(runs: pd.DataFrame) -> list[str]:
-    """Compare the best run of each workload with the reference: what is better, worse, undecided.
+    """Compare the best run of each workload with the reference, and with the best ones of other
+    policies: what is better, worse, undecided.
 
     The best has the most tokens/s; of requests that arrive over time `_order_over_time` states it.
     As it is chosen among several, its intervals are as wide as all of them need at once. Where it
-    or the reference is not steady, waits are not compared. More than `MOST` workloads leave the
-    best and the worst.
+    or the other one is not steady, waits are not compared.
     """
-    is_over_time = arrive_over_time(runs)
-    equal = equal_runs(runs)
     base = analysis.reference(runs)
-    comparison = None
-    if base is not None:
-        comparison = _comparison(runs, is_over_time=is_over_time, base=base)
-    every_best: Sequence[_Best] = []
+    comparison = _comparison(runs, base)
+    verdicts: list[str] = []
     if comparison is not None:
-        every_best = _best_of_workloads(comparison)
-    if comparison is None or not every_best:
-        remarks = [*_of_own_policies(runs, is_over_time=is_over_time), *_without_reference(runs)]
-        remarks += equal
-        return ["", *remarks] if remarks else []
-    described = every_best
-    if len(every_best) > MOST:
-        described = _extremes(every_best, comparison)
-    sentences = [_sentence(best, comparison) for best in described]
-    if len(described) < len(every_best):
-        number = len(every_best)
-        sentences.append(f"The other {number - 2} of {number} workloads lie between.")
-    sentences += _among_swept(described, comparison)
-    sentences += _behind(every_best, comparison)
-    sentences += equal
-    are_single = all(len(best.runs) == 1 for best in described)
-    is_drawn_once = is_over_time and are_single and _are_drawn(comparison.runs)
-    if is_drawn_once and comparison.noise == analysis.DETERMINISTIC:
-        sentences.append(ONE_DRAW)
-    caution = _caution_of_replay(comparison.runs)
+        verdicts = _verdicts(comparison)
+    remarks = []
+    if base is None:
+        remarks += _remark_on_reference(runs, are_compared=bool(verdicts))
+    remarks += equal_runs(runs)
+    if verdicts and _are_single_draws(runs):
+        remarks.append(ONE_DRAW)
+    caution = _caution_of_replay(runs)
     if caution:
-        sentences.append(caution)
-    sentences[0] = f"\n{sentences[0]}"
+        remarks.append(caution)
+    sentences = [*verdicts, *remarks]
+    if sentences:
+        sentences[0] = f"\n{sentences[0]}"
     return sentences
 
 
-def _without_reference(runs: pd.DataFrame) -> list[str]:
-    """State that the policies of a sweep have no reference, where none of them is one."""
+def _verdicts(comparison: _Comparison) -> list[str]:
+    """Compare the best run of each workload with the reference and with other policies' best ones.
+
+    Without a reference only policies of one sweep are compared.
+    """
+    every_best = _best_of_workloads(comparison)
+    if comparison.base:
+        return _beside_reference(every_best, comparison)
+    if "swept" not in comparison.runs or _is_replay(comparison.runs):
+        return []
+    return _among_swept(every_best, comparison, num_workloads=len(every_best))
+
+
+def _beside_reference(every_best: Sequence[_Best], comparison: _Comparison) -> list[str]:
+    """Compare the best run of each workload with the reference, of more than `MOST` workloads the
+    two extremes. Then these are compared with other policies, and runs that are worse are named.
+    """
+    described = every_best
+    on_others: list[str] = []
+    if len(every_best) > MOST:
+        described, on_others = _extremes(every_best, comparison)
+    sentences = [_sentence(best, comparison) for best in described]
+    sentences += on_others
+    sentences += _among_swept(described, comparison, num_workloads=len(every_best))
+    sentences += _behind(every_best, comparison)
+    return sentences
+
+
+def _remark_on_reference(runs: pd.DataFrame, *, are_compared: bool) -> list[str]:
+    """State that the policies of a sweep have no reference, and how they get one."""
     is_sweep = "swept" in runs
     if not is_sweep or _is_replay(runs):
         return []
     policies = list(runs.policy.unique())
-    if len(policies) < 2 or analysis.reference(runs) is not None:
+    if len(policies) < 2:
         return []
     # Classes of a user's own are no options that `baselines` can name.
     options = option_files("policy")
     named = [policy for policy in policies if policy in options]
     reference = named[-1] if named else analysis.REFERENCES[0]
+    remark = "No policy is the reference"
+    if are_compared:
+        remark += ", so the best ones are compared with each other alone"
     return [
-        f"No policy is the reference, so the best ones are compared with each other alone; "
-        f"baselines=[{reference}] compares with {reference}, with an interval where there are "
-        "several seeds."
+        f"{remark}; baselines=[{reference}] compares with {reference}, with an interval where "
+        "there are several seeds."
     ]
 
 
-def _of_own_policies(runs: pd.DataFrame, *, is_over_time: bool) -> list[str]:
-    """Compare the policies of a sweep without a reference with each other."""
-    if "swept" not in runs or _is_replay(runs):
-        return []
-    comparison = _comparison(runs, is_over_time=is_over_time, base=None)
-    if comparison is None:
-        return []
-    every_best = _best_of_workloads(comparison)
-    return _among_swept(every_best[:MOST], comparison)
+def _among_swept(
+    every_best: Sequence[_Best], comparison: _Comparison, *, num_workloads: int
+) -> list[str]:
+    """Compare the best run of each workload with the best ones of the sweep's other policies: the
+    first `MOST_POLICIES` on a single workload, the next best one on each of several.
 
-
-def _among_swept(every_best: Sequence[_Best], comparison: _Comparison) -> list[str]:
-    """Compare the best run of each workload with the best ones of the sweep's other policies: all
-    of them of a single workload, the next best one of several. Nothing is stated of equal runs.
+    What is not compared is counted: policies, and workloads after `MOST` sentences.
     """
-    most = MOST_POLICIES if len(every_best) == 1 else 1
-    sentences = []
+    most_others = 1
+    next_best = "next best policy of each workload is"
+    if num_workloads == 1:
+        most_others = MOST_POLICIES
+        next_best = f"{MOST_POLICIES} next best policies are"
+    sentences: list[str] = []
+    num_compared = 0
+    leaves_policies = False
     for best in every_best:
-        for other in _best_of_others(best, comparison)[:most]:
-            sentence = _beside_other(best, other, comparison)
-            if sentence:
-                sentences.append(sentence)
+        if len(sentences) >= MOST:
+            break
+        others = _best_of_others(best, comparison)
+        sentences += _beside_others(best, others, comparison, most_others)
+        leaves_policies = leaves_policies or next(others, None) is not None
+        num_compared += 1
+    if not sentences:
+        return []
+    if leaves_policies:
+        sentences.append(f"Only the {next_best} compared with the best one.")
+    if num_compared < num_workloads:
+        sentences.append(
+            f"Policies are compared on {num_compared} of {num_workloads} workloads; the table has "
+            "the others."
+        )
     return sentences
 
 
-def _best_of_others(best: _Best, comparison: _Comparison) -> list[_Best]:
-    """Return the best runs of the other policies on the same workload, the best one first."""
+def _beside_others(
+    best: _Best, others: Iterator[_Best], comparison: _Comparison, most: int
+) -> list[str]:
+    """Compare the best run of a workload with the first `most` of `others` that differ from it.
+
+    Equal ones are passed over: `equal_runs` names them.
+    """
+    sentences: list[str] = []
+    for other in others:
+        sentence = _beside_other(best, other, comparison)
+        if sentence:
+            sentences.append(sentence)
+        if len(sentences) == most:
+            break
+    if sentences and not comparison.base:  # else the sentence on the reference has stated it
+        sentences[-1] += _on_samples(best.runs, best.num_settings, comparison.noise)
+    return sentences
+
+
+def _best_of_others(best: _Best, comparison: _Comparison) -> Iterator[_Best]:
+    """Yield the best runs of the other policies on the same workload, the best one first."""
     swept = analysis.without_baselines(comparison.runs)
     works = analysis.group_keys(swept, comparison.work)
     work = analysis.group_keys(best.runs[:1], comparison.work).iloc[0]
     excluded = [comparison.base, best.runs.policy.iloc[0]]
     others = swept[(works == work) & ~swept.policy.isin(excluded)]
-    in_order = []
     while not others.empty:
         next_best = _best(others, comparison)
-        in_order.append(next_best)
+        yield next_best
         others = others[others.policy != next_best.runs.policy.iloc[0]]
-    return in_order
 
 
 def _beside_other(best: _Best, other: _Best, comparison: _Comparison) -> str:
@@ -227,16 +270,49 @@ def _behind(every_best: Sequence[_Best], comparison: _Comparison) -> list[str]:
     )
 
 
-def _extremes(every_best: Sequence[_Best], comparison: _Comparison) -> list[_Best]:
-    """Return the workloads on which the best comes to least and to most beside the reference."""
-    ratio = f"{comparison.names[0]}_vs_{comparison.base}"
-    ordered = sorted(every_best, key=lambda best: best.runs[ratio].median())
-    return [ordered[0], ordered[-1]]
+def _extremes(
+    every_best: Sequence[_Best], comparison: _Comparison
+) -> tuple[Sequence[_Best], list[str]]:
+    """Return the workloads on which the best comes to least and to most beside the reference, and
+    sentences on the others.
+
+    The order is that of steady runs by the first quantity that is judged. Where fewer than two
+    workloads have such, it is that of all runs by a quantity that does not depend on their length.
+    """
+    comparable = []
+    for best in every_best:
+        references = _references(best.runs, comparison)
+        if not _difference_in_steadiness(best.runs, references, comparison.base):
+            comparable.append(best)
+    number = len(every_best)
+    name = comparison.names[0]
+    on_others = []
+    if len(comparable) < 2:
+        comparable = list(every_best)
+        name = next(iter(comparison.steady_names), name)
+    elif len(comparable) < number:
+        num_unsteady = number - len(comparable)
+        on_others.append(f"On {num_unsteady} of {number} workloads a run is not steady.")
+    ratio = f"{name}_vs_{comparison.base}"
+    ordered = sorted(comparable, key=lambda best: best.runs[ratio].fillna(1.0).median())
+    num_between = len(comparable) - 2
+    if num_between:
+        label, _, _ = heading(name).partition(" [")
+        on_others.insert(0, f"{num_between} of {number} workloads lie between in {label}.")
+    return [ordered[0], ordered[-1]], on_others
+
+
+def _are_single_draws(runs: pd.DataFrame) -> bool:
+    """Return whether each case is simulated once, with arrivals that a seed decides."""
+    swept = analysis.without_baselines(runs)
+    cases = analysis.group_keys(swept, ["policy", *analysis.varied(runs)])
+    is_simulated = analysis.noise(runs) == analysis.DETERMINISTIC
+    return is_simulated and cases.is_unique and _are_drawn(runs)
 
 
 def _are_drawn(runs: pd.DataFrame) -> bool:
     """Return whether a seed decides when requests arrive, not a recorded run or a trace."""
-    if "workload.arrivals" not in runs or _is_replay(runs):
+    if "workload.arrivals" not in runs or _is_replay(runs) or not arrive_over_time(runs):
         return False
     kinds = runs["workload.arrivals"]
     is_drawn = kinds.notna() & kinds.ne("trace")
@@ -281,13 +357,13 @@ def caution_of_replay(errors: Mapping[str, float]) -> str:
     )
 
 
-def _comparison(runs: pd.DataFrame, *, is_over_time: bool, base: str | None) -> _Comparison | None:
+def _comparison(runs: pd.DataFrame, base: str | None) -> _Comparison | None:
     """Return how runs are compared with the policy `base`, with none by what they are judged alone;
     None without a quantity to judge them by.
     """
     judged: Sequence[str]
     further_policies: Sequence[str] = []
-    if is_over_time:
+    if arrive_over_time(runs):
         judged = LOADED_VERDICTS
     else:
         judged = CLOSED_VERDICTS
@@ -531,10 +607,10 @@ def _other_quantities(runs: pd.DataFrame, policy: str, comparison: _Comparison) 
 
 def _value_in_words(name: str, value: float) -> str:
     """Format a quantity alone, such as "TTFT P50 185 ms"."""
-    scale, heading = display_unit(name, value)
+    scale, label_and_unit = display_unit(name, value)
     if name == "slo_attainment":
-        return f"{heading} {value:.1%}"
-    label, _, unit = heading.partition(" [")
+        return f"{label_and_unit} {value:.1%}"
+    label, _, unit = label_and_unit.partition(" [")
     return f"{label} {amount(scale * value)} {unit.rstrip(']')}"
 
 
@@ -542,8 +618,8 @@ def _in_words(
     name: str, value: float, value_of_base: float, ratio: float, ends: Sequence[float]
 ) -> str:
     """Format a quantity, the reference's, their ratio; of samples that of pairs, with its ends."""
-    scale, heading = display_unit(name, max(value, value_of_base))
-    label, _, unit = heading.partition(" [")
+    scale, label_and_unit = display_unit(name, max(value, value_of_base))
+    label, _, unit = label_and_unit.partition(" [")
     if name == "slo_attainment":
         return f"{label} {value:.1%} against {value_of_base:.1%}"
     amount_of_base = amount(scale * value_of_base)

@@ -60,14 +60,14 @@ def test_runs_of_equal_quantities_are_named_with_or_without_a_baseline() -> None
     *_, no_reference, equal = conclusion(no_baselines)
     assert "compared with each other alone; baselines=[lmdeploy] compares" in no_reference
     assert equal == "Equal in every quantity: vllm_v1 and trtllm."
-    at_rates = pd.concat(
+    of_two_rates = pd.concat(
         [
             under_load(**{"workload.rate": 1}),
             under_load(**{"workload.rate": 2}).assign(tbt_p99=[0.1, 0.1, 0.2, 0.1]),
         ]
     ).assign(swept="[policy,workload.rate]")
     sentence = "Equal in every quantity on 1 of 2 workloads: vllm_v1 and trtllm."
-    assert sentence in conclusion(at_rates)
+    assert sentence in conclusion(of_two_rates)
     equal = [line for line in conclusion(offline()) if line.startswith("Equal")]
     assert not equal
 
@@ -87,9 +87,81 @@ def test_policies_of_a_sweep_are_compared_with_each_other_by_their_best_runs() -
     with_orca = pd.concat([pd.DataFrame([baseline]), swept]).assign(swept="[policy,chunk]")
     assert sentence in conclusion(with_orca.assign(executor="simulated"))
     no_baselines = conclusion(swept.assign(executor="simulated"))
-    assert no_baselines[:2] == ["", sentence]
+    assert no_baselines[0] == f"\n{sentence}"
     # What the noise of a machine may explain is not decided.
-    assert "undecided in throughput 130" in conclusion(swept.assign(executor="torch"))[1]
+    measured = conclusion(swept.assign(executor="torch"))[0]
+    assert "undecided in throughput 130" in measured
+    assert measured.endswith("One run each has no measure of noise.")
+
+
+def at_rates(waits_of_policy: dict[str, list[float]], **columns: object) -> pd.DataFrame:
+    """A sweep without a reference: a policy's waits for the first token [s] at rates 1, 2, ..."""
+    rows = []
+    for policy, waits in waits_of_policy.items():
+        for rate, wait in enumerate(waits, start=1):
+            rows.append({"policy": policy, "workload.rate": rate, "ttft_p50": wait})
+    return pd.DataFrame(rows).assign(
+        is_baseline=False,
+        swept="[policy,workload.rate]",
+        executor="simulated",
+        tbt_p99=0.1,
+        throughput=100.0,
+        **{"workload.arrivals": "poisson"},
+        **columns,
+    )
+
+
+def test_policies_without_a_reference_are_single_draws_too() -> None:
+    *_, remark = conclusion(at_rates({"sglang": [0.1], "vllm_v1": [0.2]}))
+    assert remark.startswith("These are single draws of arrivals")
+    of_seeds = [at_rates({"sglang": [0.1], "vllm_v1": [0.2]}, seed=seed) for seed in range(6)]
+    sentences = conclusion(pd.concat(of_seeds))
+    assert sentences[0].endswith("; seed=range(7) has 95% for the best of 2 settings.")
+    assert "single draws" not in " ".join(sentences)
+
+
+def test_a_comparison_of_policies_counts_what_it_leaves_out() -> None:
+    first, *_, on_workloads, _, _ = conclusion(at_rates({"sglang": [0.1] * 7, "trtllm": [0.2] * 7}))
+    assert first.startswith("\nsglang workload.rate=1 beside trtllm: better")
+    assert on_workloads.startswith("Policies are compared on 4 of 7 workloads")
+    waits = {"sglang": [0.1], "trtllm": [0.2], "vllm_v1": [0.3], "orca_": [0.4], "max": [0.5]}
+    assert "Only the 3 next best policies are compared with the best one." in conclusion(
+        at_rates(waits)
+    )
+    at_two = at_rates({policy: wait * 2 for policy, wait in waits.items()})
+    left_out = "Only the next best policy of each workload is compared with the best one."
+    assert left_out in conclusion(at_two)
+    assert left_out not in conclusion(at_two[at_two.policy.isin(["sglang", "max"])])
+
+
+def test_a_policy_that_equals_the_best_one_hides_no_difference_to_the_others() -> None:
+    twins = at_rates({"vllm_v1": [0.1, 0.1], "sarathi_serve": [0.1, 0.1], "sglang": [0.2, 0.3]})
+    first, second, *_ = conclusion(twins)
+    assert first.startswith("\nvllm_v1 workload.rate=1 beside sglang: better in TTFT P50 100")
+    assert second.startswith("vllm_v1 workload.rate=2 beside sglang: better in TTFT P50 100")
+    only_remark, _ = conclusion(twins[twins.policy != "sglang"].assign(duration=9.0))
+    assert only_remark.startswith("\nNo policy is the reference; baselines=[sarathi_serve]")
+
+
+def test_workloads_between_the_extremes_are_those_that_are_compared() -> None:
+    waits = at_rates({"orca": [1.0] * 6, "sglang": [0.6, 0.5, 0.7, 0.8, 0.9, 0.1]})
+    with_reference = waits.assign(is_baseline=waits.policy == "orca")
+    least, largest, between, *_ = conclusion(with_reference)
+    assert least.startswith("\nsglang workload.rate=6 beside orca")
+    assert largest.startswith("sglang workload.rate=5 beside orca")
+    assert between == "4 of 6 workloads lie between in TTFT P50."
+    # The waits of the last rate depend on the length of the run.
+    unsteady = with_reference.assign(is_steady=1.0 - (waits["workload.rate"] == 6))
+    least, _, between, on_unsteady, *_ = conclusion(unsteady)
+    assert least.startswith("\nsglang workload.rate=2 beside orca")
+    assert between == "3 of 6 workloads lie between in TTFT P50."
+    assert on_unsteady == "On 1 of 6 workloads a run is not steady."
+    # Where all are unsteady, tokens/s decide, which do not depend on it.
+    speeds = with_reference.throughput + with_reference["workload.rate"] * (waits.policy != "orca")
+    least, largest, between, *_ = conclusion(unsteady.assign(is_steady=0.0, throughput=speeds))
+    assert least.startswith("\nsglang workload.rate=1 beside orca")
+    assert largest.startswith("sglang workload.rate=6 beside orca")
+    assert between == "4 of 6 workloads lie between in throughput."
 
 
 def test_a_sweep_says_how_many_requests_failed() -> None:
