@@ -208,4 +208,4 @@ def longer_than(num_requests: int) -> int:
 
 def _ascends(means: Sequence[float] | Floats) -> bool:
     """Return whether batch means have an upward trend, by the test of Mann and Kendall."""
-    return rising_pvalue(range(len(means)), means) < LEVEL
+    return rising_pvalue(means) < LEVEL

@@ -192,7 +192,7 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
     times = batch_means(arrivals, NUM_BATCHES)
     means = batch_means(delays, NUM_BATCHES)
     slope = median_slope(times, means)
-    is_growing = rising_pvalue(times, means) < 0.01 and slope >= LEAST_SLOPE
+    is_growing = rising_pvalue(means) < 0.01 and slope >= LEAST_SLOPE
     return Trend(means[0], means[-1], slope, is_growing)
 
 
