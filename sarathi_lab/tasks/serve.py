@@ -97,9 +97,28 @@ class Serve(Task):
                 folders[name] = _ensure_baseline(cfg, baseline, name, context)
             except RunError as stop:
                 error = error or RunError(f"baseline {name}: {stop}")
+        print_cautions(_shared_by_systems(plan, baselines, context), context)
         done = _executed(plan, context, folders, is_baseline=False)
         # Raised when the run is kept, which may well succeed where a baseline can't.
         return replace(done, error=error or done.error)
+
+
+def _shared_by_systems(plan: Plan, baselines: Mapping[str, Plan], context: RunContext) -> list[str]:
+    """Say what simulated serving systems have in common, where several are compared."""
+    if plan.policy.system is None or plan.backend.computes_tokens:
+        return []
+    if plan.config["executor"]["host"]["name"] != "none":
+        return []
+    systems = {plan.policy.system.name}
+    for baseline in baselines.values():
+        if baseline.policy.system is not None:
+            systems.add(baseline.policy.system.name)
+    if len(systems) == 1 and "policy" not in context.varied:
+        return []
+    return [
+        "policies differ by their schedules and their servers' defaults alone: all have the kernels "
+        "of the hardware file and, by host=none, no time of their own on the CPU"
+    ]
 
 
 def _simulated_seconds(plan: Plan) -> float:
@@ -343,7 +362,7 @@ def print_plan(plan: Plan, context: RunContext) -> None:
         model = f"{spec.name} ({millions:,.0f}M parameters, {backend.dtype_of(spec)})"
         facts = [f"{model} on {backend.device_name}", *backend.cautions(spec)]
         print_cautions(facts, context)
-        for key, line in _load_and_room(plan).items():
+        for key, line in _load_and_room(plan, context).items():
             if first_of_sweep([key], context):
                 print_words(f"  {line}")
         print_cautions([*_further_facts(plan), *cap_caution(plan.engine)], context)
@@ -359,15 +378,18 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     print_cautions(cap_caution(plan.engine), context)
 
 
-def _load_and_room(plan: Plan) -> dict[str, str]:
+def _load_and_room(plan: Plan, context: RunContext) -> dict[str, str]:
     """Return the lines on the workload and on the batch and its cache, by what they state apart
-    from the seed: it draws other lengths, and an automatic cache holds the longest.
+    from the seed: it draws other lengths, and an automatic cache holds the longest. Defaults of a
+    serving system are of the policy that follows it, which is named.
     """
     workload = _workload_without_seed(plan)
     room = _room_of(plan)
     key_of_room = room
     if plan.cfg.cache.num_blocks is None:
         key_of_room = f"batch {plan.engine.batch_size} and its cache, {workload}"
+    if plan.assumed is not None:
+        room = f"{context.policy or plan.policy.name}: {room}"
     # They are apart, as most runs of a sweep share one of the two.
     return {workload: plan.load.describe(), key_of_room: room}
 

@@ -151,6 +151,25 @@ def test_a_sweep_states_for_which_run_it_first_assumed_something(tmp_path, capsy
     assert of_large.startswith("  assumed unless stated, first for chunk=512: ")
 
 
+@pytest.mark.parametrize(
+    ("policies", "host", "is_said"),
+    [
+        ("vllm_v1,sglang", "none", True),
+        ("vllm_v1,sglang", "sglang_0_5", False),
+        ("sarathi,orca", "none", False),
+    ],
+)
+def test_compared_servers_are_said_to_differ_by_their_schedules(
+    policies, host, is_said, tmp_path, capsys
+):
+    served = [*SIMULATED, f"host={host}", "workload.num_requests=2", "baselines=[]"]
+    assert main([f"policy={policies}", *served, f"output={tmp_path}", "-m"]) == 0
+    said = capsys.readouterr().out.count(
+        "differ by their schedules and their servers' defaults alone"
+    )
+    assert said == is_said
+
+
 def test_a_policy_is_called_by_its_option_with_what_differs_from_its_class(tmp_path, capsys):
     assert main(["policy=lars", "chunk=128", *SIMULATED, f"output={tmp_path}"]) == 0
     text = capsys.readouterr().out
