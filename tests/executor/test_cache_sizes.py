@@ -169,6 +169,23 @@ def test_errors_name_the_rule_and_its_numbers(settings: list[str], words: list[s
     assert all(word in said for word in words), said
 
 
+@pytest.mark.parametrize(
+    ("card", "words"),
+    [
+        # 61 layers, a prime number.
+        (["hardware=h100"], "its weights fill 16 such devices, and its 61 layers make no equal"),
+        (["hardware=h100"], "take executor.weights=mxfp4 with executor.tensor_parallel=8, "),
+        (["hardware=h200", "executor.tensor_parallel=8"], "by executor.weights=fp8 or mxfp4"),
+        (["hardware=h100", "model=llama3.1-405b"], "take 16 devices by executor.tensor_parallel=8"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_told_what_has_room(card: list[str], words: str) -> None:
+    settings = ["executor=simulated", "model=deepseek-v3", "cache.num_blocks=auto", *card]
+    said = refusal_of("policy=vllm_v1", *settings)
+    assert words in said, said
+    assert "executor.pipeline_parallel=61" not in said
+
+
 def test_a_real_device_takes_what_is_free() -> None:
     with pytest.raises(UserError, match=r"cache\.memory_share=0\.5 is of simulated servers"):
         plan_of("model=tiny", "seq_len=32", "cache.num_blocks=auto", "cache.memory_share=0.5")

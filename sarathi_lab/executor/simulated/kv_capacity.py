@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.served_system import DeviceMemory, ServerSetup
@@ -22,6 +22,7 @@ SHARING_LIBRARIES = 0.55 * GIB
 FAST_LINK_LIBRARIES = 2.1 * GIB
 FAST_LINK = 400e9  # bytes/s: NVLink of Hopper and later, which have further kernels of all-reduces
 FEWER_BITS: tuple[StoredDtype, ...] = ("fp8", "mxfp4", "nvfp4", "int4")  # of usual checkpoints
+MOST_SPARE = 2  # times the devices that the weights fill, the most to suggest
 GRAPH_BYTES = 7.5 * 2**20  # of vLLM's CUDA graphs of all sizes, by layer: 0.23 GiB for 32 layers
 
 
@@ -59,22 +60,22 @@ def served_tokens(
     The device with the least room decides for all.
     """
 
-    def device_of(spec: ModelSpec) -> DeviceMemory:
-        return device_memory(spec, hardware, dtype_bytes, parallel, setup)
+    def tokens_of(spec: ModelSpec, layout: Parallel) -> int:
+        device = device_memory(spec, hardware, dtype_bytes, layout, setup)
+        num_bytes = setup.cache_bytes(device)
+        return tokens_in(spec, num_bytes, dtype_bytes, layout, setup.rule.window_pool)
 
-    def tokens_of(spec: ModelSpec) -> int:
-        num_bytes = setup.cache_bytes(device_of(spec))
-        return tokens_in(spec, num_bytes, dtype_bytes, parallel, setup.rule.window_pool)
+    def fits(spec: ModelSpec, layout: Parallel) -> bool:
+        return tokens_of(spec, layout) >= setup.token_budget
 
-    num_tokens = tokens_of(spec)
+    num_tokens = tokens_of(spec, parallel)
     if num_tokens < 1:
-        device = device_of(spec)
+        device = device_memory(spec, hardware, dtype_bytes, parallel, setup)
         more = "" if setup.share is None else "raise cache.memory_share, "
         raise UserError(
             f"model {spec.name} leaves no room for KV on each of {parallel.num_devices} x "
             f"{hardware.name}: {setup.describe(device)}; {more}"
-            f"{_fewer_bits(spec, lambda smaller: tokens_of(smaller) >= 1)}take more "
-            f"devices ({_more_devices(parallel)}), a smaller model or another hardware"
+            f"{_with_room(spec, hardware, dtype_bytes, parallel, fits)}"
         )
     return num_tokens
 
@@ -110,12 +111,16 @@ def check_room(
     if weights + cache <= memory:
         return
 
-    def fits(smaller: ModelSpec) -> bool:
-        return _weights_of_stages(smaller, parallel, dtype_bytes) + cache <= memory
+    # Each stage adds a micro-batch with its cache.
+    stage_tokens = kv_tokens / parallel.pipeline
 
-    alternative = _sufficient(
-        spec, hardware, dtype_bytes, kv_tokens / parallel.pipeline, window_pool
-    )
+    def fits(spec: ModelSpec, layout: Parallel) -> bool:
+        bytes_on_device = layout.cache_bytes_per_token(spec, dtype_bytes, window_pool)
+        # In bytes of all devices together:
+        cache = layout.num_devices * stage_tokens * bytes_on_device
+        weights = _weights_of_stages(spec, layout, dtype_bytes)
+        return weights + cache <= layout.num_devices * hardware.memory_bytes
+
     of_stages = " (each stage as the largest)" if parallel.pipeline > 1 else ""
     less_cache = ""
     if weights < memory:
@@ -125,9 +130,8 @@ def check_room(
     raise UserError(
         f"model {spec.name} needs {weights / 1e9:.1f} GB for weights{of_stages} and "
         f"{cache / 1e9:.1f} GB for KV, memory of {parallel.num_devices} x {hardware.name} is "
-        f"{memory / 1e9:.0f} GB{alternative}; {less_cache}"
-        f"{_fewer_bits(spec, fits)}"
-        "take a smaller model or another hardware"
+        f"{memory / 1e9:.0f} GB; {less_cache}"
+        f"{_with_room(spec, hardware, dtype_bytes, parallel, fits)}"
     )
 
 
@@ -138,11 +142,71 @@ def _weights_of_stages(spec: ModelSpec, parallel: Parallel, dtype_bytes: int) ->
     return parallel.num_devices * parallel.device_weight_bytes(spec, dtype_bytes)
 
 
-def _more_devices(parallel: Parallel) -> str:
-    """Name a setting of twice the devices, or of a node's."""
-    if parallel.tensor < MAX_TENSOR:
-        return f"executor.tensor_parallel={MAX_TENSOR}"
-    return f"executor.pipeline_parallel={2 * parallel.pipeline}"
+Fits = Callable[[ModelSpec, Parallel], bool]  # whether a model has room on devices
+
+
+def _with_room(
+    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel, fits: Fits
+) -> str:
+    """Name what a model `fits` on: weights of fewer bits, the fewest devices, or both."""
+    present = _fewer_bits(spec, lambda smaller: fits(smaller, parallel))
+    remedies = f"{present}take a smaller model or another hardware"
+    smallest = _smallest_layout(spec, hardware, dtype_bytes, fits)
+    if smallest is not None:
+        return f"take {smallest.num_devices} devices by {_settings_of(smallest)}, {remedies}"
+    number = _devices_filled(spec, hardware, dtype_bytes)
+    reason = (
+        f"its weights fill {number} such devices, and its {spec.num_layers} layers make no equal "
+        f"stages on up to {MOST_SPARE * number}: "
+    )
+    if present or spec.stored is not None:
+        return f"{reason}{remedies}"
+    for name in _published_first(spec):
+        smaller = replace(spec, weight_dtype=name)
+        smallest = _smallest_layout(smaller, hardware, dtype_bytes, fits)
+        if smallest is not None:
+            return f"{reason}take {WEIGHTS}={name} with {_settings_of(smallest)}, {remedies}"
+    return f"{reason}{remedies}"
+
+
+def _settings_of(layout: Parallel) -> str:
+    degrees = {"tensor": layout.tensor, "pipeline": layout.pipeline}
+    settings = [f"executor.{kind}_parallel={degree}" for kind, degree in degrees.items()]
+    return " ".join(setting for setting in settings if not setting.endswith("=1"))
+
+
+def _devices_filled(spec: ModelSpec, hardware: Hardware, dtype_bytes: int) -> int:
+    """Return how many devices the weights of a model fill."""
+    return math.ceil(spec.weight_bytes(dtype_bytes) / hardware.memory_bytes)
+
+
+def _smallest_layout(
+    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, fits: Fits
+) -> Parallel | None:
+    """Return the fewest devices that a model `fits` on; None where equal stages need far more than
+    its weights fill.
+    """
+    # Without a link, or a network, devices can't share a layer, or the layers.
+    max_tensor = MAX_TENSOR if hardware.link_bytes_per_second else 1
+    max_pipeline = spec.num_layers if hardware.network_bytes_per_second else 1
+    most_devices = MOST_SPARE * _devices_filled(spec, hardware, dtype_bytes)
+    # Stages are of whole nodes, as servers are usually started.
+    layouts = [Parallel(tensor, 1) for tensor in range(1, max_tensor)]
+    layouts += [Parallel(max_tensor, pipeline) for pipeline in range(1, max_pipeline + 1)]
+    for layout in layouts:
+        if layout.num_devices > most_devices:
+            return None
+        if layout.complaint(spec) is None and fits(spec, layout):
+            return layout
+    return None
+
+
+def _published_first(spec: ModelSpec) -> list[StoredDtype]:
+    """List types of weights with fewer bits that a model may have, the one that its authors publish
+    first.
+    """
+    names = [name for name in FEWER_BITS if STORED[name].of != "experts" or spec.num_experts > 0]
+    return sorted(names, key=lambda name: name != spec.usual_weights)
 
 
 def _fewer_bits(spec: ModelSpec, fits: Callable[[ModelSpec], bool]) -> str:
@@ -151,49 +215,10 @@ def _fewer_bits(spec: ModelSpec, fits: Callable[[ModelSpec], bool]) -> str:
     """
     if spec.stored is not None:
         return ""
-    usual = spec.usual_weights
-    if usual != "auto" and fits(replace(spec, weight_dtype=usual)):
-        return f"state its weights as published by {WEIGHTS}={usual}, "
-    fitting = []
-    for name in FEWER_BITS:
-        is_of_model = STORED[name].of != "experts" or spec.num_experts > 0
-        if is_of_model and fits(replace(spec, weight_dtype=name)):
-            fitting.append(name)
+    fitting = [name for name in _published_first(spec) if fits(replace(spec, weight_dtype=name))]
+    if spec.usual_weights in fitting:
+        return f"state its weights as published by {WEIGHTS}={spec.usual_weights}, "
     if not fitting:
         return ""
     names = " or ".join(fitting)
     return f"state the weights of a quantised checkpoint by {WEIGHTS}={names}, "
-
-
-def _sufficient(
-    spec: ModelSpec,
-    hardware: Hardware,
-    dtype_bytes: int,
-    stage_tokens: float,
-    window_pool: float | None,
-) -> str:
-    """Name the fewest devices that hold the model; each stage adds a micro-batch with its cache of
-    `stage_tokens`.
-    """
-    # Without a link, or a network, devices can't share a layer, or the layers.
-    max_tensor = MAX_TENSOR if hardware.link_bytes_per_second else 1
-    max_pipeline = spec.num_layers if hardware.network_bytes_per_second else 1
-    fitting = []
-    for tensor, pipeline in product(range(1, max_tensor + 1), range(1, max_pipeline + 1)):
-        layout = Parallel(tensor, pipeline)
-        if layout.complaint(spec) is not None:
-            continue
-        bytes_on_device = layout.cache_bytes_per_token(spec, dtype_bytes, window_pool)
-        # In bytes of all devices together:
-        cache_bytes = pipeline * stage_tokens * tensor * bytes_on_device
-        weight_bytes = _weights_of_stages(spec, layout, dtype_bytes)
-        memory_bytes = layout.num_devices * hardware.memory_bytes
-        if weight_bytes + cache_bytes <= memory_bytes:
-            fitting.append(layout)
-    if not fitting:
-        return ""
-    smallest = min(fitting, key=lambda layout: (layout.num_devices, layout.pipeline))
-    return (
-        f" ({smallest.num_devices} would do: executor.tensor_parallel={smallest.tensor} "
-        f"executor.pipeline_parallel={smallest.pipeline})"
-    )
