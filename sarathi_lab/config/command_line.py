@@ -37,7 +37,7 @@ from sarathi_lab.config.instantiate import (
     target_of,
     top_level,
 )
-from sarathi_lab.config.jobs import MOST_JOBS
+from sarathi_lab.config.jobs import MOST_JOBS, OF_SIMULATION
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.published_names import option_of
 from sarathi_lab.config.run_context import SweepRecord
@@ -447,9 +447,22 @@ def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
     options = _options_with(group, parameter, settings)
     if 0 < len(options) <= MOST_OPTIONS:
         named = " and ".join(f"{group}={option}" for option in options)
-        remedy = f"add {group}={options[-1]}"
+        remedy = f"add {group}={_fitting(options, group, settings)}"
         return UserError(f"{key} is not a parameter of {owner}, but of {named}; {remedy}")
     return unknown
+
+
+def _fitting(options: Sequence[str], group: str, settings: Sequence[str]) -> str:
+    """Return the first of a group's `options` that reads a simulated device or host, where one is
+    stated; else the last.
+    """
+    paths = option_files(group, folders_of(settings))
+    stated = {name_of(setting).partition(".")[0] for setting in settings}
+    simulated = stated.intersection(OF_SIMULATION)
+    for option in options:
+        if not simulated.isdisjoint(read_option(group, paths[option])):
+            return option
+    return options[-1]
 
 
 def _unknown_setting(key: str) -> UserError:

@@ -121,7 +121,14 @@ def test_it_needs_stages(executor, refused):
 
 def test_the_lab_s_engine_has_one_device(refused):
     words = "is not a parameter of TorchBackend, but of executor=simulated and executor=vllm"
-    assert words in refused("executor.pipeline_parallel=2")
+    said = refused("executor.pipeline_parallel=2")
+    assert words in said
+    assert said.endswith("add executor=vllm\n")
+
+
+@pytest.mark.parametrize("device", ["hardware=h100", "host=vllm_0_19", "hardware.memory_bytes=1"])
+def test_a_stated_device_of_a_simulation_is_simulated(device, refused):
+    assert "; add executor=simulated\n" in refused("executor.tensor_parallel=8", device)
 
 
 def test_claims_run_leaves_it_out_without_its_engine(tmp_path, capsys, monkeypatch):
