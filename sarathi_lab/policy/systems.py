@@ -23,6 +23,7 @@ from sarathi_lab.engine.served_system import (
 )
 
 WHOLE_PROMPT_TOKENS = 2048  # of vLLM's iterations without chunks, at least
+NULL_BLOCKS = 1  # of vLLM's blocks, never allocated from its second engine (V1) on
 GPU_MAKERS = ("nvidia", "amd")  # by the installation guides of vLLM, SGLang and TGI
 GIB = 2**30
 MIB = 2**20

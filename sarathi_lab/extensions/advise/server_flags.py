@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +15,10 @@ import yaml
 
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.policy import Policy
+from sarathi_lab.policy.systems import NULL_BLOCKS
 from sarathi_lab.tasks.plan import Plan
+from sarathi_lab.workload import Workload
+from sarathi_lab.workload.traces import Trace
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 # Parameters that are tokens of a page of the cache, or of which chunks are multiples.
 UNITS = ("page_size", "chunk_unit_size")
 BLOCK_SIZE = 16  # of servers, and of the lab's cache, by default
+NO_HOST = "none"  # the option of `host` that simulates no server's
+USUAL_ROUTER = "least_loaded"
 Texts = Mapping[str, str]
 
 
@@ -34,7 +39,8 @@ class Simulated:
         policy: The policy with its token budget.
         batch_size: The most sequences at a time.
         max_model_len: The most tokens of a sequence.
-        kv_tokens: Tokens of the cache.
+        num_blocks: Blocks of the cache.
+        block_size: Tokens of a block.
         options: What else was simulated, by the names of `options` in servers.yaml: a value, or
             True where the name has it.
     """
@@ -42,7 +48,8 @@ class Simulated:
     policy: Policy
     batch_size: int
     max_model_len: int
-    kv_tokens: int = 0
+    num_blocks: int = 0
+    block_size: int = BLOCK_SIZE
     options: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -57,7 +64,8 @@ class Simulated:
         return {
             "batch_size": self.batch_size,
             "max_model_len": self.max_model_len,
-            "kv_tokens": self.kv_tokens,
+            "kv_tokens": self.num_blocks * self.block_size,
+            "blocks_with_null": self.num_blocks + NULL_BLOCKS,
             "unit": unit,
             "num_decodes": num_decodes,
             "all_tokens": self.batch_size * self.max_model_len,
@@ -97,6 +105,7 @@ class Server:
     chunked: Sequence[str] = ()
     uncut: Mapping[str, Any] = field(default_factory=dict)
     options: Texts = field(default_factory=dict)
+    of_checkpoint: Sequence[str] = ()
     parameters: Texts = field(default_factory=dict)
     file: Texts = field(default_factory=dict)
 
@@ -210,12 +219,18 @@ def chosen_parameters(policy: Policy) -> dict[str, object]:
 
 def _longest_of_workload(plan: Plan) -> int:
     """Return the most tokens of a sequence: the workload's bound, as other seeds draw longer
-    requests than those of the run, within the model's positions.
+    requests than those of the run, or of a trace its longest row, within the model's positions.
     """
-    bound = plan.config["workload"].get("max_len")
-    if plan.config["max_model_len"] is not None or not isinstance(bound, int):
+    if plan.config["max_model_len"] is not None:
         return plan.max_model_len
-    return max(plan.max_model_len, min(bound, plan.spec.max_position))
+    bound = plan.config["workload"].get("max_len")
+    if isinstance(bound, int):
+        return max(plan.max_model_len, min(bound, plan.spec.max_position))
+    workload = build(plan.cfg.workload, Workload)
+    if isinstance(workload, Trace):
+        all_rows = replace(workload, max_requests=None, part=0).within(plan.spec.max_position)
+        return max(request.total_len for request in all_rows.generate(None).requests)
+    return plan.max_model_len
 
 
 def simulated(plan: Plan) -> Simulated:
@@ -225,18 +240,17 @@ def simulated(plan: Plan) -> Simulated:
         plan.policy,
         engine.batch_size,
         _longest_of_workload(plan),
-        engine.num_blocks * engine.block_size,
-        simulated_options(plan.config),
+        engine.num_blocks,
+        engine.block_size,
+        simulated_options(plan),
     )
 
 
-def simulated_options(config: Mapping[str, Any]) -> dict[str, object]:
+def simulated_options(plan: Plan) -> dict[str, object]:
     """Return what was simulated beside policy and sizes, by the names of servers.yaml. Where a
     server has a flag of its own for each value, the value is part of the name, as in weights=fp8.
-
-    Args:
-        config: The configuration of the run, resolved.
     """
+    config = plan.config
     executor = config["executor"]
     cache = config["cache"]
     options: dict[str, object] = {}
@@ -257,12 +271,38 @@ def simulated_options(config: Mapping[str, Any]) -> dict[str, object]:
         options["cache.block_size"] = cache["block_size"]
     if cache["align_chunks"]:
         options["cache.align_chunks"] = True
+    if cache["memory_share"] is not None:
+        options["cache.memory_share"] = cache["memory_share"]
+    options |= _options_of_host(config["host"])
     options[f"queue_order={config['queue_order']}"] = True
     if "num" in config["cluster"]:
-        options["engines"] = config["cluster"]["num"]
+        # Servers whose engines share the experts of a mixture have the same flag for it.
+        name = "engines of a mixture" if plan.spec.num_experts else "engines"
+        options[name] = config["cluster"]["num"]
+        router = config["cluster"]["router"]
+        if router != USUAL_ROUTER:
+            options["cluster.router"] = router
     drafts = build(config["speculation"]).tokens
     if drafts:
         options["drafts"] = drafts
+    return options
+
+
+def _options_of_host(host: Mapping[str, Any]) -> dict[str, object]:
+    """Return what was simulated of a host, where it is a server's."""
+    if host["name"] == NO_HOST:
+        return {}
+    options: dict[str, object] = {f"host.overlaps={typed(host['overlaps'])}": True}
+    graphs = host["graphs"]
+    if graphs is None or graphs["mode"] is None:
+        return options
+    options[f"host.graphs.mode={graphs['mode']}"] = True
+    if graphs["mode"] == "none":
+        return options
+    if graphs["sizes"] is None:
+        options["host.graphs.largest"] = graphs["largest"]
+    else:
+        options["host.graphs.sizes"] = " ".join(map(str, graphs["sizes"]))
     return options
 
 
@@ -281,18 +321,20 @@ def server_flags(simulated: Simulated) -> ServerFlags | None:
     is_whole = server.leaves_whole(policy)
     flags = [template.format(**tokens) for template in server.flags]
     flags += server.uncut["flags"] if is_whole else server.chunked
-    lines: list[str] = []
+    entries: list[str] = []
+    of_checkpoint: list[str] = []
     without: list[str] = []
     texts = {**server.options, **server.parameters}
     for name, value in {**simulated.options, **chosen_parameters(policy)}.items():
         if name in texts:
             flags.append(texts[name].format(typed(value), **tokens))
         elif name in server.file:
-            lines.append(server.file[name].format(typed(value), **tokens))
+            entries.append(server.file[name].format(typed(value), **tokens))
+        elif name in server.of_checkpoint:
+            of_checkpoint.append(name)
         else:
             without.append(name if value is True else f"{name}={typed(value)}")
-    # An empty text is what the server does by default.
-    lines = [line for line in lines if line]
+    lines = _yaml_lines(entries)
     if lines:
         flags.append("--config options.yaml")
     notes: list[str] = []
@@ -302,6 +344,8 @@ def server_flags(simulated: Simulated) -> ServerFlags | None:
         notes.append("chunked prefill is off, so it cuts no prompt")
     else:
         notes.append(server.remark.format(**tokens))
+    if of_checkpoint:
+        notes.append(f"{', '.join(of_checkpoint)} needs no flag, as the checkpoint states it")
     if without:
         notes.append(f"simulated, and no flag here: {', '.join(without)}")
     return ServerFlags(
@@ -313,6 +357,21 @@ def server_flags(simulated: Simulated) -> ServerFlags | None:
         note="; ".join(notes),
         source=server.source,
     )
+
+
+def _yaml_lines(entries: Sequence[str]) -> list[str]:
+    """Return entries such as "section.key: value" as lines of a YAML file, a line a section."""
+    lines: list[str] = []
+    sections: dict[str, list[str]] = {}
+    for entry in entries:
+        section, dot, of_section = entry.partition(".")
+        if dot:
+            sections.setdefault(section, []).append(of_section)
+        elif entry:  # an empty one is what the server does by default
+            lines.append(entry)
+    for section, content in sections.items():
+        lines.append(f"{section}: {{{', '.join(content)}}}")
+    return lines
 
 
 def _moved(server: Server, wanted: int, tokens: Mapping[str, int]) -> str:

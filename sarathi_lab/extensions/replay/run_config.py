@@ -29,7 +29,6 @@ from sarathi_lab.extensions.replay.server_arguments import (
     CACHE_BYTES,
     CHUNKED_V0,
     LOGGED_CACHE,
-    NULL_BLOCKS,
     POLICIES,
     WHOLE_PROMPTS_V0,
     LoggedCache,
@@ -39,7 +38,7 @@ from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.policy import Policy
-from sarathi_lab.policy.systems import setup_of, vllm_memory
+from sarathi_lab.policy.systems import NULL_BLOCKS, setup_of, vllm_memory
 from sarathi_lab.tasks.plan import changed
 from sarathi_lab.tasks.run_cache import memory_share
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.policy.systems import WHOLE_PROMPT_TOKENS
+from sarathi_lab.policy.systems import NULL_BLOCKS, WHOLE_PROMPT_TOKENS
 
 # What the lab's command line has no name for: the cache in tokens, as vLLM logs it, and in bytes of
 # a device; whether replicas share experts; the server's version; the names that clients use.
@@ -42,7 +42,6 @@ OF_FILES = (
 )
 NO_EFFECT = "-"
 UNCUT = -1  # a chunk of SGLang's that cuts no prompt
-NULL_BLOCKS = 1  # of vLLM's blocks, never allocated from its second engine (V1) on
 # Policies of the first engine (V0).
 CHUNKED_V0 = "vllm_v0_chunked"
 WHOLE_PROMPTS_V0 = "prefill_first"

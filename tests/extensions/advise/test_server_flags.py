@@ -8,6 +8,8 @@ import re
 from typing import Any
 
 import pytest
+import yaml
+from composed import config_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +19,8 @@ from sarathi_lab.extensions.advise.server_flags import (
     read_servers,
     server_flags,
     server_of,
+    simulated,
+    simulated_options,
     unit_of,
 )
 from sarathi_lab.policy import (
@@ -29,6 +33,7 @@ from sarathi_lab.policy import (
     TensorRTLLM,
     VllmV1,
 )
+from sarathi_lab.tasks.plan import make_plan
 
 # Server -> its policy, and whether a budget suits (batch, model length, page); the rules in the
 # sources' words.
@@ -94,13 +99,41 @@ OPTIONS = {
 }
 
 
+OF_HOST = {
+    "host.overlaps=false": True,
+    "host.graphs.mode=full_and_piecewise": True,
+    "host.graphs.sizes": "1 2 4",
+}
+
+
+def test_memory_host_and_engines_of_a_run_are_simulated_options():
+    host = ("host=vllm_0_19", "host.overlaps=false", "host.graphs.mode=full_and_piecewise")
+    sizes = ("host.graphs.sizes=[1,2,4]", "cache.memory_share=0.5", "cluster=replicas")
+    card = ("hardware=a100", "model=llama3-8b", "workload.rate=1", "workload.num_requests=2")
+    cfg = config_of("policy=vllm_v1", "executor=simulated", *card, *host, *sizes)
+    options = simulated_options(make_plan(cfg))
+    expected = {**OF_HOST, "cache.memory_share": 0.5, "engines": 2}
+    assert {name: options[name] for name in expected} == expected
+
+
+def test_a_server_of_a_trace_takes_its_longest_row():
+    args = ("policy=vllm_v1", "executor=simulated", "hardware=a100", "model=llama3-8b")
+    trace = ("workload=trace", "workload.path=tests/data/trace.csv")
+    lengths = []
+    for num_rows in (1, None):
+        cfg = config_of(*args, *trace, f"workload.max_requests={num_rows or 'null'}")
+        lengths.append(simulated(make_plan(cfg)).max_model_len)
+    of_one, of_all = lengths
+    assert of_one == of_all
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         (
             "vLLM",
             "--tensor-parallel-size 8 --pipeline-parallel-size 2 --quantization fp8 "
-            "--kv-cache-dtype fp8 --no-enable-prefix-caching --num-gpu-blocks-override 100",
+            "--kv-cache-dtype fp8 --no-enable-prefix-caching --num-gpu-blocks-override 101",
         ),
         (
             "SGLang",
@@ -112,20 +145,22 @@ OPTIONS = {
     ],
 )
 def test_what_was_simulated_is_in_the_servers_words(name, expected):
-    flags = flags_of(name, 512, kv_tokens=1600, options=OPTIONS)
+    flags = flags_of(name, 512, num_blocks=100, options=OPTIONS)
     assert flags.flags.endswith(expected)
     if name == "TensorRT-LLM":
-        assert "kv_cache_config.dtype: fp8" in flags.file
-        assert "kv_cache_config.max_tokens: 1600" in flags.file
+        cache = {"dtype": "fp8", "enable_block_reuse": False, "max_tokens": 1600}
+        assert yaml.safe_load("\n".join(flags.file)) == {"kv_cache_config": cache}
+        assert "weights=fp8 needs no flag, as the checkpoint states it" in flags.note
 
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_an_option_is_a_flag_a_line_of_the_file_or_named(name):
     """None is dropped silently: without it the flags, the file or the note differ."""
-    everything = flags_of(name, 512, kv_tokens=1600, options=OPTIONS)
-    for option in OPTIONS:
-        others = {key: value for key, value in OPTIONS.items() if key != option}
-        without = flags_of(name, 512, kv_tokens=1600, options=others)
+    options = {**OPTIONS, **OF_HOST, "cache.memory_share": 0.5, "engines": 2, "weights=int4": True}
+    everything = flags_of(name, 512, num_blocks=100, options=options)
+    for option in options:
+        others = {key: value for key, value in options.items() if key != option}
+        without = flags_of(name, 512, num_blocks=100, options=others)
         is_default = without == everything
         server = next(server for server in read_servers() if server.name == name)
         assert not is_default or server.options.get(option) == "", option
