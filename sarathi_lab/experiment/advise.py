@@ -13,6 +13,7 @@ import pandas as pd
 from sarathi_lab.engine.arrivals import Arrivals
 from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor
+from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.results.metrics import throughput
@@ -48,15 +49,28 @@ def predict(
         executor: The simulated device.
         slo: The objective in seconds; None without bounds.
 
-    Returns:
-        throughput (tokens/s), kv_reread_factor, tbt_p50 and tbt_p99 (seconds; NaN if no request has
-        two tokens) and, with an objective, what `outcome` returns. All are of the part between
-        filling and draining, where there is one.
-
     Raises:
         UserError: For a chunk below the batch, or requests that do not fit.
     """
     ledger = serve(requests, engine, executor)
+    return quantities_of_run(ledger, engine, slo)
+
+
+def quantities_of_run(
+    ledger: Ledger, engine: EngineConfig, slo: Slo | None = None
+) -> dict[str, float]:
+    """Return what tells a policy and its chunk from others by a run.
+
+    Args:
+        ledger: The record of the run.
+        engine: What ran.
+        slo: The objective in seconds; None without bounds.
+
+    Returns:
+        throughput (tokens/s), kv_reread_factor, tbt_p50 and tbt_p99 (seconds; NaN if no request has
+        two tokens) and, with an objective, what `outcome` returns. All are of the part between
+        filling and draining, where there is one.
+    """
     read = ("prefill_kv_tokens", "num_prefill_tokens")
     iterations = ledger.columns_of_iterations("start", "end", *read)
     served = ledger.requests()
@@ -191,13 +205,14 @@ class ChunkSearch:
             if row["is_steady"] and (row["gap_bounds_missed"] or only_stalls):
                 break
             smaller = row
-        row = self.rows[chunks[middle]]
         for chunk in reversed(chunks[:middle]):
+            # It may be another policy's best chunk, which was tried before.
+            next_larger = min(tried for tried in self.rows if tried > chunk)
+            row = self.rows[next_larger]
             keeps_waiting = row["bounds_missed"] or not row["is_steady"]
             if keeps_waiting and not row["gap_bounds_missed"]:
                 break
             self._add([chunk])
-            row = self.rows[chunk]
         self._add_below_one_in_doubt(chunks)
 
     def _add_below_one_in_doubt(self, chunks: Sequence[int]) -> None:
@@ -286,6 +301,11 @@ def _missed(row: Row, slo: Slo) -> set[str]:
     if not row["is_steady"]:
         missed.add("steady")
     return missed
+
+
+def is_overloaded(row: Row) -> bool:
+    """Return whether requests surely come faster in a run than they are served."""
+    return not row["is_steady"] and not row["is_too_short"]
 
 
 def missed_bounds(row: Row, slo: Slo) -> list[str]:

@@ -287,7 +287,7 @@ def _where_batch_is_full(overloaded: pd.DataFrame) -> str:
     if len(num_fitting) < len(overloaded):
         which = f"in {len(num_fitting)} of them {which}"
     return (
-        f"; {which}, and the KV cache has room for about {num_fitting.min():.0f}: raise batch "
+        f"; {which}, and the KV cache has room for about batch={num_fitting.min():.0f} "
         "(--max-num-seqs)"
     )
 

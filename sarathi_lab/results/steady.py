@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.results.window import ADMISSION, RunPart
 
 LEAST_DRIFT = 0.01  # share of a batch's time; edges of the part differ by less
@@ -56,21 +57,22 @@ def batch_in_flight(requests: pd.DataFrame, num_slots: int) -> int:
 
 
 def sequences_in_cache(
-    blocks_used: pd.Series, requests: pd.DataFrame, num_slots: int, num_blocks: int
+    blocks_used: pd.Series, requests: pd.DataFrame, engine: EngineConfig
 ) -> int | None:
-    """Return how many sequences the cache has room for where all that the engines may hold are in
-    use, and so keep requests waiting; None where they do not, or the cache is nearly full.
+    """Return the sequences of a batch (the setting `batch`) that the cache has room for where all
+    that the engines may hold are in use, and so keep requests waiting; None where they are not, or
+    the cache is nearly full.
 
     Args:
-        blocks_used: Blocks in use after each iteration, of an engine.
+        blocks_used: Blocks in use after each iteration, of an instance.
         requests: The ledger's table, with all requests of the run.
-        num_slots: The most sequences that the engines hold at a time.
-        num_blocks: Blocks of an engine's cache.
+        engine: What ran, with the cache of an instance.
     """
     most_used = max(1, int(blocks_used.max()))
-    if batch_in_flight(requests, num_slots) < num_slots or most_used > NEARLY_FULL * num_blocks:
+    is_in_use = batch_in_flight(requests, engine.num_slots) == engine.num_slots
+    if not is_in_use or most_used > NEARLY_FULL * engine.num_blocks:
         return None
-    return num_slots * num_blocks // most_used
+    return engine.batch_size * engine.num_blocks // most_used
 
 
 def requests_for_steady_part(requests: pd.DataFrame, num_slots: int) -> int:

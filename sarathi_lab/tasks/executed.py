@@ -74,13 +74,9 @@ class ExecutedRun:
 
     @cached_property  # asked for by the summary and by a caution
     def fitting_sequences(self) -> int | None:
-        """Sequences that the cache has room for, where all that may be held are in use."""
-        return sequences_in_cache(
-            self.tables[ITERATIONS].num_blocks_used,
-            self.tables[REQUESTS],
-            self.plan.engine.num_slots,
-            self.plan.engine.num_blocks,
-        )
+        """Sequences of a batch that the cache has room for, where all that may be are in use."""
+        blocks_used = self.tables[ITERATIONS].num_blocks_used
+        return sequences_in_cache(blocks_used, self.tables[REQUESTS], self.plan.engine)
 
 
 def execute(plan: Plan, ledger: Ledger, run_dir: Path) -> ExecutedRun:
@@ -289,7 +285,7 @@ def _more_sequences(run: ExecutedRun) -> str:
         return ""
     return (
         f"; all {run.plan.engine.num_slots} sequences are in use, and the KV cache has room for "
-        f"about {run.fitting_sequences}: raise batch (--max-num-seqs)"
+        f"about batch={run.fitting_sequences} (--max-num-seqs)"
     )
 
 

@@ -177,8 +177,8 @@ def test_a_sweep_states_which_runs_are_not_steady() -> None:
     assert overloaded.endswith("lower workload.rate or use task=capacity")
     full, _, _ = unsteady_note(swept(fitting_sequences=[math.nan, 32, 24, 32, 32, 32]))
     assert full.endswith(
-        "use task=capacity; all sequences are in use, and the KV cache has room for about 32: "
-        "raise batch (--max-num-seqs)"
+        "use task=capacity; all sequences are in use, and the KV cache has room for about batch=32 "
+        "(--max-num-seqs)"
     )
     assert short.startswith("1 of 4 runs is too short (!) to tell")
     assert baselines == "1 of 2 baselines is not steady (!)"

@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 from plans import plan_of, serve_plan
 
+from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.experiment.scenario import Scenario, request_times
+from sarathi_lab.policy import RequestLevel
 from sarathi_lab.results.load import load_summary
 from sarathi_lab.results.steady import (
     drift,
@@ -223,12 +225,19 @@ def test_a_stated_window_is_used_where_all_requests_wait(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("num_slots", "most_used", "most"), [(2, 20, 10), (2, 91, None), (3, 20, None)]
+    ("batch_size", "num_stages", "most_used", "fitting"),
+    [(2, 1, 20, 10), (2, 1, 91, None), (3, 1, 20, None), (1, 2, 20, 5)],
 )
-def test_a_cache_with_room_holds_more_sequences_where_all_are_in_use(num_slots, most_used, most):
+def test_a_cache_with_room_holds_more_sequences_where_all_are_in_use(
+    batch_size, num_stages, most_used, fitting
+):
+    """Two at a time, of one batch or of a batch for each of two stages."""
     requests = pd.DataFrame({"first_scheduled_time": [0, 1, 5], "finish_time": [5, 6, 9]})
     used = pd.Series([0, most_used, 10])
-    assert sequences_in_cache(used, requests, num_slots, num_blocks=100) == most
+    engine = EngineConfig(
+        RequestLevel(), batch_size, num_blocks=100, block_size=16, num_micro_batches=num_stages
+    )
+    assert sequences_in_cache(used, requests, engine) == fitting
 
 
 def test_requests_that_stay_in_step_are_named(tmp_path, capsys):

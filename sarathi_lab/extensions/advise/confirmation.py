@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.experiment.advise import AS_GOOD, CLOSE, Row, choose, ranked
+from sarathi_lab.experiment.advise import AS_GOOD, CLOSE, Row, choose, is_overloaded, ranked
 from sarathi_lab.extensions.advise.leader import Leader
-from sarathi_lab.extensions.advise.options import PolicyRuns
+from sarathi_lab.extensions.advise.options import PolicyRuns, is_same_run
 
 
 def confirmed(runs: PolicyRuns, leader: Leader | None = None) -> pd.DataFrame:
@@ -19,8 +20,9 @@ def confirmed(runs: PolicyRuns, leader: Leader | None = None) -> pd.DataFrame:
     These are the chunks within all bounds in their short runs, the best first, until none that is
     left was better in its short run than a longer one within the objective. A chunk that a longer
     run makes unlikely to be within it comes after the others, where none of these is. Where no
-    longer run is within it, also the chunk that comes nearest of all others. Whether waits grow
-    only the longer run tells: filling and draining are a large part of a short one.
+    longer run is within it, also the chunk that comes nearest of all others; but none at all where
+    that one is surely overloaded and none is within its bounds. Whether waits grow that are within
+    them only the longer run tells: filling and draining are a large part of a short one.
 
     Args:
         runs: The policy.
@@ -49,10 +51,39 @@ def confirmed(runs: PolicyRuns, leader: Leader | None = None) -> pd.DataFrame:
         longer_runs.add(row)
     others = runs.table[~is_within]
     is_decided = longer_runs.has_met or (is_beaten and longer_runs.rows)
-    # Without a run within the objective the answer says how near one comes.
-    if not is_decided and not others.empty:
-        longer_runs.add(choose(others))
+    if is_decided or others.empty:
+        return pd.DataFrame(longer_runs.rows)
+    # Without a run within the objective the answer says how near one comes. An overloaded run comes
+    # no nearer: its waits are as long as the run.
+    nearest = choose(others)
+    if longer_runs.rows or not is_overloaded(nearest):
+        longer_runs.add(nearest)
     return pd.DataFrame(longer_runs.rows)
+
+
+def with_longer_runs(compared: Mapping[str, PolicyRuns]) -> dict[str, PolicyRuns]:
+    """Return the runs of policies with a longer one of each that is to be judged without one: those
+    that `confirmed` left out as overloaded.
+
+    If all are, it is those that stall requests nearly as short as the one that does so the
+    shortest; none where that is one alone.
+    """
+    nearest = {label: choose(runs.table) for label, runs in compared.items()}
+    pending = [label for label, runs in compared.items() if runs.confirmed.empty]
+    if len(pending) == len(compared):
+        first, *_ = compared.values()
+        if not first.has_longer:
+            return dict(compared)
+        least = min(row["stall_class"] for row in nearest.values())
+        pending = [label for label in pending if nearest[label]["stall_class"] <= least + 1]
+        if all(is_same_run(nearest[label], nearest[pending[0]]) for label in pending):
+            return dict(compared)
+    with_longer = dict(compared)
+    for label in pending:
+        runs = with_longer[label]
+        longer = runs.longer(nearest[label])
+        with_longer[label] = replace(runs, confirmed=pd.DataFrame([longer]))
+    return with_longer
 
 
 @dataclass

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
@@ -22,7 +22,7 @@ from sarathi_lab.config.instantiate import (
     reads_chunk,
 )
 from sarathi_lab.engine.loop import serve
-from sarathi_lab.experiment.advise import ChunkSearch, Row, candidates, marked, predict
+from sarathi_lab.experiment.advise import ChunkSearch, Row, candidates, marked, quantities_of_run
 from sarathi_lab.extensions.advise.server_flags import (
     chosen_parameters,
     least_budget,
@@ -33,14 +33,23 @@ from sarathi_lab.extensions.advise.server_flags import (
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import slo_in_seconds
-from sarathi_lab.results.objective import outcome
 from sarathi_lab.results.serving_metrics import Slo
+from sarathi_lab.results.steady import sequences_in_cache
 from sarathi_lab.tasks.plan import Plan, Setup, changed, make_plan, make_setup
 
 AN_OPTION = "name an option of policy, or one with parameters as in {sglang:{page_size:16}}"
 LONGER = 4  # times the requests of a run that is to be advised
 NO_PARAMETERS: Mapping[str, object] = {}
 FIRST_CHUNK = 256  # of the plan, before the chunks are tried
+
+
+class SimulatedRun(NamedTuple):
+    """What a simulated run gave: its quantities, and the sequences of a batch that the cache has
+    room for where all are in use (None where they are not).
+    """
+
+    quantities: Mapping[str, float]
+    fitting_sequences: int | None
 
 
 @dataclass(frozen=True)
@@ -51,13 +60,13 @@ class Option:
         label: Its name, with the parameters that are not at their defaults.
         typed: The settings that choose it on a command line; empty: as they were typed.
         cfg: The run's configuration with it.
-        rows: What its runs gave, by chunk and whether prompts were left whole.
+        runs: What was simulated, by chunk and whether prompts were left whole.
     """
 
     label: str
     typed: tuple[str, ...]
     cfg: DictConfig
-    rows: dict[tuple[int, bool], dict[str, Any]] = field(
+    runs: dict[tuple[int, bool], SimulatedRun] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -98,12 +107,8 @@ class Option:
         """
         cfg = self.with_chunk(chunk, parameters)
         plan = make_plan(cfg, self.setup)
-        batch_size = plan.engine.batch_size
-        excess = least_budget(plan.policy, batch_size) - chunk
-        if self.cfg.batch is not None or not 0 < excess < batch_size:
-            return plan
-        cfg.batch = batch_size - excess
-        return make_plan(cfg, self.setup)
+        fitting = with_fitting_sequences(cfg, plan)
+        return plan if fitting is cfg else make_plan(fitting, self.setup)
 
     def simulate(self, chunk: int, slo: Slo | None, *, is_whole: bool = False) -> dict[str, Any]:
         """Return the row of a run, which is simulated once. Raises UserError.
@@ -114,16 +119,15 @@ class Option:
             is_whole: Whether prompts are left whole, by a setting of the policy's server.
         """
         key = chunk, is_whole
-        if key not in self.rows:
+        if key not in self.runs:
             plan = self.plan(chunk, self.parameters(is_whole=is_whole))
-            self.rows[key] = {
-                "policy": self.label,
-                "chunk": chunk,
-                "is_whole": is_whole,
-                "num_requests": len(plan.load.requests),
-                **predict_run(plan, slo),
-            }
-        return self.rows[key]
+            self.runs[key] = simulate(plan, slo)
+        return {
+            "policy": self.label,
+            "chunk": chunk,
+            "is_whole": is_whole,
+            **self.runs[key].quantities,
+        }
 
     def parameters(self, *, is_whole: bool) -> Mapping[str, object]:
         """Return what is to be set of the policy to leave prompts whole, or not to."""
@@ -165,6 +169,12 @@ class PolicyRuns:
         )
         return self.table[is_same].iloc[0]
 
+    def simulated(self, row: Row) -> SimulatedRun:
+        """Return the run of a row of `table` or of `confirmed`."""
+        is_short = row["num_requests"] == len(self.plan.load.requests)
+        option = self.option if is_short else self.option.longer
+        return option.runs[int(row["chunk"]), bool(row["is_whole"])]
+
     def config_of(self, row: Row) -> DictConfig:
         """Return the configuration of the run of a row of the table."""
         return self.option.with_chunk(int(row["chunk"]), self._parameters_of(row))
@@ -201,19 +211,34 @@ class PolicyRuns:
         return self.option.longer.simulate(int(row["chunk"]), self.slo, is_whole=is_whole)
 
 
-def predict_run(plan: Plan, slo: Slo | None) -> dict[str, float]:
-    """Return what a planned run gives in simulation. Raises UserError."""
+def simulate(plan: Plan, slo: Slo | None) -> SimulatedRun:
+    """Serve the requests of a plan in simulation. Raises UserError."""
     _, executor = plan.build()
-    requests = plan.load.arrivals()
-    return predict(requests, plan.engine, executor, slo)
+    engine = plan.engine
+    ledger = serve(plan.load.arrivals(), engine, executor)
+    quantities = quantities_of_run(ledger, engine, slo)
+    blocks_used = ledger.columns_of_iterations("num_blocks_used").num_blocks_used
+    fitting = sequences_in_cache(blocks_used, ledger.requests(), engine)
+    num_requests = len(plan.load.requests)
+    return SimulatedRun({"num_requests": num_requests, **quantities}, fitting)
 
 
-def outcome_of_run(plan: Plan, slo: Slo) -> dict[str, float]:
-    """Hold a planned run, simulated, against an objective (see `outcome`)."""
-    _, executor = plan.build()
-    requests = plan.load.arrivals()
-    ledger = serve(requests, plan.engine, executor)
-    return outcome(ledger.requests(), slo)
+def with_fitting_sequences(cfg: DictConfig, plan: Plan) -> DictConfig:
+    """Return the configuration of a run with as many sequences as its server can cut a prompt
+    beside within the token budget, where those of its defaults are more; else as it is.
+
+    Args:
+        cfg: The configuration, in which a stated `batch` is the user's to decide.
+        plan: The run.
+    """
+    batch_size = plan.engine.batch_size
+    budget = plan.policy.budget
+    if cfg.batch is not None or budget is None:
+        return cfg
+    excess = least_budget(plan.policy, batch_size) - budget
+    if not 0 < excess < batch_size:
+        return cfg
+    return changed(cfg, batch=batch_size - excess)
 
 
 def options_of(cfg: DictConfig, entries: Sequence[object]) -> list[Option]:
@@ -326,9 +351,13 @@ def _is_twin(chunk_search: ChunkSearch, rival: Row, fewest: int) -> bool:
     if rival["is_whole"] or chunk % chunk_search.unit or chunk < fewest:
         return False
     table = chunk_search.among([chunk]).table
-    row = table[table["chunk"] == chunk].iloc[0]
+    return is_same_run(table[table["chunk"] == chunk].iloc[0], rival)
+
+
+def is_same_run(row: pd.Series, other: Row) -> bool:
+    """Return whether two policies gave the same in every digit of all quantities."""
     for name in row.index.drop(["policy", "is_as_good"]):
-        is_same = row[name] == rival[name] or (pd.isna(row[name]) and pd.isna(rival[name]))
+        is_same = row[name] == other[name] or (pd.isna(row[name]) and pd.isna(other[name]))
         if not is_same:
             return False
     return True

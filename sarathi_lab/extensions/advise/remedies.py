@@ -17,12 +17,18 @@ from sarathi_lab.config.console import amount
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import name_of, option_files, read_option
 from sarathi_lab.config.run_context import RunContext, as_command
+from sarathi_lab.engine.loop import serve
 from sarathi_lab.experiment.advise import Row, choose, missed_bounds, ranked
-from sarathi_lab.extensions.advise.options import PolicyRuns, outcome_of_run
+from sarathi_lab.extensions.advise.options import PolicyRuns, with_fitting_sequences
 from sarathi_lab.extensions.advise.sequences import MoreSequences, more_sequences
-from sarathi_lab.extensions.advise.server_flags import least_budget
 from sarathi_lab.extensions.under_load.capacity import FindCapacity
-from sarathi_lab.extensions.under_load.search import WAITS, mean_rate
+from sarathi_lab.extensions.under_load.search import (
+    WAITS,
+    LateTokens,
+    ObjectiveMissed,
+    mean_rate,
+)
+from sarathi_lab.results.objective import outcome
 from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.tasks.plan import Plan, make_plan
 
@@ -53,20 +59,19 @@ class Remedies(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """A policy and chunk, and the highest rate at which they meet the objective (requests/s, 0 for
-    none).
+    """A policy and chunk, and the highest rate at which they meet the objective.
 
     Attributes:
         runs: The policy.
         row: The run with the chunk, of its table.
-        rate: The highest rate.
+        rate: The highest rate (requests/s); 0: none meets it, None: none was searched.
         is_settled: Whether longer runs give the same rate.
         refused: Why no rate was searched; "": one was, or no request has a time.
     """
 
     runs: PolicyRuns
     row: Row
-    rate: float = 0.0
+    rate: float | None = None
     is_settled: bool = True
     refused: str = ""
 
@@ -85,38 +90,26 @@ class Trial:
         """The configuration of its run."""
         return self.runs.config_of(self.row)
 
+    @property
+    def alone(self) -> list[str]:
+        """The settings of an advice that has no other policy and chunk."""
+        return ["task=advise", f"task.chunks=[{self.row['chunk']:.0f}]", "task.policies=[]"]
+
     @cached_property
-    def fewer_sequences(self) -> int | None:
-        """The sequences that its server can cut a prompt beside within the chunk, where those of
-        its defaults are more; None where all of them are served.
-        """
-        if self.runs.option.cfg.batch is not None:
-            return None
-        plan = FindCapacity().check(self._without_rate())
-        batch_size = plan.engine.batch_size
-        excess = least_budget(plan.policy, batch_size) - int(self.row["chunk"])
-        if not 0 < excess < batch_size:
-            return None
-        return batch_size - excess
-
     def at_a_rate(self) -> DictConfig:
-        """Return its configuration for a search of the rate, from half of the requests on."""
-        cfg = self._without_rate()
-        if self.fewer_sequences is not None:
-            cfg.batch = self.fewer_sequences
-        return cfg
-
-    def _without_rate(self) -> DictConfig:
+        """Its configuration for a search of the rate, from half of the requests on."""
         cfg = self.cfg
         if "rate" in cfg.workload:
             cfg.workload.rate = None
         num_requests = cfg.workload.get("num_requests")
         if isinstance(num_requests, int):
             cfg.workload.num_requests = max(2, num_requests // 2)
-        return cfg
+        return with_fitting_sequences(cfg, FindCapacity().check(cfg))
 
     def in_replicas(self, number: int) -> DictConfig:
-        """Return its configuration with `number` engines, and as many requests for each as now."""
+        """Return its configuration with `number` engines, and as many requests for each as now.
+        Raises UserError.
+        """
         cfg = self.cfg
         present = self.runs.plan.engine.cluster.num_instances
         if present == 1:
@@ -125,7 +118,7 @@ class Trial:
         num_requests = cfg.workload.get("num_requests")
         if isinstance(num_requests, int):
             cfg.workload.num_requests = num_requests * number // present
-        return cfg
+        return with_fitting_sequences(cfg, make_plan(cfg))
 
     def command(self, context: RunContext, *added: str, without: Sequence[str] = ()) -> str:
         """Return a command like the typed one, with this policy and chunk and the settings
@@ -192,24 +185,28 @@ def _larger_batch(larger: MoreSequences, context: RunContext) -> Remedy:
         f"in use and the KV cache has room: {trial.name} {outcome} "
         f"({quantities_of(larger.row, trial.slo)})"
     )
-    return Remedy(text, trial.command(context, "task=advise"))
+    return Remedy(text, trial.command(context, *trial.alone))
 
 
 def _of_as_many_sequences(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
     trial = _with_rate(best)
     lower_rate = _lower_rate(trial, context)
-    more_replicas = _more_replicas(trial, context)
+    refused = []
+    if trial.refused:
+        refused.append(f"a lower rate ({trial.refused})")
+    more_replicas = None
+    try:
+        more_replicas = _more_replicas(trial, context)
+    except UserError as error:  # such as of a model in stages, which replicas can't have
+        refused.append(f"more replicas ({error})")
     looser_bound = _looser_bound(Trial(best, row), context)
     tried = [lower_rate, more_replicas, looser_bound]
     server = None
     if lower_rate is not None:
         # Its sequences and lengths are those of the runs that found the rate, not of this load.
-        server = FindCapacity().check(trial.at_a_rate())
+        server = FindCapacity().check(trial.at_a_rate)
     elif more_replicas is not None:
-        server = make_plan(trial.cfg)
-    refused = []
-    if trial.refused:
-        refused.append(f"a lower rate ({trial.refused})")
+        server = trial.runs.plan_of(trial.row)
     return Remedies([remedy for remedy in tried if remedy is not None], server, refused)
 
 
@@ -217,8 +214,13 @@ def _with_rate(best: PolicyRuns) -> Trial:
     """Search the highest rate at which a policy meets the objective, with each of the chunks that
     may have it.
     """
-    trials = [_searched(Trial(best, row)) for row in _chunks_for_a_rate(best)]
-    return max(trials, key=lambda trial: trial.rate)
+    first, *others = _chunks_for_a_rate(best)
+    highest = _searched(Trial(best, first))
+    for row in others:
+        trial = _searched(Trial(best, row), above=highest.rate or 0.0)
+        if (trial.rate or 0.0) > (highest.rate or 0.0):
+            highest = trial
+    return highest
 
 
 def _chunks_for_a_rate(best: PolicyRuns) -> list[pd.Series]:
@@ -238,12 +240,15 @@ def _chunks_for_a_rate(best: PolicyRuns) -> list[pd.Series]:
     return [nearest, *[row for _, row in shortest.iterrows()]]
 
 
-def _searched(trial: Trial) -> Trial:
-    """Return a trial with its rate, where its requests may have one."""
+def _searched(trial: Trial, *, above: float = 0.0) -> Trial:
+    """Return a trial with its rate, where its requests may have one that is `above` another."""
     if trial.runs.plan.load.waits_for_answers:
         return trial
+    task = FindCapacity()
     try:
-        capacity = FindCapacity().highest_rate(trial.at_a_rate())
+        if above and not task.meets_above(trial.at_a_rate, above):
+            return trial
+        capacity = task.highest_rate(trial.at_a_rate)
     except UserError as error:  # such as of requests that have no rate
         return replace(trial, refused=str(error))
     return replace(trial, rate=capacity.rate, is_settled=capacity.is_settled)
@@ -260,14 +265,20 @@ def _lower_rate(trial: Trial, context: RunContext) -> Remedy | None:
     text = f"a lower rate: {trial.name} meets it up to {rate} requests/s"
     if is_stated:
         text += f", of {amount(stated)} here"
-    settings = ["task=capacity"]
-    num_requests = trial.at_a_rate().workload.get("num_requests")
-    if isinstance(num_requests, int):
-        settings.append(f"workload.num_requests={num_requests}")
-    if trial.fewer_sequences is not None:
-        settings.append(f"batch={trial.fewer_sequences}")
+    settings = ["task=capacity", *_sizes(trial.at_a_rate)]
     command = trial.command(context, *settings, without=["workload.rate"])
     return Remedy(text, command)
+
+
+def _sizes(cfg: DictConfig) -> list[str]:
+    """Return the settings of a run's requests, and of its sequences where these are stated."""
+    sizes = []
+    num_requests = cfg.workload.get("num_requests")
+    if isinstance(num_requests, int):
+        sizes.append(f"workload.num_requests={num_requests}")
+    if cfg.batch is not None:
+        sizes.append(f"batch={cfg.batch}")
+    return sizes
 
 
 def _stated_rate(runs: PolicyRuns) -> float:
@@ -279,25 +290,29 @@ def _stated_rate(runs: PolicyRuns) -> float:
 
 
 def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
-    """Look for the fewest replicas that meet the objective at the stated rate, or of users."""
+    """Look for the fewest replicas that meet the objective at the stated rate, or of users; there
+    are none where no rate meets it. Raises UserError where there can't be any.
+    """
     plan = trial.runs.plan
     arrives = plan.load.has_times or plan.load.waits_for_answers
-    if not arrives or plan.backend.num_stages > 1:
+    if trial.rate == 0 or not arrives or plan.backend.num_stages > 1:
         return None
     present = plan.engine.cluster.num_instances
     fewest = present + 1
     if trial.rate:
         suggested = math.ceil(present * _stated_rate(trial.runs) / trial.rate)
         fewest = max(fewest, suggested)
-    for number in range(fewest, min(fewest + TRIED_REPLICAS, MOST_REPLICAS + 1)):
-        cfg = trial.in_replicas(number)
-        row = outcome_of_run(make_plan(cfg), trial.slo)
-        if not row["slo_met"]:
+    configs, refusal = _possible_replicas(trial, fewest)
+    if refusal is not None and not configs:
+        raise refusal
+    for cfg in configs:
+        row = _met_by(make_plan(cfg), trial.slo)
+        if row is None:
             continue
-        settings = ["cluster=replicas", f"cluster.num={number}", "baselines=[]"]
-        num_requests = cfg.workload.get("num_requests")
-        if isinstance(num_requests, int):
-            settings.append(f"workload.num_requests={num_requests}")
+        number = cfg.cluster.num
+        settings = [f"cluster.num={number}", "baselines=[]", *_sizes(cfg)]
+        if present == 1:
+            settings.insert(0, "cluster=replicas")
         num_devices = number * plan.backend.num_devices
         return Remedy(
             f"more replicas: {number} ({num_devices} devices) of {trial.name} meet it "
@@ -305,6 +320,36 @@ def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
             trial.command(context, *settings),
         )
     return None
+
+
+def _possible_replicas(trial: Trial, fewest: int) -> tuple[Sequence[DictConfig], UserError | None]:
+    """Return the configurations of the first numbers of replicas from `fewest` on that there can
+    be, and why another number can't be, as of a part of a mixture's experts for each.
+    """
+    configs: list[DictConfig] = []
+    refusal = None
+    for number in range(fewest, MOST_REPLICAS + 1):
+        try:
+            configs.append(trial.in_replicas(number))
+        except UserError as error:
+            refusal = error
+        if len(configs) == TRIED_REPLICAS:
+            break
+    return configs, refusal
+
+
+def _met_by(plan: Plan, slo: Slo) -> Row | None:
+    """Return the outcome of a run that meets the objective; None of one that misses it, which ends
+    as soon as that is sure.
+    """
+    _, executor = plan.build()
+    ledger = LateTokens(slo, plan.load.requests)
+    try:
+        serve(plan.load.arrivals(), plan.engine, executor, ledger)
+    except ObjectiveMissed:
+        return None
+    row = outcome(ledger.requests(), slo)
+    return row if row["slo_met"] else None
 
 
 def _looser_bound(nearest: Trial, context: RunContext) -> Remedy | None:
@@ -330,8 +375,7 @@ def _looser_bound(nearest: Trial, context: RunContext) -> Remedy | None:
             bound = factor
         looser.append(f"{setting}={_rounded_up(value):g}")
         stated.append(f"{bound:g}")
-    chunk = f"task.chunks=[{row['chunk']:.0f}]"
-    command = nearest.command(context, "task=advise", chunk, "task.policies=[]", *looser)
+    command = nearest.command(context, *nearest.alone, *looser)
     bounds = f"{' '.join(looser)} in place of {' and '.join(stated)}"
     return Remedy(f"a looser bound: {bounds}, with {nearest.name}", command)
 

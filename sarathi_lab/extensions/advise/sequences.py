@@ -10,12 +10,9 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import copied
-from sarathi_lab.engine.loop import serve
-from sarathi_lab.experiment.advise import Row, choose, marked
+from sarathi_lab.experiment.advise import Row, choose, is_overloaded, marked
 from sarathi_lab.extensions.advise.options import Option, PolicyRuns, first_plan
 from sarathi_lab.extensions.advise.server_flags import least_budget, unit_of
-from sarathi_lab.results.steady import sequences_in_cache
-from sarathi_lab.tasks.plan import Plan
 
 MOST_DOUBLINGS = 5  # of the sequences of now
 
@@ -57,13 +54,10 @@ def more_sequences(best: PolicyRuns, row: Row) -> SequenceSearch:
         best: The policy that comes nearest.
         row: Its run that comes nearest.
     """
-    option = best.option.longer if best.has_longer else best.option
-    is_whole = bool(row["is_whole"])
-    plan = option.plan(int(row["chunk"]), option.parameters(is_whole=is_whole))
-    num_fitting = _sequences_in_cache(plan)
+    num_fitting = best.simulated(row).fitting_sequences
     if num_fitting is None:
         return SequenceSearch(None)
-    present = plan.engine.batch_size
+    present = best.plan_of(row).engine.batch_size
     tried: dict[int, MoreSequences] = {}
     rows: list[dict[str, Any]] = [{**row, "number": 0}]
     refused = ""
@@ -84,22 +78,8 @@ def more_sequences(best: PolicyRuns, row: Row) -> SequenceSearch:
     return SequenceSearch(tried.get(int(nearest["number"])), refused)
 
 
-def _sequences_in_cache(plan: Plan) -> int | None:
-    """Return the sequences that the cache of a run has room for; None if not all are in use."""
-    _, executor = plan.build()
-    engine = plan.engine
-    ledger = serve(plan.load.arrivals(), engine, executor)
-    blocks_used = ledger.columns_of_iterations("num_blocks_used").num_blocks_used
-    num_slots = engine.num_slots
-    num_fitting = sequences_in_cache(blocks_used, ledger.requests(), num_slots, engine.num_blocks)
-    if num_fitting is None:
-        return None
-    # Slots are of all stages and instances, the setting `batch` of one of them.
-    return num_fitting * engine.batch_size // num_slots
-
-
 def _with_sequences(best: PolicyRuns, row: Row, present: int, batch_size: int) -> MoreSequences:
-    """Simulate a run with other sequences: a longer one where that of `row` is one."""
+    """Simulate a run with other sequences: a longer one where there is, and the load allows it."""
     cfg = copied(best.option.cfg)
     cfg.batch = batch_size
     option: Option = replace(best.option, cfg=cfg)
@@ -116,7 +96,7 @@ def _with_sequences(best: PolicyRuns, row: Row, present: int, batch_size: int) -
     plan = first_plan(option)
     short = option.simulate(chunk, best.slo, is_whole=is_whole)
     runs = PolicyRuns(option, plan, best.slo, marked(pd.DataFrame([short])))
-    if not runs.has_longer:
+    if not runs.has_longer or is_overloaded(short):
         return MoreSequences(present, batch_size, runs, short)
     longer = runs.longer(short)
     runs = replace(runs, confirmed=pd.DataFrame([longer]))

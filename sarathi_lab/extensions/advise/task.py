@@ -21,7 +21,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, marked
 from sarathi_lab.extensions.advise import answer
-from sarathi_lab.extensions.advise.confirmation import confirmed
+from sarathi_lab.extensions.advise.confirmation import confirmed, with_longer_runs
 from sarathi_lab.extensions.advise.leader import Leader
 from sarathi_lab.extensions.advise.options import (
     AN_OPTION,
@@ -85,6 +85,20 @@ class Advice:
     def plan_of(self, row: Row) -> Plan:
         """Return the plan of the run of a row."""
         return self.compared[row["policy"]].plan_of(row)
+
+    @property
+    def set_aside(self) -> list[str]:
+        """Lines on policies that have no run of as many requests as the advised one."""
+        lines = []
+        for label, runs in self.compared.items():
+            if label not in set(self.judged["policy"]):
+                row = choose(runs.table)
+                stall = 1e3 * row["request_gap_p99"]
+                lines.append(
+                    f"  {label} with {answer.chunk_of(row)} stalls requests far longer, "
+                    f"{stall:,.0f} ms (P99) in {row['num_requests']:,} requests"
+                )
+        return lines
 
     @property
     def without_server(self) -> list[str]:
@@ -158,8 +172,10 @@ class Advise(Task):
                 overtaking = self._runs_of(leader.runs.option, None, [])
                 compared[overtaking.option.label] = overtaking
                 compared |= self._with_chunk_of(overtaking, compared)
+        compared = with_longer_runs(compared)
         judged = pd.concat([runs.judged for runs in compared.values()], ignore_index=True)
-        judged = marked(judged)
+        is_of_most = judged["num_requests"] == judged["num_requests"].max()
+        judged = marked(judged[is_of_most])
         best = advised(judged, compared[first.label])
         return Advice(compared, left_out, judged, best)
 
@@ -205,6 +221,7 @@ class Advise(Task):
             *[f"  {line}" for line in advice.left_out],
             *assumed_workload(plan, context),
             *answer.policies_table(advice.judged, advice.best, runs.slo, slow_end),
+            *advice.set_aside,
             *answer.remedy_lines(remedied.commands, remedied.refused),
             *graphs_gain(runs, advice.best, self.chunks),
             answer.chunks_table(runs),

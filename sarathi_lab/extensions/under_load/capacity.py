@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pandas as pd
@@ -94,6 +94,17 @@ class FindCapacity(Task):
         plan = self.check(cfg)
         return self._search(plan, ends_early=True).capacity
 
+    def meets_above(self, cfg: DictConfig, rate: float) -> bool:
+        """Return whether the longest run of a search meets the objective at the next rate of its
+        grid above `rate` (1/s): else no search finds a higher one. Raises UserError.
+        """
+        plan = self.check(cfg)
+        server, slo = _server_of(plan)
+        requests = plan.load.requests
+        grid = RateGrid(self.precision)
+        search = RateSearch(server, requests, grid, ends_early=True)
+        return search.passes(len(requests), grid.step(rate) + 1, slo)
+
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         # Its import takes half a second, and task=advise searches rates without a picture.
         from sarathi_lab.extensions.under_load.rate_curves import rate_curves
@@ -141,13 +152,11 @@ class FindCapacity(Task):
     def _search(self, plan: Plan, *, ends_early: bool = False) -> Searched:
         lengths = self._lengths(plan)
         requests = plan.load.requests
-        executor = plan.build()[1]
-        engine = plan.engine.with_cache_of(executor)
-        slo = slo_in_seconds(plan.targets.slo, engine, executor)
+        server, slo = _server_of(plan)
         shortest_run = requests[: lengths[0]]
         with progress_of(f"capacity under {slo.name}", unit="tokens", total=1) as advance:
             progress = SearchProgress(requests, lengths, advance)
-            server = Server(engine, executor, progress.on_iteration, plan.load.request_time)
+            server = replace(server, on_iteration=progress.on_iteration)
             saturation = server.saturation_rate(shortest_run)
             grid = RateGrid(self.precision)
             search = RateSearch(server, requests, grid, ends_early, watch=progress)
@@ -177,6 +186,14 @@ class FindCapacity(Task):
             is_gamma = kind is None and workload.get("cv") is not None
             workload.arrivals = "gamma" if is_gamma else "poisson"
         return config
+
+
+def _server_of(plan: Plan) -> tuple[Server, Slo]:
+    """Build the server of a plan, and return it with its objective in seconds."""
+    executor = plan.build()[1]
+    engine = plan.engine.with_cache_of(executor)
+    slo = slo_in_seconds(plan.targets.slo, engine, executor)
+    return Server(engine, executor, request_time=plan.load.request_time), slo
 
 
 def _is_drawn(cfg: DictConfig) -> bool:

@@ -58,6 +58,12 @@ def lines_of(result: Result) -> str:
     return "\n".join(one for one in result.shown if isinstance(one, str))
 
 
+def commands_in(text: str) -> list[list[str]]:
+    """The settings of each command that an answer names."""
+    commands = [line.split("sarathi_lab.run ")[1] for line in text.splitlines() if "-m sar" in line]
+    return [shlex.split(command) for command in commands]
+
+
 def cells_of(result: Result) -> str:
     tables = [one for one in result.shown if isinstance(one, DisplayTable)]
     return "\n".join(" | ".join(line) for table in tables for line in table.cells())
@@ -247,7 +253,7 @@ def test_what_would_meet_an_objective_is_found_by_runs_that_its_commands_repeat(
     assert "nothing meets it" in text
     assert "MISSES the objective" in text
     assert ", of 30 here" in text  # the rate that was typed, not that of the requests drawn
-    commands = [line.split("sarathi_lab.run ")[1] for line in text.splitlines() if "-m sar" in line]
+    commands = commands_in(text)
     rate = re.search(
         r"a lower rate: vllm_v1 with chunk=(\d+) meets it up to (?:about )?([\d.]+)", text
     )
@@ -255,15 +261,15 @@ def test_what_would_meet_an_objective_is_found_by_runs_that_its_commands_repeat(
     assert len(commands) >= 2
     assert f"--max-num-batched-tokens {rate[1]} " in text
     output = [f"output={tmp_path}", "tracking=none"]
-    assert main([*shlex.split(commands[0]), *output]) == 0
+    assert main([*commands[0], *output]) == 0
     said = capsys.readouterr().out
     assert f"{rate[2]}/s in runs of 192" in said  # of so few requests it need not converge
     assert "as workload.rate is set" not in said  # the search sets it
     assert re.search(r"more replicas: \d+ \(\d+ devices\)", text)
-    assert main([*shlex.split(commands[1]), *output]) == 0
+    assert main([*commands[1], *output]) == 0
     assert re.search(r"requests within the SLO +100.0%", capsys.readouterr().out)
     for command in commands[2:]:  # a looser bound, where any run keeps up
-        assert main([*shlex.split(command), *output]) == 0
+        assert main([*command, *output]) == 0
         assert "best within it" in capsys.readouterr().out
 
 
@@ -405,14 +411,47 @@ def test_flags_for_a_rate_are_those_of_the_search(tmp_path, capsys):
     assert "a looser bound" not in text  # of waits that are the queue's
 
 
+def test_a_rate_is_searched_with_larger_chunks_where_none_is_within_its_bounds(tmp_path):
+    """The chunk of the shortest stalls takes too long for a prompt that is alone."""
+    load = ["workload.arrivals=poisson", "workload.prompt_len=2000", "workload.output_len=20"]
+    load += ["workload.rate=20", "workload.num_requests=8"]
+    bounds = ["slo.ttft=0.9", "slo.tbt=0.07", "slo.quantile=0.9"]
+    args = ["task=advise", "tracking=none", "hardware=l4", "model=llama3.1-8b", *load, *bounds]
+    result = run(tmp_path, *args, "task.policies=[]", "task.chunks=[128,512]")
+    table = result.tables["advice"].set_index("chunk")
+    assert (table.gap_bounds_missed > 0).all()
+    assert table.request_gap_p99.idxmin() == 128
+    assert "a lower rate: vllm_v1 with chunk=512 meets it up to" in lines_of(result)
+
+
 def test_a_rate_is_searched_with_the_sequences_that_the_chunk_has_room_for(tmp_path):
     """A block of 32 tokens beside 255 decodes does not fit a budget of 256."""
     load = ["task=advise", "tracking=none", *H100, "slo.tbt=0.02", "slo.ttft=0.2"]
     load += ["workload.rate=90", "workload.num_requests=32", "policy=trtllm"]
     result = run(tmp_path, *load, "task.policies=[]", "task.chunks=[256]")
     text = lines_of(result)
-    assert re.search(r"task=capacity .*batch=225", text)
     assert "--max_num_tokens 256 --max_batch_size 225" in text
+    for_a_rate, for_replicas = commands_in(text)
+    assert for_a_rate[0] == "task=capacity"
+    assert "batch=225" in for_a_rate
+    (rate,) = re.findall(r"meets it up to about ([\d.]+) requests/s", text)
+    assert f"{rate}/s in runs of 128" in lines_of(run(tmp_path / "rate", *for_a_rate))
+    (first_token,) = re.findall(r"meet it \(TTFT P99 ([\d.]+) ms", text)
+    summary = run(tmp_path / "replicas", "task=serve", *for_replicas).summary
+    assert f"{1e3 * summary['ttft_p99']:.3g}" == first_token
+
+
+def test_replicas_are_of_the_stated_kind_and_in_numbers_that_it_takes(tmp_path):
+    """Three replicas can't share the 128 experts of a mixture."""
+    load = ["workload.arrivals=poisson", "workload.rate=48", "workload.prompt_len=3000"]
+    load += ["workload.output_len=10", "workload.num_requests=24", "slo.ttft=0.5"]
+    args = ["task=advise", "tracking=none", "hardware=h100", "model=qwen3-30b-a3b", *load]
+    shared = ["cluster=lockstep", "cluster.num=2"]
+    result = run(tmp_path, *args, *shared, "task.chunks=[2048]", "task.policies=[]")
+    text = lines_of(result)
+    assert re.search(r"more replicas: [48] \(", text)
+    assert "cluster=lockstep" in commands_in(text)[-1]
+    assert "cluster=replicas" not in text
 
 
 def test_sglang_without_mixed_chunks_takes_any_chunk_beside_its_sequences():
