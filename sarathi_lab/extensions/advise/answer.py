@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from sarathi_lab.config.console import amount
-from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, marked
+from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, is_overloaded, marked
 from sarathi_lab.extensions.advise.options import LONGER, PolicyRuns
 from sarathi_lab.extensions.advise.remedies import NAMES, Remedy, quantities_of
 from sarathi_lab.extensions.advise.server_flags import ServerFlags
@@ -49,7 +49,8 @@ def best_lines(
         lines += _bounds_in_doubt(runs.slo)
         lines += _within_objective(name, best, runs, table)
         lines += _slow_end_lines(best, runs.slo, slow_end)
-    if leaves_whole(best, runs):
+    is_served = runs.slo is None or not is_overloaded(best)
+    if is_served and leaves_whole(best, runs):
         longest = runs.longest_prompt
         lines.append(f"do not chunk here: it leaves all prompts whole, the longest has {longest}")
     if runs.plan.load.all_wait and runs.slo is not None and not WAITS.isdisjoint(runs.slo.bounds):
@@ -230,13 +231,14 @@ def chunks_table(runs: PolicyRuns) -> DisplayTable:
     table = runs.table.sort_values(["is_whole", "chunk"])
     verdicts = {}
     for row in runs.confirmed.to_dict("records"):
-        verdicts[row["chunk"], row["is_whole"]] = _verdict(row)
+        use = f" {row['worst_use']:.0%}" if row["slo_met"] else ""
+        verdicts[row["chunk"], row["is_whole"]] = f"{_verdict(row)}{use}"
     for row in table.to_dict("records"):
         # Whether waits grow only a longer run tells: of a short one the bounds alone count.
         cells = _cells(row, runs.slo, judges_growth=not verdicts)
         if verdicts:
             key = row["chunk"], row["is_whole"]
-            cells[f"in {LONGER * num_requests:,}\nrequests"] = verdicts.get(key, "-")
+            cells[f"in {LONGER * num_requests:,}\nrequests,\nof bounds"] = verdicts.get(key, "-")
         if runs.slo is None:  # else they are more columns than a terminal of 80 has
             for name in ("kv_reread_factor", "tbt_p50"):
                 cells[heading(name)] = cell(name, row[name])
@@ -247,8 +249,8 @@ def chunks_table(runs: PolicyRuns) -> DisplayTable:
 
 def longer_run_lines(best: pd.Series, runs: PolicyRuns) -> list[str]:
     """Say why the two tables differ where the advised chunk waits longer in its longer run."""
-    if runs.slo is None or runs.confirmed.empty:
-        return []
+    if runs.slo is None or runs.confirmed.empty or is_overloaded(best):
+        return []  # an overloaded server lets requests wait the longer the longer it runs
     short = runs.tried(best)
     for name in runs.slo.bounds:
         quantity = runs.slo.quantity_of(name)
@@ -311,24 +313,24 @@ def _against(value: float, bound: float) -> str:
     return f"{amount(1e3 * value)} {verdict}"
 
 
-def remedy_lines(remedies: Sequence[Remedy], refused: Sequence[str]) -> list[str]:
-    """Show what would meet the objective, each with the command that shows it, and what of that was
-    `refused` and why.
+def remedy_lines(remedies: Sequence[Remedy], notes: Sequence[str]) -> list[str]:
+    """Show what would meet the objective, each with the command that shows it, and `notes` on what
+    does not, or was not tried.
     """
     lines = []
     if remedies:
         lines.append("  what would meet it, or come nearer:")
     for remedy in remedies:
         lines += [f"    {remedy.text}", f"      {remedy.command}"]
-    for attempt in refused:
-        lines.append(f"  not tried: {attempt}")
-    return lines
+    return [*lines, *[f"  {note}" for note in notes]]
 
 
 def flag_lines(servers: Sequence[ServerFlags], *, is_met: bool, has_server: bool) -> list[str]:
     """Show how to start the servers as they were simulated; `has_server`: those of a
     remedy.
     """
+    if not servers and not is_met:
+        return ["  no flags: no server here keeps up with the requests, or has its policy"]
     if not servers:
         return ["  no flags: no server here has this policy; task.policies names servers' policies"]
     title = "  servers as they were simulated, each with its best chunk"

@@ -19,6 +19,7 @@ from sarathi_lab.config.instantiate import name_of, option_files, read_option
 from sarathi_lab.config.run_context import RunContext, as_command
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.experiment.advise import Row, choose, missed_bounds, ranked
+from sarathi_lab.extensions.advise.limits import in_time_alone, out_of_reach
 from sarathi_lab.extensions.advise.options import PolicyRuns, with_fitting_sequences
 from sarathi_lab.extensions.advise.sequences import MoreSequences, more_sequences
 from sarathi_lab.extensions.under_load.capacity import FindCapacity
@@ -49,12 +50,12 @@ class Remedy(NamedTuple):
 
 class Remedies(NamedTuple):
     """What would meet the objective, and the run of the server that does: with more sequences, at a
-    lower rate or in replicas; and what of these could not be tried, with the reason.
+    lower rate or in replicas; and notes on what of these does not, or could not be tried.
     """
 
     commands: Sequence[Remedy] = ()
     server: Plan | None = None
-    refused: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -161,20 +162,20 @@ def remedies(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
         context: The command that was typed, which the remedies' commands repeat.
     """
     search = more_sequences(best, row)
-    refused = []
+    notes = []
     if search.refused:
-        refused.append(f"more sequences from {search.refused}")
+        notes.append(f"not tried: more sequences from {search.refused}")
     larger = search.nearest
     if larger is None:
         others = _of_as_many_sequences(best, row, context)
-        return others._replace(refused=[*refused, *others.refused])
+        return others._replace(notes=[*notes, *others.notes])
     settings = [setting for setting in context.settings if name_of(setting) != "batch"]
     context = replace(context, settings=[*settings, f"batch={larger.batch_size}"])
     remedy = _larger_batch(larger, context)
     if larger.row["slo_met"]:
-        return Remedies([remedy], larger.runs.plan_of(larger.row), refused)
+        return Remedies([remedy], larger.runs.plan_of(larger.row), notes)
     others = _of_as_many_sequences(larger.runs, larger.row, context)
-    return others._replace(commands=[remedy, *others.commands], refused=[*refused, *others.refused])
+    return others._replace(commands=[remedy, *others.commands], notes=[*notes, *others.notes])
 
 
 def _larger_batch(larger: MoreSequences, context: RunContext) -> Remedy:
@@ -191,14 +192,12 @@ def _larger_batch(larger: MoreSequences, context: RunContext) -> Remedy:
 def _of_as_many_sequences(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
     trial = _with_rate(best)
     lower_rate = _lower_rate(trial, context)
-    refused = []
-    if trial.refused:
-        refused.append(f"a lower rate ({trial.refused})")
+    notes = _notes_on_rate(trial)
     more_replicas = None
     try:
         more_replicas = _more_replicas(trial, context)
     except UserError as error:  # such as of a model in stages, which replicas can't have
-        refused.append(f"more replicas ({error})")
+        notes.append(f"not tried: more replicas ({error})")
     looser_bound = _looser_bound(Trial(best, row), context)
     tried = [lower_rate, more_replicas, looser_bound]
     server = None
@@ -207,14 +206,17 @@ def _of_as_many_sequences(best: PolicyRuns, row: Row, context: RunContext) -> Re
         server = FindCapacity().check(trial.at_a_rate)
     elif more_replicas is not None:
         server = trial.runs.plan_of(trial.row)
-    return Remedies([remedy for remedy in tried if remedy is not None], server, refused)
+    return Remedies([remedy for remedy in tried if remedy is not None], server, notes)
 
 
 def _with_rate(best: PolicyRuns) -> Trial:
     """Search the highest rate at which a policy meets the objective, with each of the chunks that
     may have it.
     """
-    first, *others = _chunks_for_a_rate(best)
+    assert best.slo is not None, "what has no objective needs no remedy"
+    first, *others = _chunks_for_a_rate(best, best.slo)
+    if out_of_reach(best.plan, best.slo):
+        return Trial(best, first, rate=0.0)
     highest = _searched(Trial(best, first))
     for row in others:
         trial = _searched(Trial(best, row), above=highest.rate or 0.0)
@@ -223,17 +225,26 @@ def _with_rate(best: PolicyRuns) -> Trial:
     return highest
 
 
-def _chunks_for_a_rate(best: PolicyRuns) -> list[pd.Series]:
+def _chunks_for_a_rate(best: PolicyRuns, slo: Slo) -> list[pd.Series]:
     """Return the rows of the chunks to search a rate with, which an overloaded run does not tell:
     the largest whose times between tokens are within bounds, of those that stall requests the
-    shortest. If none is, the one that comes nearest and those of the shortest stalls: at a lower
-    rate a smaller chunk meets the bounds between tokens, a larger one that of first tokens.
+    shortest, and larger ones, each of twice the tokens. If none is, the one that comes nearest and
+    those of the shortest stalls: at a lower rate a smaller chunk meets the bounds between tokens, a
+    larger one that of first tokens. In none of them does a prompt that is alone take too long.
     """
     rows = best.table.sort_values("chunk")
+    is_fast = [in_time_alone(best.plan, slo, int(chunk)) for chunk in rows.chunk]
+    if any(is_fast):
+        rows = rows[is_fast]
     within = rows[rows.gap_bounds_missed == 0]
     if not within.empty:
         # Chunks of whole prompts have few gaps with a stall, so that a P99 of all gaps hides them.
-        return [within[within.stall_class == within.stall_class.min()].iloc[-1]]
+        largest = within[within.stall_class == within.stall_class.min()].iloc[-1]
+        searched = [largest]
+        for _, row in rows.iterrows():
+            if row.chunk >= 2 * searched[-1].chunk:
+                searched.append(row)
+        return searched[:MOST_SEARCHED]
     nearest = choose(rows)
     others = ranked(rows.drop(index=nearest.name), "request_gap_p99")
     shortest = others.head(MOST_SEARCHED - 1)
@@ -248,10 +259,30 @@ def _searched(trial: Trial, *, above: float = 0.0) -> Trial:
     try:
         if above and not task.meets_above(trial.at_a_rate, above):
             return trial
-        capacity = task.highest_rate(trial.at_a_rate)
+        capacity = task.highest_rate(trial.at_a_rate, _least_rate(trial))
     except UserError as error:  # such as of requests that have no rate
         return replace(trial, refused=str(error))
     return replace(trial, rate=capacity.rate, is_settled=capacity.is_settled)
+
+
+def _least_rate(trial: Trial) -> float:
+    """Return the lowest rate (1/s) to search: what the most replicas that are tried would have
+    each; 0 for requests that come all at once.
+    """
+    least = _stated_rate(trial.runs) / MOST_REPLICAS
+    return least if math.isfinite(least) else 0.0
+
+
+def _notes_on_rate(trial: Trial) -> list[str]:
+    """Say why there is no lower rate that meets the objective, where bounds alone do not."""
+    if trial.refused:
+        return [f"not tried: a lower rate ({trial.refused})"]
+    if trial.rate != 0 or out_of_reach(trial.runs.plan, trial.slo):
+        return []
+    least = _least_rate(trial)
+    if not least:
+        return ["no rate meets it"]
+    return [f"no rate from {amount(least)} requests/s on meets it, a {MOST_REPLICAS}th of these"]
 
 
 def _lower_rate(trial: Trial, context: RunContext) -> Remedy | None:

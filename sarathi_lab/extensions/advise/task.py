@@ -19,10 +19,11 @@ from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.instantiate import as_written, build, name_of
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
-from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, marked
+from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, is_overloaded, marked
 from sarathi_lab.extensions.advise import answer
 from sarathi_lab.extensions.advise.confirmation import confirmed, with_longer_runs
 from sarathi_lab.extensions.advise.leader import Leader
+from sarathi_lab.extensions.advise.limits import out_of_reach, too_many
 from sarathi_lab.extensions.advise.options import (
     AN_OPTION,
     LONGER,
@@ -62,12 +63,14 @@ class Advice:
         left_out: Policies that can't run here, and why.
         judged: The rows of all policies that are chosen from, all of as many requests.
         best: The row of these that is advised.
+        limits: Why no policy can meet the objective; empty where one may.
     """
 
     compared: dict[str, PolicyRuns]
     left_out: Sequence[str]
     judged: pd.DataFrame
     best: pd.Series
+    limits: Sequence[str] = ()
 
     @property
     def table(self) -> pd.DataFrame:
@@ -152,11 +155,15 @@ class Advise(Task):
         first, *others = options
         compared = {}
         left_out = []
-        leader = None
         with progress_of("advising", len(options), "policies") as advance:
-            compared[first.label] = self._runs_of(first, None, [])
-            leader = new_leader(None, compared[first.label])
+            of_first = self._runs_of(first, None, [])
+            compared[first.label] = of_first
+            leader = new_leader(None, of_first)
             advance(1)
+            limits = limits_of(of_first, leader)
+            if limits:
+                left_out += [f"{option.label} was not simulated, either" for option in others]
+                others = []
             for option in others:
                 try:
                     require_served(option)
@@ -177,7 +184,7 @@ class Advise(Task):
         is_of_most = judged["num_requests"] == judged["num_requests"].max()
         judged = marked(judged[is_of_most])
         best = advised(judged, compared[first.label])
-        return Advice(compared, left_out, judged, best)
+        return Advice(compared, left_out, judged, best, limits)
 
     def _with_chunk_of(
         self, overtaking: PolicyRuns, compared: Mapping[str, PolicyRuns]
@@ -218,11 +225,11 @@ class Advise(Task):
         slow_end = slow_end_of(advice)
         shown: list[DisplayTable | str] = [
             *answer.best_lines(advice.best, runs, advice.judged, slow_end),
-            *[f"  {line}" for line in advice.left_out],
+            *[f"  {line}" for line in (*advice.limits, *advice.left_out)],
             *assumed_workload(plan, context),
             *answer.policies_table(advice.judged, advice.best, runs.slo, slow_end),
             *advice.set_aside,
-            *answer.remedy_lines(remedied.commands, remedied.refused),
+            *answer.remedy_lines(remedied.commands, remedied.notes),
             *graphs_gain(runs, advice.best, self.chunks),
             answer.chunks_table(runs),
             *answer.longer_run_lines(advice.best, runs),
@@ -321,6 +328,15 @@ def confirmed_runs(runs: PolicyRuns, leader: Leader | None) -> PolicyRuns:
     return replace(runs, confirmed=confirmed(runs, leader))
 
 
+def limits_of(runs: PolicyRuns, leader: Leader | None) -> list[str]:
+    """Return why no other policy can meet an objective that a policy misses, a line each; empty
+    where one may.
+    """
+    if runs.slo is None or leader is not None:
+        return []
+    return [*out_of_reach(runs.plan, runs.slo), *too_many(runs.plan)]
+
+
 def new_leader(leader: Leader | None, runs: PolicyRuns) -> Leader | None:
     """Return the better of the policies so far and another one, if either is within the objective;
     of two that are tied the former.
@@ -394,10 +410,12 @@ def graphs_gain(runs: PolicyRuns, best: pd.Series, chunks: Sequence[int] | None)
 def flags_of(advice: Advice, remedied: Remedies) -> list[ServerFlags]:
     """Return the flags of each policy's server for its best chunk within the objective. Where
     nothing meets it, those of the one that a lower rate or replicas would let meet it, else of the
-    one that comes nearest.
+    one that comes nearest; none of one that is overloaded.
     """
     if remedied.server is not None:
         plans = [remedied.server]
+    elif not advice.is_met and is_overloaded(advice.best):
+        return []
     elif advice.is_met:
         best_rows = [choose(runs.judged) for runs in advice.compared.values()]
         plans = [advice.plan_of(row) for row in best_rows if row.get("slo_met", True)]

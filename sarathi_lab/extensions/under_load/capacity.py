@@ -87,12 +87,12 @@ class FindCapacity(Task):
         at_rate(shortest_run, 1.0)  # raises for requests without gaps
         return plan
 
-    def highest_rate(self, cfg: DictConfig) -> Capacity:
-        """Search the capacity as `run` does, without its tables. Raises UserError for what makes no
-        search.
+    def highest_rate(self, cfg: DictConfig, least: float = 0.0) -> Capacity:
+        """Search the capacity as `run` does, without its tables, from the rate `least` (1/s) on.
+        Raises UserError for what makes no search.
         """
         plan = self.check(cfg)
-        return self._search(plan, ends_early=True).capacity
+        return self._search(plan, ends_early=True, least=least).capacity
 
     def meets_above(self, cfg: DictConfig, rate: float) -> bool:
         """Return whether the longest run of a search meets the objective at the next rate of its
@@ -149,7 +149,7 @@ class FindCapacity(Task):
             return run_lengths(num_requests, doublings=1)
         return run_lengths(num_requests, self.doublings)
 
-    def _search(self, plan: Plan, *, ends_early: bool = False) -> Searched:
+    def _search(self, plan: Plan, *, ends_early: bool = False, least: float = 0.0) -> Searched:
         lengths = self._lengths(plan)
         requests = plan.load.requests
         server, slo = _server_of(plan)
@@ -160,7 +160,9 @@ class FindCapacity(Task):
             saturation = server.saturation_rate(shortest_run)
             grid = RateGrid(self.precision)
             search = RateSearch(server, requests, grid, ends_early, watch=progress)
-            capacity = search.capacity(slo, saturation, saturation, lengths, is_confirmed=True)
+            capacity = search.capacity(
+                slo, saturation, saturation, lengths, is_confirmed=True, least=least
+            )
         return Searched(search, slo, saturation, capacity)
 
     def _with_arrivals(self, cfg: DictConfig) -> DictConfig:

@@ -250,8 +250,8 @@ class LateTokens(Ledger):
         self._first_bound = math.inf if slo.ttft is None else slo.ttft
         self._gap_bound = math.inf if slo.tbt is None else slo.tbt
         num_gaps = sum(request.output_len - 1 for request in requests)
-        self._allowed_first = _most_late(len(requests), slo.quantile)
-        self._allowed_gaps = _most_late(num_gaps, slo.quantile)
+        self._allowed_first = most_late(len(requests), slo.quantile)
+        self._allowed_gaps = most_late(num_gaps, slo.quantile)
         self._num_late_first = 0
         self._num_late_gaps = 0
 
@@ -273,7 +273,7 @@ class LateTokens(Ledger):
             self._num_late_first += end - sequence.request.arrival_time > self._first_bound
 
 
-def _most_late(number: int, quantile: float) -> int:
+def most_late(number: int, quantile: float) -> int:
     """Return how many of `number` times may exceed a bound that their quantile is within."""
     # The quantile is not below the value of this rank, from 0.
     rank = math.floor(quantile * (number - 1) - ROUNDING)
@@ -338,6 +338,7 @@ class RateSearch:
         lengths: Sequence[int],
         *,
         is_confirmed: bool = False,
+        least: float = 0.0,
     ) -> Capacity:
         """Search the highest rate (1/s) that meets `slo`.
 
@@ -351,8 +352,11 @@ class RateSearch:
             lengths: Requests per run, ascending.
             is_confirmed: Whether a capacity must also pass in a run of the longest of `lengths`,
                 as two short runs may agree on a rate that no long one sustains.
+            least: The lowest rate (1/s) that is asked for, where it is above that of `LIMITS`.
         """
-        lowest, highest = (self.grid.step(share * saturation) for share in LIMITS)
+        least_share, most_share = LIMITS
+        highest = self.grid.step(most_share * saturation)
+        lowest = min(highest, self.grid.step(max(least, least_share * saturation)))
         step = self.grid.step(start)
         steps: dict[int, int] = {}
         for number in lengths:

@@ -1,0 +1,154 @@
+"""What no policy and chunk can do on a device, by its cost model, so that it need not be
+simulated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from sarathi_lab.config.console import amount
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.executor import Predictor
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.tables import ATTENTION
+from sarathi_lab.extensions.under_load.search import mean_rate, most_late
+from sarathi_lab.model.roofline import TILE
+from sarathi_lab.results.serving_metrics import Slo
+from sarathi_lab.tasks.plan import Plan
+
+MARGIN = 1.05  # by which a limit is to be passed, as sizes between those that are tried differ
+MOST_TOKENS = 16_384  # of the iterations that are tried
+MOST_DECODES = 256  # whose mean attention is that of a decode beside others
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The least times that requests of a plan can have, under any policy and chunk."""
+
+    plan: Plan
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are any: with a cost model, and all tokens computed one after the other."""
+        engine = self.plan.engine
+        return not (engine.speculation.tokens or engine.shares_prefixes)
+
+    @property
+    def gap(self) -> float:
+        """Seconds from a token to the next of a request that is alone, of the shortest prompt."""
+        shortest = min(request.prompt_len for request in self.plan.load.requests)
+        return self._predictor(self._seen(make_batch(num_decodes=1, context=shortest + 1)))
+
+    def prompt_in_time(self, quantile: float) -> int:
+        """Return the tokens of the longest prompt that must be in time for a quantile."""
+        lengths = sorted(request.prompt_len for request in self.plan.load.requests)
+        return lengths[-1 - most_late(len(lengths), quantile)]
+
+    def first_token(self, prompt_len: int, chunk: int) -> float:
+        """Return the seconds to the first token of a prompt that is alone, in chunks."""
+        seconds = 0.0
+        for start in range(0, prompt_len, chunk):
+            size = min(chunk, prompt_len - start)
+            seconds += self._predictor(self._seen(make_batch(prefill_tokens=size, start=start)))
+        # The stages of a pipeline may compute chunks of one prompt at a time.
+        return seconds / self.plan.backend.num_stages
+
+    @cached_property
+    def rate(self) -> float:
+        """The most requests a second that the devices compute: tokens in the iterations in which
+        one takes least, and attention as of a whole prompt and of decodes beside others.
+        """
+        requests = self.plan.load.requests
+        prompt_len = sum(request.prompt_len for request in requests) // len(requests)
+        output_len = sum(request.output_len for request in requests) // len(requests)
+        num_tokens = prompt_len + output_len - 1
+        seconds = num_tokens * min(self._linear(size) / size for size in _sizes(MOST_TOKENS))
+        seconds += self._attention(self._seen(make_batch(prefill_tokens=max(1, prompt_len))))
+        context = prompt_len + output_len // 2 + 1
+        decodes = self._seen(make_batch(num_decodes=MOST_DECODES, context=context))
+        seconds += (output_len - 1) * self._attention(decodes) / MOST_DECODES
+        num_parallel = self.plan.backend.num_stages * self.plan.engine.cluster.num_instances
+        return num_parallel / seconds
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        predictor = self.plan.backend.predictor(self.plan.spec)
+        assert predictor is not None, "advice is simulated by a cost model"
+        return predictor
+
+    def _linear(self, num_tokens: int) -> float:
+        batch = self._seen(make_batch(prefill_tokens=num_tokens))
+        return self._predictor(batch) - self._attention(batch)
+
+    def _attention(self, batch: Batch) -> float:
+        times = self._predictor.operation_times(batch)
+        return sum(times.get(name, 0.0) for name in ATTENTION)
+
+    def _seen(self, batch: Batch) -> Batch:
+        batch.window = self.plan.spec.attention_window
+        return batch
+
+
+def out_of_reach(plan: Plan, slo: Slo) -> list[str]:
+    """Return why nothing meets an objective at any rate, a line each: bounds that not even a
+    request which is alone is within. Empty where one may.
+    """
+    limits = Limits(plan)
+    if not limits.is_known:
+        return []
+    lines = []
+    gap = limits.gap
+    for name in ("tbt", "tpot"):
+        bound = slo.bounds.get(name)
+        if bound is not None and gap > MARGIN * bound:
+            lines.append(
+                f"no rate meets slo.{name}={bound:g}: a decode takes {_ms(gap)} even alone"
+            )
+    if slo.ttft is not None:
+        prompt_len = limits.prompt_in_time(slo.quantile)
+        seconds = min(limits.first_token(prompt_len, chunk) for chunk in _sizes(prompt_len))
+        if seconds > MARGIN * slo.ttft:
+            lines.append(
+                f"no rate meets slo.ttft={slo.ttft:g}: a prompt of {prompt_len:,} tokens takes "
+                f"{_ms(seconds)} even alone"
+            )
+    return lines
+
+
+def too_many(plan: Plan) -> list[str]:
+    """Return why no policy keeps up with the requests, in a line; empty where one may."""
+    limits = Limits(plan)
+    if not (limits.is_known and plan.load.has_times):
+        return []
+    rate = mean_rate(plan.load.requests)
+    stated = plan.config["workload"].get("rate")
+    if min(rate, stated or math.inf) <= MARGIN * limits.rate:
+        return []
+    return [
+        f"no policy serves {amount(stated or rate)} requests/s of these: the devices compute at "
+        f"most {amount(limits.rate)}, by their cost model"
+    ]
+
+
+def in_time_alone(plan: Plan, slo: Slo, chunk: int) -> bool:
+    """Return whether a prompt that is alone may have its first token in time in such chunks."""
+    limits = Limits(plan)
+    if slo.ttft is None or not limits.is_known:
+        return True
+    return limits.first_token(limits.prompt_in_time(slo.quantile), chunk) <= MARGIN * slo.ttft
+
+
+def _ms(seconds: float) -> str:
+    return f"{amount(1e3 * seconds)} ms"
+
+
+def _sizes(most_tokens: int) -> Iterator[int]:
+    """List tokens of iterations: tiles, doubled up to one that has `most_tokens`."""
+    size = TILE
+    while size < most_tokens:
+        yield size
+        size *= 2
+    yield size
