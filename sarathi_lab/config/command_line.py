@@ -169,24 +169,38 @@ def _unknown(option: str) -> UserError:
 
 
 def _with_recorded(arguments: Arguments) -> Arguments:
-    """The command line that `resume=FOLDER` continues, if nothing but a launcher is set beside."""
-    resumes = settings_of(arguments.settings, ["resume"])
-    if not resumes:
-        return arguments
-    _, _, value = resumes[-1].partition("=")
-    folder = value.strip("'\"")
-    if folder in ("", "null"):
-        raise UserError("resume= names nothing; use resume=true, or resume=FOLDER of a sweep")
+    """Return the command line that `resume=FOLDER` continues; the one that is typed, if it names
+    no folder, or has other settings than the launcher's.
+    """
+    folder = _resumed_folder(arguments.settings)
     launchers = settings_without(arguments.settings, ["resume"])
-    if folder.lower() in ("true", "false") or not all(map(_sets_launcher, launchers)):
+    if folder is None or not all(map(_sets_launcher, launchers)):
         return arguments
-    record = SweepRecord.read(Path(folder))
+    record = SweepRecord.read(folder)
     recorded = read_arguments(record.arguments)
     settings = list(recorded.settings)
-    if launchers:
+    if launchers:  # in place of the recorded one
         settings = [setting for setting in settings if not _sets_launcher(setting)]
+    settings += launchers
+    settings += settings_of(arguments.settings, ["resume"])
     modes = dict.fromkeys((*recorded.modes, *arguments.modes))
-    return Arguments((), (*settings, *launchers, *resumes), tuple(modes))
+    return Arguments((), tuple(settings), tuple(modes))
+
+
+def _resumed_folder(settings: Sequence[str]) -> Path | None:
+    """Return the folder that `resume=FOLDER` names; None where no sweep, or any, is continued.
+    Raises UserError for no name.
+    """
+    resumes = settings_of(settings, ["resume"])
+    if not resumes:
+        return None
+    _, _, value = resumes[-1].partition("=")  # of two the last counts
+    name = value.strip("'\"")
+    if name in ("", "null"):
+        raise UserError("resume= names nothing; use resume=true, or resume=FOLDER of a sweep")
+    if name.lower() in ("true", "false"):
+        return None
+    return Path(name)
 
 
 def _sets_launcher(setting: str) -> bool:

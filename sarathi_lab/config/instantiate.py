@@ -266,25 +266,28 @@ def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
     typed = set(map(name_of, settings))
     for group in map(str, cfg):
         node = cfg[group]
-        if not OmegaConf.is_dict(node) or "_target_" not in node:
-            continue
-        target = target_of(cfg, group)
-        if group not in MADE_BY_FUNCTIONS:
-            class_of(cfg, group)
-        valid = parameters_of(target)
-        if valid is None:
-            continue
-        is_exchanged = f"{group}._target_" in typed
-        for parameter in set(node).difference(valid):
-            if parameter.startswith("_"):
-                continue
-            name = f"{group}.{parameter}"
-            # What is typed, or what the file of its own class lists, must be a parameter.
-            if name in typed or not is_exchanged:
-                names = [f"{group}.{known_parameter}" for known_parameter in valid]
-                raise unknown_name(name, names, "a parameter")
-            with open_dict(node):
-                del node[parameter]
+        if OmegaConf.is_dict(node) and "_target_" in node:
+            _fit_target(cfg, group, typed)
+
+
+def _fit_target(cfg: DictConfig, group: str, typed: Collection[str]) -> None:
+    """Fit the node of one group to its class, where settings of the names `typed` are stated."""
+    if group not in MADE_BY_FUNCTIONS:
+        class_of(cfg, group)  # raises for a function
+    valid = parameters_of(target_of(cfg, group))
+    if valid is None:
+        return  # the class takes any
+    node = cfg[group]
+    others = [name for name in map(str, node) if name not in valid and not name.startswith("_")]
+    is_exchanged = f"{group}._target_" in typed
+    for parameter in others:
+        name = f"{group}.{parameter}"
+        # What is typed, or what the file of its own class lists, must be a parameter.
+        if name in typed or not is_exchanged:
+            valid_names = [f"{group}.{valid_parameter}" for valid_parameter in valid]
+            raise unknown_name(name, valid_names, "a parameter")
+        with open_dict(node):
+            del node[parameter]
 
 
 @cache

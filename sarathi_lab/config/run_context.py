@@ -267,28 +267,27 @@ class SweepRecord:
         """Find the sweep of the same jobs that `resume` names (a folder, or "true": the latest
         unfinished one below `output`). Raises UserError if there is none, or it is complete.
         """
-        names_folder = resume.lower() != "true"
-        stated = "true"
-        if names_folder:
-            records = [self.read(Path(resume))]
-            stated = resume
-        else:
+        setting = f"resume={resume}"
+        if resume.lower() == "true":
+            setting = "resume=true"
             records = self._recorded_below(Path(output))
+        else:
+            named = self.read(Path(resume))
+            if named.fingerprint != self.fingerprint:
+                raise UserError(
+                    f"{setting} has another configuration; repeat its command, "
+                    f"{named.command}, or start a new sweep"
+                )
+            records = [named]
         same = [record for record in records if record.fingerprint == self.fingerprint]
         unfinished = [record for record in same if not record.is_complete()]
         if unfinished:
-            return unfinished[-1]
-        if names_folder and not same:
-            raise UserError(
-                f"resume={resume} has another configuration; repeat its command, "
-                f"{records[0].command}, or start a new sweep"
-            )
+            return unfinished[-1]  # the latest
         reason = f" below {output}"
         if same:
             reason = f": {same[-1].folder} is complete"
         raise UserError(
-            f"resume={stated} finds no unfinished sweep of this command{reason}; drop it to start "
-            "one"
+            f"{setting} finds no unfinished sweep of this command{reason}; drop it to start one"
         )
 
     def _recorded_below(self, output: Path) -> list[Self]:

@@ -42,6 +42,8 @@ from sarathi_lab.config.tracked_jobs import track_ended, tracked
 
 MULTIRUN = "hydra.mode=MULTIRUN"  # for -m
 NOT_RECORDED = ("resume", "hydra.sweeper.dry_run")
+OF_WHOLE_SWEEP = ("repeat", "skip_invalid")  # settings that all of its jobs share, and plot.*
+DID_NOT_END: run_context.JobEnd = {"error": "it did not end", "traceback": ""}
 POLL_SECONDS = 0.5
 MANY_JOBS = 50  # take some seconds to compose and check
 # Settings that have no effect on a single run.
@@ -141,14 +143,17 @@ class LabSweeper(Sweeper):
             if self.is_sweep and typed.startswith("hydra.sweep.subdir="):
                 raise UserError(f"{typed} has no effect: runs are numbered; drop it")
         for setting in self.settings:
-            line = str(setting.input_line)
-            name = setting.key_or_group
-            if name not in self.swept:
-                continue
-            if not self.is_sweep:
-                raise command_line.several_values(line)
-            if name.startswith(("repeat", "plot.", "skip_invalid")) and name != ROUND:
-                raise UserError(f"{line} is of the whole sweep; write one value, or [a,b] for both")
+            if setting.is_sweep_override():
+                self._check_swept(setting)
+
+    def _check_swept(self, setting: Override) -> None:
+        """Refuse several values of a setting where there is no sweep, or where it has one value."""
+        line = str(setting.input_line)
+        name = setting.key_or_group
+        if not self.is_sweep:
+            raise command_line.several_values(line)
+        if name in OF_WHOLE_SWEEP or name.startswith("plot."):
+            raise UserError(f"{line} is of the whole sweep; write one value, or [a,b] for both")
 
     def make_jobs(self) -> list[Job]:
         """Compose the jobs, round after round, as a machine's speed drifts."""
@@ -345,6 +350,7 @@ class LabSweeper(Sweeper):
         return run_context.error_of(done)
 
     def _run_sweep(self, *, reports: bool) -> None:
+        """Run the jobs that are not finished, and show all. Raises UserError for what stopped."""
         record = self.record
         is_interrupted = False
         try:
@@ -401,6 +407,7 @@ class LabSweeper(Sweeper):
             self._print_ended()
 
     def _launch_remotely(self, jobs: Mapping[int, Job]) -> None:
+        """Hand jobs, by their numbers, to a launcher of Hydra. Raises UserError if it fails."""
         make = partial(Plugins.instance().instantiate_launcher, hydra_context=self.hydra_context)
         launcher = make(task_function=self._task_function, config=self.config)
         settings: list[list[str]] = []
@@ -410,7 +417,7 @@ class LabSweeper(Sweeper):
         try:
             launcher.launch(settings, initial_job_idx=0)
         except Exception as error:
-            reason = next(iter(str(error).strip().splitlines()), "")
+            reason = str(error).strip().partition("\n")[0]
             raise UserError(
                 f"the launcher gave up ({type(error).__name__}: {reason}); jobs it queued may run "
                 f"on; {self.record.resume_command} runs what is missing"
@@ -454,24 +461,20 @@ class LabSweeper(Sweeper):
         return self._done - before
 
     def failure(self) -> UserError | None:
-        """What to raise for launched jobs that did not come to an end; None if all did."""
-        lost: run_context.JobEnd = {"error": "it did not end", "traceback": ""}
-        errors: list[run_context.JobEnd] = []
-        is_bug = False
-        for number in self._launched:
-            end = self.record.end(number) or lost
-            if "error" in end:
-                errors.append(end)
-            is_bug |= "traceback" in end
-        if not errors:
+        """Return what to raise for launched jobs that failed or did not end; None if none did."""
+        ends = [self.record.end(number) or DID_NOT_END for number in self._launched]
+        messages = [str(end["error"]) for end in ends if "error" in end]
+        if not messages:
             return None
-        message = str(errors[0]["error"])
-        if len(errors) > 1:
-            are_equal = all(end["error"] == message for end in errors)
-            which = "" if are_equal else ", the first as"
-            message = f"{len(errors)} runs stopped{which}: {message}"
+        message = messages[0]
+        if len(messages) > 1:
+            first = ", the first as"
+            if len(set(messages)) == 1:
+                first = ""
+            message = f"{len(messages)} runs stopped{first}: {message}"
         failure = UserError(message)
-        if is_bug:  # which no user can mend
+        has_bug = any("traceback" in end for end in ends)
+        if has_bug:  # which no user can mend
             failure.exit_code = EXIT_FAILED
         return failure
 

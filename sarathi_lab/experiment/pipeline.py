@@ -219,26 +219,33 @@ def predicted(
     curves = at_points(curves_of(ledgers), of_lines)
     # An error is an estimate whose value is 1. Its product with a time is that time, with draws.
     errors = _typical_errors(spec, hardware)
-    of_orca = errors["tp_pp_orca"]
-    of_ratio = of_orca / errors["sarathi"]
+    errors["tp_8rep"] = errors["tp_pp_orca"]  # replicas run Orca, too
     points_of_curves = curves[["panel", "series", "x", "y"]]
     for panel, series, x, y in points_of_curves.itertuples(index=False, name=None):
-        error = errors.get(series, of_orca)  # replicas run Orca, too
-        yield Point(panel, series, x, error * y, "s")
+        yield Point(panel, series, x, errors[series] * y, "s")
+    error_of_ratio = errors["tp_pp_orca"] / errors["sarathi"]
     for name, ratio in ratios(curves).items():
-        yield Point("ratios", name, 0.0, of_ratio * ratio)
-    if hardware.layer_host_time:
-        return  # its file has the costs of the paper's code base
-    # Else the ratios at other costs of an iteration show how much hangs on them.
+        yield Point("ratios", name, 0.0, error_of_ratio * ratio)
+    if not hardware.layer_host_time:  # its file has no costs of the paper's code base
+        for point in _at_fixed_costs(on, num_requests, seed):
+            yield point._replace(y=error_of_ratio * point.y.value)
+
+
+def _at_fixed_costs(
+    on: tuple[ModelSpec, Hardware], num_requests: int, seed: int
+) -> Iterator[Point]:
+    """Yield the ratios of the pipelines at each of the `FIXED_COSTS` of an iteration (x, in
+    milliseconds), which show how much hangs on it.
+    """
+    spec, hardware = on
     for seconds in FIXED_COSTS:
         device = replace(hardware, iteration_overhead=seconds)
-        requests = []
+        requests = {}
         for name in PIPELINES:
-            (ledger,) = serve(name, spec, device, num_requests, seed)
-            requests.append(ledger.requests())
-        for point in _orca_over_sarathi(*requests):
-            y = of_ratio * point.y.value
-            yield point._replace(x=1e3 * seconds, y=y)  # x: milliseconds
+            (ledger,) = serve(name, spec, device, num_requests, seed)  # of one replica
+            requests[name] = ledger.requests()
+        for point in _orca_over_sarathi(requests["sarathi"], requests["tp_pp_orca"]):
+            yield point._replace(x=1e3 * seconds)
 
 
 def _typical_errors(spec: ModelSpec, hardware: Hardware) -> dict[str, Estimate]:

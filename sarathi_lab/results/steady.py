@@ -9,6 +9,7 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.results.window import ADMISSION, RunPart
 
 LEAST_DRIFT = 0.01  # share of a batch's time; edges of the part differ by less
+BATCHES_OF_STEADY_RUN = 3  # at least: one fills, one counts, one drains
 NEARLY_FULL = 0.9  # share of a cache, from which it holds few sequences more
 
 
@@ -88,7 +89,7 @@ def requests_for_steady_part(requests: pd.DataFrame, num_slots: int) -> int:
     if size == len(requests):
         # All requests were in flight together, so that the run does not show how many fit.
         size = num_slots
-    return 3 * size
+    return BATCHES_OF_STEADY_RUN * size
 
 
 def drift(requests: pd.DataFrame, part: RunPart, num_slots: int) -> float:

@@ -30,6 +30,7 @@ from sarathi_lab.results.own_metrics import own_quantities
 from sarathi_lab.results.result import ITERATIONS, REQUESTS
 from sarathi_lab.results.serving_metrics import Slo, serving_summary
 from sarathi_lab.results.steady import (
+    BATCHES_OF_STEADY_RUN,
     LEAST_DRIFT,
     batch_in_flight,
     drift,
@@ -205,10 +206,11 @@ def not_steady(run: ExecutedRun) -> list[str]:
     setting = _setting_of_requests(plan.config["workload"])
     if run.part is None:
         needed = requests_for_steady_part(requests, num_slots)
+        in_flight = needed // BATCHES_OF_STEADY_RUN
         return [
             f"  not steady: filling and draining count, too, as {len(requests)} requests are less "
-            f"than three times the {needed // 3} in flight; {setting}={needed} shows the steady "
-            "state"
+            f"than {BATCHES_OF_STEADY_RUN} times the {in_flight} in flight; {setting}={needed} "
+            "shows the steady state"
         ]
     change = drift(requests, run.part, num_slots)
     if abs(change) <= LEAST_DRIFT or _is_random(plan):

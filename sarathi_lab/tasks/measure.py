@@ -322,13 +322,14 @@ class Measure(Task):
         """Record a figure of the paper, also of points that were counted, with its errors."""
         by_method: dict[str, list[pd.DataFrame]] = {}
         for table in tables:
-            of_method = by_method.setdefault(table.method.iloc[0], [])
             # Of a paper's figure the device is named with level, model and method.
-            of_method.append(table.assign(device_name=table.device))
+            named = table.assign(device_name=table.device)
+            method = str(table.method.iloc[0])
+            by_method.setdefault(method, []).append(named)
         recorded: dict[str, pd.DataFrame] = {}
-        for method, of_method in by_method.items():
+        for method, tables_of_method in by_method.items():
             ending = f"-{method}" if method else ""
-            folders = by_folder(of_method)
+            folders = by_folder(tables_of_method)
             self._record(folders, ending)
             for folder, table in folders.items():
                 recorded[f"{folder}{ending}"] = table

@@ -174,7 +174,8 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     setup = make_setup(cfg)
     copy = copier(cfg)
     # Each has a copy of the configuration, in which its server's defaults are filled.
-    run = _checked(_parts(copy(), setup))
+    run = _parts(copy(), setup)
+    run = _checked(run)
     plan = _fitted(run)
     options = option_files("policy")
     baselines = {}
@@ -215,8 +216,9 @@ def make_plan(cfg: DictConfig, setup: Setup | None = None) -> Plan:
     Raises:
         UserError: For anything that the user can mend.
     """
-    setup = setup or make_setup(cfg)
-    return _fitted(_checked(_parts(copied(cfg), setup)))
+    parts = _parts(copied(cfg), setup or make_setup(cfg))
+    checked = _checked(parts)
+    return _fitted(checked)
 
 
 def changed(cfg: DictConfig, **settings: object) -> DictConfig:

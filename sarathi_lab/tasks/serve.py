@@ -289,6 +289,7 @@ def _describe_peaks(plan: Plan, peaks: Peaks) -> str:
     text += f"; ridge {amount(ridge_tokens(spec, dtype_bytes, peaks))} tokens"
     if spec.num_experts:
         of_expert = expert_ridge_tokens(spec, dtype_bytes, peaks)
+        # A batch's tokens are spread over all experts, each token over several.
         of_batch = of_expert * spec.num_experts / spec.experts_per_token
         text += f", of an expert {amount(of_expert)} ({amount(of_batch)} of a batch)"
     if not plan.load.all_wait or not plan.backend.computes_tokens:

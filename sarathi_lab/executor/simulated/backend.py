@@ -28,7 +28,14 @@ from sarathi_lab.executor.simulated.drawn_times import (
     StageTimes,
 )
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
-from sarathi_lab.executor.simulated.hardware import NO_HOST, WEIGHTS, Hardware, Host, Parallel
+from sarathi_lab.executor.simulated.hardware import (
+    NO_HOST,
+    OF_DATASHEET,
+    WEIGHTS,
+    Hardware,
+    Host,
+    Parallel,
+)
 from sarathi_lab.executor.simulated.kernel_times import at_measured_rates
 from sarathi_lab.executor.simulated.kv_capacity import (
     check_room,
@@ -331,7 +338,9 @@ class SimulatedBackend:
             cautions.append(attention)
         if self.hardware.memory_bytes % ROUND_MEMORY == 0:
             gigabytes = self.hardware.memory_bytes / 1e9
-            setting = "memory" if self.hardware.is_datasheet else "memory_bytes"
+            setting = "memory_bytes"
+            if self.hardware.is_datasheet:
+                setting = OF_DATASHEET[setting]
             cautions.append(
                 f"hardware.{setting} of {self.hardware.name} is a round {gigabytes:g} GB; a GPU "
                 "sold as such reports about 6 % more, which the cache lacks: state what "
@@ -533,7 +542,7 @@ class SimulatedBackend:
             return rate
         setting = f"{product_type}_flops_per_second"
         if self.hardware.is_datasheet:
-            setting = f"{product_type}_peak"
+            setting = OF_DATASHEET[setting]
         # vLLM has kernels for such weights on these devices, too (Marlin).
         return f"{rate}: hardware.{setting} of {self.hardware.name} is not stated"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sarathi_lab.config.errors import UserError, require_int, require_number, require_text
 from sarathi_lab.config.instantiate import build, option_files, read_option
-from sarathi_lab.executor.simulated.hardware import EXPERTS, UNCERTAIN, Hardware
+from sarathi_lab.executor.simulated.hardware import EXPERTS, OF_DATASHEET, UNCERTAIN, Hardware
 
 # Mean relative error of kernels that were not measured. Seven measured cards that are described so
 # are off by 0.05 to 0.354 each, and by up to 0.62 in one kind of kernel, an L40S's prompts
@@ -76,54 +76,70 @@ def datasheet(
         UserError: For a figure that is missing or impossible, or a `base` that is no measured card.
     """
     require_text("hardware.name", name, "name the card, such as hardware.name=h100-pcie")
-    figures = {
-        "flops_per_second": _rate("peak", peak),
-        "bytes_per_second": _rate("bandwidth", bandwidth),
-        "memory_bytes": _rate("memory", memory),
-        "link_bytes_per_second": _rate("link", link),
-        "network_bytes_per_second": _rate("network", network),
-        "fp8_flops_per_second": _rate("fp8_peak", fp8_peak),
-        "fp4_flops_per_second": _rate("fp4_peak", fp4_peak),
-        "int8_flops_per_second": _rate("int8_peak", int8_peak),
+    stated = {
+        "peak": _rate("peak", peak),
+        "bandwidth": _rate("bandwidth", bandwidth),
+        "memory": _rate("memory", memory),
+        "link": _rate("link", link),
+        "network": _rate("network", network),
+        "fp8_peak": _rate("fp8_peak", fp8_peak),
+        "fp4_peak": _rate("fp4_peak", fp4_peak),
+        "int8_peak": _rate("int8_peak", int8_peak),
     }
-    if base is None:
-        _require({"peak": peak, "bandwidth": bandwidth, "memory": memory})
-    else:
-        figures = {key: value for key, value in figures.items() if value is not None}
     measured = _measured(base or BASE)
-    if peak is not None:
-        figures["fp8_flops_per_second"] = _rate("fp8_peak", fp8_peak)
-        figures["fp4_flops_per_second"] = _rate("fp4_peak", fp4_peak)
-    # Cards of a generation differ in it: a B300 has a thirtieth of a B200's.
-    if peak is not None or fp8_peak is not None:
-        figures["int8_flops_per_second"] = _rate("int8_peak", int8_peak)
-    if num_sms is None:
-        ratio = (peak or measured.flops_per_second) / measured.flops_per_second
-        num_sms = max(1, round(measured.num_sms * ratio))
-    require_int("hardware.num_sms", num_sms, 1, "use the number of multiprocessors")
+    settings = _own_figures(stated, has_base=base is not None)
+    settings["name"] = name
+    settings["is_datasheet"] = True
+    settings["tables"] = None
+    settings["num_sms"] = _multiprocessors(num_sms, peak, measured)
+    if l2 is not None:
+        settings["l2_bytes"] = _rate("l2", l2)
+    own_maker = maker
     if maker is None and base is not None:
-        maker = measured.maker
-    is_of_other_maker = maker is not None and maker != measured.maker
-    if is_of_other_maker:
-        measured = replace(measured, kernels={}, kernel=None, hybrid_call=None)
-    if error is None:
-        error = ERROR_OF_OTHER_MAKER if is_of_other_maker else ASSUMED_ERROR
-    require_number(
-        "hardware.error", error, above=0, fix="use a share of the measured time such as 0.36"
-    )
-    settings: dict[str, Any] = {
-        **figures,
-        "maker": maker,
-        "name": name,
-        "num_sms": num_sms,
-        "tables": None,
-        "is_datasheet": True,
-        "l2_bytes": measured.l2_bytes if l2 is None else _rate("l2", l2),
-        "uncertainty": dict.fromkeys((*UNCERTAIN, EXPERTS), error),
-        "latent": _uncertain(measured.latent, dict.fromkeys(UNCERTAIN, error)),
-        "linear": _uncertain(measured.linear, error),
-    }
+        own_maker = measured.maker
+    settings["maker"] = own_maker
+    assumed_error = ASSUMED_ERROR
+    if own_maker not in (None, measured.maker):
+        assumed_error = ERROR_OF_OTHER_MAKER
+        settings |= {"kernels": {}, "kernel": None, "hybrid_call": None}
+    if error is not None:
+        advice = "use a share of the measured time such as 0.36"
+        assumed_error = require_number("hardware.error", error, above=0, fix=advice)
+    settings["uncertainty"] = dict.fromkeys((*UNCERTAIN, EXPERTS), assumed_error)
+    of_latent = dict.fromkeys(UNCERTAIN, assumed_error)
+    settings["latent"] = _uncertain(measured.latent, of_latent)
+    settings["linear"] = _uncertain(measured.linear, assumed_error)
     return replace(measured, **settings)
+
+
+def _own_figures(stated: Mapping[str, float | None], *, has_base: bool) -> dict[str, Any]:
+    """Return the figures, by the names of `Hardware`, that a card has in place of the measured
+    one's. Raises UserError where there is no base for what must be known.
+
+    Args:
+        stated: By their names in `datasheet`; None: not stated.
+        has_base: Whether what is not stated is the base's; else it is unknown.
+    """
+    if not has_base:
+        _require({name: stated[name] for name in ("peak", "bandwidth", "memory")})
+    own = {name for name, figure in stated.items() if figure is not None or not has_base}
+    # Not those of the base: the card may be of a generation without such products.
+    if "peak" in own:
+        own |= {"fp8_peak", "fp4_peak"}
+    # Cards of a generation differ in it: a B300 has a thirtieth of a B200's.
+    if "fp8_peak" in own:
+        own.add("int8_peak")
+    return {field: stated[name] for field, name in OF_DATASHEET.items() if name in own}
+
+
+def _multiprocessors(stated: int | None, peak: float | None, measured: Hardware) -> int:
+    """Return the stated number, or as many as reach the peak with those of the measured card."""
+    if stated is not None:
+        return require_int("hardware.num_sms", stated, 1, "use the number of multiprocessors")
+    ratio = 1.0
+    if peak is not None:
+        ratio = peak / measured.flops_per_second
+    return max(1, round(measured.num_sms * ratio))
 
 
 def _require(figures: Mapping[str, float | None]) -> None:

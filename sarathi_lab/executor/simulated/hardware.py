@@ -47,8 +47,12 @@ REPLICATED = (
     *("sparse_down", "heavy_down", "mixing"),
 )
 MAKERS = ("nvidia", "amd")  # of cards, whose servers and kernels differ
-# Figures that may be unknown, by their names in `datasheet`.
+# Figures that a datasheet states, by their names in `datasheet`; from the links on they may be
+# unknown.
 OF_DATASHEET = {
+    "flops_per_second": "peak",
+    "bytes_per_second": "bandwidth",
+    "memory_bytes": "memory",
     "link_bytes_per_second": "link",
     "network_bytes_per_second": "network",
     "fp8_flops_per_second": "fp8_peak",
@@ -349,7 +353,7 @@ class Hardware:
         return replace(self, flops_per_second=peak, matmul_efficiency=efficiency)
 
     def required(self, figure: str, setting: str, alternative: str) -> float:
-        """Return a rate (of `OF_DATASHEET`) that `setting` needs. Raises UserError if unknown."""
+        """Return the rate of a link that `setting` needs. Raises UserError if unknown."""
         rates = {
             "link_bytes_per_second": self.link_bytes_per_second,
             "network_bytes_per_second": self.network_bytes_per_second,

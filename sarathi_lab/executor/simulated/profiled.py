@@ -34,6 +34,7 @@ from sarathi_lab.executor.tables import (
 from sarathi_lab.model.layers import ALIKE, Linear
 
 REMAINDER = "others"  # a layer of tables that contain all that an iteration costs
+ANALYTIC = "use executor.cost_model=analytic"  # the remedy where tables lack what is run
 PRODUCT_SHAPE = ["in_features", "out_features"]
 Curve = Callable[[int], float]
 ProductFormula = Callable[[int, int, int], float]  # seconds by tokens, in_features, out_features
@@ -276,50 +277,67 @@ def tables_for(formula: AnalyticOperations, level: str = "profiled") -> Operatio
     """
     spec = formula.spec
     hardware = formula.hardware
-    tensor = formula.parallel.tensor
     setting = f"executor.cost_model={level}"
-    analytic = "use executor.cost_model=analytic"
-    if spec.layers != ALIKE:
-        raise UserError(
-            f"{setting} has no tables of the {spec.layers.description} of model {spec.name}, which "
-            f"analytic has figures of; {analytic}"
-        )
-    stored = spec.stored
-    has_table = stored is None or stored.of == "experts"
-    if stored is not None and stored.of == "layers":
-        # Without products of 8 bits a card computes such weights in 16, by kernels without a table.
-        has_fp8_products = hardware.fp8_flops_per_second is not None
-        has_table = stored.product_type == "fp8" and has_fp8_products
-    if stored is not None and not has_table:
-        raise UserError(
-            f"{setting} has tables of weights in 16 bits, and in fp8 on cards with such products; "
-            f"model {spec.name} has {stored.name} on {hardware.name}; {analytic}"
-        )
+    _require_tabled_layers(formula, setting)
     if hardware.tables is None:
         raise UserError(
             f"{setting}: hardware {hardware.name} names no operation tables; name a folder by "
-            f"hardware.tables, measure one on the device with task=calibrate, or {analytic}"
+            f"hardware.tables, measure one on the device with task=calibrate, or {ANALYTIC}"
         )
-    tables = read_tables(hardware.tables, model=spec.name, tensor=tensor)
-    if spec.kv_dtype != "auto" and tables.is_model_specific:
-        raise UserError(
-            f"{setting}: {tables.source} was measured with a cache in the model's type, not with "
-            f"cache.dtype={spec.kv_dtype}; {analytic}, or cache.dtype=auto"
-        )
+    tables = read_tables(hardware.tables, model=spec.name, tensor=formula.parallel.tensor)
     if tables.dtype_bytes not in (None, formula.dtype_bytes):
         raise UserError(
             f"{tables.source} was measured with elements of {tables.dtype_bytes} bytes, not of "
             f"{formula.dtype_bytes}; use other tables, or another dtype"
         )
-    if tables.is_model_specific and not tables.is_of(spec):
+    if tables.is_model_specific:
+        _require_measured_model(tables, formula, setting)
+    return tables
+
+
+def _require_tabled_layers(formula: AnalyticOperations, setting: str) -> None:
+    """Raise UserError for a model with layers, or weights, that no table has."""
+    spec = formula.spec
+    hardware = formula.hardware
+    if spec.layers != ALIKE:
+        raise UserError(
+            f"{setting} has no tables of the {spec.layers.description} of model {spec.name}, which "
+            f"analytic has figures of; {ANALYTIC}"
+        )
+    stored = spec.stored
+    if stored is None or stored.of == "experts":
+        return
+    # Without products of 8 bits a card computes such weights in 16, by kernels without a table.
+    has_fp8_products = hardware.fp8_flops_per_second is not None
+    has_table = stored.of == "layers" and stored.product_type == "fp8" and has_fp8_products
+    if not has_table:
+        raise UserError(
+            f"{setting} has tables of weights in 16 bits, and in fp8 on cards with such products; "
+            f"model {spec.name} has {stored.name} on {hardware.name}; {ANALYTIC}"
+        )
+
+
+def _require_measured_model(
+    tables: OperationTables, formula: AnalyticOperations, setting: str
+) -> None:
+    """Raise UserError where tables of one model were measured with another one, with another cache
+    or with another number of devices.
+    """
+    spec = formula.spec
+    tensor = formula.parallel.tensor
+    if spec.kv_dtype != "auto":
+        raise UserError(
+            f"{setting}: {tables.source} was measured with a cache in the model's type, not with "
+            f"cache.dtype={spec.kv_dtype}; {ANALYTIC}, or cache.dtype=auto"
+        )
+    if not tables.is_of(spec):
         measured_model = tables.meta.get("model")
         model = "a model that no meta.yaml names"
         if measured_model:
             model = f"model {measured_model}, not of {spec.name}"
-        raise UserError(f"{tables.source} has times of {model}; {analytic}, or tables of it")
-    if tables.is_model_specific and tables.tensor != tensor:
+        raise UserError(f"{tables.source} has times of {model}; {ANALYTIC}, or tables of it")
+    if tables.tensor != tensor:
         raise UserError(
             f"{tables.source} was measured with tensor_parallel={tables.tensor}, not {tensor}; "
-            f"{analytic}, or tables of it in a folder tp{tensor}"
+            f"{ANALYTIC}, or tables of it in a folder tp{tensor}"
         )
-    return tables
