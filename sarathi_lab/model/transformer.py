@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from sarathi_lab.model.operations import Operations, PackedInputs, Rotary
 from sarathi_lab.model.spec import ModelSpec
+
+
+class Placement(TypedDict):
+    """Where a model's tensors are, and their type: keywords of torch's constructors."""
+
+    device: torch.device
+    dtype: torch.dtype
 
 
 class KVCache:
@@ -30,13 +37,17 @@ class KVCache:
         shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_size)
         # Zeroed: fresh pages would otherwise be mapped during the first iterations, and be timed
         # with them. (`torch.zeros` may leave the pages to the system until they are written.)
-        self.keys = torch.empty(shape, device=device, dtype=dtype).zero_()
-        self.values = torch.empty(shape, device=device, dtype=dtype).zero_()
+        placement: Placement = {"device": device, "dtype": dtype}
+        self.keys = torch.empty(shape, **placement).zero_()
+        self.values = torch.empty(shape, **placement).zero_()
         self.tensors = (self.keys, self.values)
 
     def layers(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values of one layer after another."""
         return zip(self.keys, self.values, strict=True)
+
+
+WholePass = Callable[[PackedInputs, KVCache], Tensor]  # returns the logits
 
 
 class EmptyLinear(nn.Linear):
@@ -65,16 +76,18 @@ class Transformer(nn.Module):
         self.spec = spec
         self.device = device
         self.dtype = dtype
-        placed: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.embedding = EmptyEmbedding(spec.vocab_size, spec.hidden_size, **placed)
-        self.layers = nn.ModuleList(Layer(spec, device, dtype) for _ in range(spec.num_layers))
-        self.final_norm = _norm(spec, device, dtype)
-        self.lm_head = EmptyLinear(spec.hidden_size, spec.vocab_size, bias=False, **placed)
+        placement: Placement = {"device": device, "dtype": dtype}
+        self.embedding = EmptyEmbedding(spec.vocab_size, spec.hidden_size, **placement)
+        self.layers = nn.ModuleList()
+        for _ in range(spec.num_layers):
+            self.layers.append(Layer(spec, placement))
+        self.final_norm = _norm(spec, placement)
+        self.lm_head = EmptyLinear(spec.hidden_size, spec.vocab_size, bias=False, **placement)
         if spec.tie_embeddings:
             self.lm_head.weight = self.embedding.weight
         self.inverse_frequencies = inverse_frequencies(spec).to(device)
         self.operations = Operations(spec, self.inverse_frequencies, dtype)
-        self.whole_pass: Callable[[PackedInputs, KVCache], Tensor] | None = None
+        self.whole_pass: WholePass | None = None
         self.requires_grad_(False)
 
     def forward(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
@@ -123,26 +136,29 @@ class Layer(nn.Module):
     ffn_up: nn.Linear
     ffn_down: nn.Linear
 
-    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
         super().__init__()
         self.spec = spec
-        placed: dict[str, Any] = {"device": device, "dtype": dtype}
         for linear in spec.layer_linears:
             module = EmptyLinear(
-                linear.in_features, linear.out_features, bias=linear.has_bias, **placed
+                linear.in_features,
+                linear.out_features,
+                bias=linear.has_bias,
+                **placement,
             )
             self.add_module(linear.name, module)
         if spec.num_experts:
-            hidden = spec.hidden_size
-            gate_up = torch.empty(spec.num_experts, 2 * spec.ffn_size, hidden, **placed)
-            down = torch.empty(spec.num_experts, hidden, spec.ffn_size, **placed)
+            hidden_size = spec.hidden_size
+            gate_up_size = 2 * spec.ffn_size
+            gate_up = torch.empty(spec.num_experts, gate_up_size, hidden_size, **placement)
+            down = torch.empty(spec.num_experts, hidden_size, spec.ffn_size, **placement)
             self.gate_up = nn.Parameter(gate_up)
             self.down = nn.Parameter(down)
-        self.attention_norm = _norm(spec, device, dtype)
-        self.ffn_norm = _norm(spec, device, dtype)
+        self.attention_norm = _norm(spec, placement)
+        self.ffn_norm = _norm(spec, placement)
         if spec.qk_norm:
-            self.q_norm = nn.RMSNorm(spec.head_size, spec.norm_eps, device=device, dtype=dtype)
-            self.k_norm = nn.RMSNorm(spec.head_size, spec.norm_eps, device=device, dtype=dtype)
+            self.q_norm = nn.RMSNorm(spec.head_size, spec.norm_eps, **placement)
+            self.k_norm = nn.RMSNorm(spec.head_size, spec.norm_eps, **placement)
 
     def forward(
         self,
@@ -163,8 +179,9 @@ class Layer(nn.Module):
         with operations.range("elementwise"):
             x = operations.add_norm(hidden, update, self.attention_norm)
         with operations.range("qkv_proj"):
-            # Queries, keys and values side by side.
-            heads = self.qkv_proj(x).view(len(x), -1, spec.head_size)
+            projected = self.qkv_proj(x)
+            # Queries, keys and values side by side: [num_tokens, heads of all, head_size].
+            heads = projected.view(len(x), -1, spec.head_size)
         with operations.range("rotary"):
             if spec.qk_norm:
                 queries = heads[:, : spec.num_heads]
@@ -183,12 +200,13 @@ class Layer(nn.Module):
 
     def feed_forward(self, x: Tensor, operations: Operations) -> Tensor:
         """The block behind its norm, on [num_tokens, hidden_size]."""
-        return self.ffn_down(operations.expand(x, self.ffn_up))
+        expanded = operations.expand(x, self.ffn_up)
+        return self.ffn_down(expanded)
 
 
-def _norm(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def _norm(spec: ModelSpec, placement: Placement) -> nn.Module:
     kind = nn.RMSNorm if spec.norm == "rms" else nn.LayerNorm
-    return kind(spec.hidden_size, spec.norm_eps, device=device, dtype=dtype)
+    return kind(spec.hidden_size, spec.norm_eps, **placement)
 
 
 def inverse_frequencies(spec: ModelSpec) -> Tensor:

@@ -43,11 +43,26 @@ BatchShape = Literal["decodes", "to-512", "to-2048", "larger"]
 SHAPES_OF_BATCHES: tuple[BatchShape, ...] = get_args(BatchShape)
 OF_COMMUNICATION = 1.0  # which was compared with nothing: off by a factor of two in the mean
 PAIR = np.array([[1, 1], [1, -1]])
-# A row a draw, a column a constant; the first column of the Hadamard matrix is left out.
-SIGNS = np.kron(np.kron(PAIR, PAIR), PAIR)[:, 1:]
-LARGE_PRODUCTS, SMALL_PRODUCTS, LARGE_ATTENTION, SMALL_ATTENTION = SIGNS.T[:4]
-LARGE_EXPERTS, SMALL_EXPERTS, OTHERS = SIGNS.T[4:]
-PRODUCTS = frozenset((*KINDS["preproj"], *KINDS["postproj"], *KINDS["ffn"], "lm_head", WHOLE))
+HADAMARD = np.kron(np.kron(PAIR, PAIR), PAIR)
+SIGNS = HADAMARD[:, 1:]  # a row a draw, a column a constant; the first column is 1 in all draws
+(
+    LARGE_PRODUCTS,
+    SMALL_PRODUCTS,
+    LARGE_ATTENTION,
+    SMALL_ATTENTION,
+    LARGE_EXPERTS,
+    SMALL_EXPERTS,
+    OTHERS,
+) = SIGNS.T
+PRODUCTS = frozenset(
+    (
+        *KINDS["preproj"],
+        *KINDS["postproj"],
+        *KINDS["ffn"],
+        "lm_head",
+        WHOLE,
+    )
+)
 ATTENTION = frozenset(KINDS["attn"])
 OF_DECODES = "decode_attention"
 BETWEEN_STAGES = "send"  # which occupies no stage
@@ -71,7 +86,8 @@ class CostVariant:
 
 
 AS_STATED = CostVariant()
-DRAWS = tuple(CostVariant(draw=draw) for draw in range(1, 1 + NUM_DRAWS))
+NUMBERS = range(1, 1 + NUM_DRAWS)
+DRAWS = tuple(CostVariant(draw=number) for number in NUMBERS)
 SLOWER_SHAPES = tuple(CostVariant(slower_shape=shape) for shape in SHAPES_OF_BATCHES)
 # Requests are served again with each of them. Recorded tables have their values in this order.
 VARIANTS = (*DRAWS, *SLOWER_SHAPES)
@@ -91,15 +107,11 @@ class DrawnTimes:
 
     def __init__(self, cost: PredictedTimes) -> None:
         self._cost = cost
-        errors = cost.uncertainty
-        attention = [error for kind, error in errors.items() if "attention" in kind]
-        of_products = errors.get("matmul", math.nan)
-        if not attention:  # whole iterations have one error
-            of_products = max(errors.values())
-            attention = [of_products]
+        of_products, of_attention = _errors_of(cost)
+        of_experts = cost.uncertainty.get(EXPERTS, of_products)
         self._products = _Kind(of_products, LARGE_PRODUCTS, SMALL_PRODUCTS)
-        self._attention = _Kind(float(np.max(attention)), LARGE_ATTENTION, SMALL_ATTENTION)
-        self._experts = _Kind(errors.get(EXPERTS, of_products), LARGE_EXPERTS, SMALL_EXPERTS)
+        self._attention = _Kind(of_attention, LARGE_ATTENTION, SMALL_ATTENTION)
+        self._experts = _Kind(of_experts, LARGE_EXPERTS, SMALL_EXPERTS)
         # Streaming kernels and fixed costs are fitted with the products.
         self._others = _Kind(of_products, OTHERS, OTHERS)
         self._communication = _Kind(OF_COMMUNICATION, OTHERS, OTHERS)
@@ -113,7 +125,7 @@ class DrawnTimes:
 
     def iteration_time(self, batch: Batch) -> Values:
         """Return the seconds of a batch."""
-        return sum(self.operation_times(batch).values(), np.zeros(1 + NUM_DRAWS))
+        return _total(self.operation_times(batch))
 
     def iteration_time_of(self, variant: CostVariant) -> IterationTime:
         """Return the function of a batch's seconds in a variant."""
@@ -125,7 +137,7 @@ class DrawnTimes:
         """Return the seconds of a batch in one draw."""
         seconds = 0.0
         for name, undrawn in self._cost.operation_times(batch).items():
-            seconds += undrawn * float(self._factors(name, batch)[draw])
+            seconds += undrawn * self._factor(draw, name, batch)
         return seconds
 
     def _slower_time(self, shape: BatchShape, batch: Batch) -> float:
@@ -137,7 +149,7 @@ class DrawnTimes:
         """Return the seconds of a batch in all stages, without its way between them."""
         times = self.operation_times(batch)
         times.pop(BETWEEN_STAGES, None)
-        return sum(times.values(), np.zeros(1 + NUM_DRAWS))
+        return _total(times)
 
     def stage_times_of(self, variant: CostVariant, stage_times: StageTimes) -> StageTimes:
         """Return the function of a batch's seconds by stage in a variant, in which all stages err
@@ -155,7 +167,7 @@ class DrawnTimes:
             if name == BETWEEN_STAGES:
                 continue
             undrawn_seconds += seconds
-            drawn_seconds += seconds * float(self._factors(name, batch)[draw])
+            drawn_seconds += seconds * self._factor(draw, name, batch)
         factor = drawn_seconds / undrawn_seconds
         return [factor * seconds for seconds in stage_times(batch)]
 
@@ -174,8 +186,12 @@ class DrawnTimes:
 
     def _drawn_send(self, draw: int, send_time: IterationTime, batch: Batch) -> float:
         """Return the seconds of a batch between two stages in one draw."""
-        factor = self._factors(BETWEEN_STAGES, batch)[draw]
-        return send_time(batch) * float(factor)
+        return send_time(batch) * self._factor(draw, BETWEEN_STAGES, batch)
+
+    def _factor(self, draw: int, name: str, batch: Batch) -> float:
+        """Return by what one draw multiplies the seconds of an operation of a batch."""
+        factor = self._factors(name, batch)[draw]
+        return float(factor)
 
     def _factors(self, name: str, batch: Batch) -> Values:
         """Return by what each draw multiplies the seconds of an operation of a batch."""
@@ -190,6 +206,23 @@ class DrawnTimes:
         if name in KINDS["communication"]:
             return self._communication.factors(1)
         return self._others.factors(1)
+
+
+def _errors_of(cost: PredictedTimes) -> tuple[float, float]:
+    """Return the mean relative errors of products and, the largest of its kinds, of attention."""
+    errors = cost.uncertainty
+    of_attention = [error for kind, error in errors.items() if "attention" in kind]
+    if not of_attention:  # whole iterations have one error
+        of_all = max(errors.values())
+        return of_all, of_all
+    of_products = errors.get("matmul", math.nan)
+    largest = np.max(of_attention)  # NaN, for unknown, if any is
+    return of_products, float(largest)
+
+
+def _total(times: Mapping[str, Values]) -> Values:
+    """Return the seconds of all operations."""
+    return sum(times.values(), np.zeros(1 + NUM_DRAWS))
 
 
 def _own_factor(shape: BatchShape, batch: Batch, values_of: Callable[[Batch], Values]) -> float:
@@ -220,7 +253,8 @@ class _Kind:
     """Factors of the operations of a kind, by tokens."""
 
     def __init__(self, error: float, large: Values, small: Values) -> None:
-        deviation = DEVIATION * math.log1p(error) * math.sqrt(SHARED)
+        deviation_of_all = DEVIATION * math.log1p(error)
+        deviation = deviation_of_all * math.sqrt(SHARED)
         self._large = deviation * large
         self._small = deviation * small
         self.factors = cache(self._factors)  # a run has few numbers of tokens
