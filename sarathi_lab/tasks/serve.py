@@ -116,8 +116,8 @@ def _shared_by_systems(plan: Plan, baselines: Mapping[str, Plan], context: RunCo
     if len(systems) == 1 and "policy" not in context.varied:
         return []
     return [
-        "policies differ by their schedules and their servers' defaults alone: all have the kernels "
-        "of the hardware file and, by host=none, no time of their own on the CPU"
+        "policies differ by their schedules and their servers' defaults alone: all have the "
+        "kernels of the hardware file and, by host=none, no time of their own on the CPU"
     ]
 
 
