@@ -14,8 +14,9 @@ from sarathi_lab.results.kendall import rising_pvalue
 from sarathi_lab.results.window import NUM_BATCHES, Trend, batch_means, delay_trend
 
 LEVEL = 0.01  # of both tests for a trend, one-sided
-# Standard deviations by which a server at its limit grows in 5 % of its runs, by chance.
-CHANCE = 1.645
+# Standard deviations by which a server at its limit grows in 5 % of its runs, by chance: Student's
+# t with NUM_BATCHES - 1 degrees of freedom, as they are estimated from so many changes.
+CHANCE = 1.833
 FEWEST_BATCHES = 5  # of the second half of a short run: the fewest that can pass at LEVEL
 LEAST_EXCESS = 1 / 3  # of the requests in service, beyond what the first ones' latency explains
 LEAST_REQUESTS = 5  # of such: fewer are chance
@@ -170,35 +171,35 @@ def _crowd(arrivals: Floats, ends: Floats) -> Crowd:
         last=float(counts[-1]),
         expected_last=float(expected[-1]),
         is_growing=is_large and _ascends(excess),
-        still_grows=_ascends(late_means) and _grows_at_the_end(in_service, arrivals, ends),
+        still_grows=_ascends(late_means) and _grows_at_the_end(in_service),
         is_short=False,
     )
 
 
-def _grows_at_the_end(in_service: Floats, arrivals: Floats, ends: Floats) -> bool:
-    """Return whether the requests in service grow over the last quarter of the arrivals by more
+def _grows_at_the_end(in_service: Floats) -> bool:
+    """Return whether the requests in service [R] grow over the last quarter of the arrivals by more
     than chance explains where exactly as many come as are served.
 
-    There they are a random walk: after n arrivals its variance is n times the sum of the squared
-    coefficients of variation of the times between arrivals and between ends (Iglehart and Whitt,
-    1970). A server that keeps up varies less, and a server that fills is nearly done by then.
+    There they are a Brownian motion without drift (Iglehart and Whitt, 1970). Over n arrivals with
+    a variance of v each, the means of the first and the last of b batches differ by a variance of
+    n v (1 - 4 / 3b). v is that of changes over many arrivals (batch means: Law and Carson, 1979):
+    answers that end in one iteration, and times that hang together, are in it. A server that keeps
+    up varies less, and a server that fills is nearly done by then.
     """
-    first = 3 * len(arrivals) // 4
-    means = batch_means(in_service[first:], FEWEST_BATCHES)
-    # From the middle of the first batch to that of the last one.
-    growth = (means[-1] - means[0]) / (1 - 1 / FEWEST_BATCHES)
-    since = arrivals[first]
-    ends_since = np.sort(ends[(ends >= since) & (ends <= arrivals[-1])])
-    gaps = np.diff(arrivals[first:])
-    variance = len(gaps) * (_squared_variation(gaps) + _squared_variation(np.diff(ends_since)))
-    return growth > CHANCE * math.sqrt(variance)
-
-
-def _squared_variation(gaps: Floats) -> float:
-    """Return the variance of times over their squared mean; 0 for less than two, or no time."""
-    if len(gaps) < 2 or not gaps.mean():
-        return 0.0
-    return float(gaps.var() / gaps.mean() ** 2)
+    number = len(in_service)
+    last_quarter = in_service[3 * number // 4 :]
+    means = batch_means(last_quarter, FEWEST_BATCHES)
+    growth = means[-1] - means[0]
+    middle = number // 2
+    last = number - 1
+    edges = np.linspace(middle, last, NUM_BATCHES + 1, dtype=int)
+    changes = np.diff(in_service[edges])
+    arrivals_of_change = (last - middle) / NUM_BATCHES
+    variance_of_arrival = changes.var(ddof=1) / arrivals_of_change
+    share = 1 - 4 / (3 * FEWEST_BATCHES)
+    variance = len(last_quarter) * variance_of_arrival * share
+    deviation = math.sqrt(variance)
+    return bool(growth > CHANCE * deviation)
 
 
 def longer_than(num_requests: int) -> int:

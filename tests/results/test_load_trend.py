@@ -107,6 +107,16 @@ def test_a_server_that_shares_itself_is_overloaded_above_its_capacity(load, fewe
     assert fewest <= num_overloaded <= most
 
 
+def test_answers_that_end_together_hide_no_overload() -> None:
+    """Those of an iteration of a large batch: each is as late as the last one."""
+    for seed in range(5):
+        requests = shared(1.5, 1_000, seed)
+        together = 10 * np.ceil(requests.finish_time / 10)
+        trend = load_trend(requests.assign(finish_time=together))
+        assert trend is not None
+        assert trend.metrics()["is_overloaded"] == 1
+
+
 @pytest.mark.parametrize(
     "requests",
     [
