@@ -216,6 +216,7 @@ def _heat_axes(runs: pd.DataFrame, free: Sequence[str], stated: _StatedAxes) -> 
         x = _best_x(swept, without_policy or remaining)
         remaining = _without(remaining, {x})
     if upwards is None and not remaining:
+        # A map needs a setting upwards more than one with panels.
         upwards = col
         col = None
     if upwards is None:

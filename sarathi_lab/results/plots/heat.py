@@ -208,9 +208,13 @@ def _table(rows: Sequence[HeatRow], layout: _Layout) -> pd.DataFrame:
         columns: Sequence[object] = [None] * len(row.cells)
         if layout.col:
             columns = list(row.cells[layout.col])
-        panels = column_of([(number, column) for column in columns], row.cells)
-        scales = column_of([row.scale] * len(row.cells), row.cells)
-        tables.append(row.cells.assign(panel=panels, scale=scales))
+        panels = [(number, column) for column in columns]
+        scales = [row.scale] * len(row.cells)
+        named = row.cells.assign(
+            panel=column_of(panels, row.cells),
+            scale=column_of(scales, row.cells),
+        )
+        tables.append(named)
     table = pd.concat(tables, ignore_index=True)
     # Repetitions share a cell, which can show only one of them.
     table = table.drop_duplicates(["panel", layout.x, layout.y], keep="last")

@@ -238,7 +238,7 @@ def _drawing_of(
 def _grid(panels: Sequence[Panel], drawing: _Drawing, *, num_in_row: int) -> PanelLayout:
     """Place as many panels beside each other as leave no place empty.
 
-    `num_in_row` is the number of series that a name in rows has.
+    `num_in_row` is the number of series that a row of a panel with names has.
     """
     names = drawing.names
     num_quantities = len(drawing.scales)

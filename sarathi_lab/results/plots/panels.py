@@ -47,6 +47,8 @@ BAR_UNITS = {**UNITS, "s": "seconds"}
 NO_INTERVAL = {"low": math.nan, "high": math.nan}
 HOLLOW = Look("paper", "black", "", "o", is_hollow=True)
 Cell = tuple[str, str]  # of the grid: a group and a panel
+Looks = Mapping[str, Look]  # by the keys of series
+Dashes = Mapping[str, Dash]  # by the names of simulated devices
 PATH = Look("", "0.6", marker="")  # between the points of a pair of quantities
 
 
@@ -231,29 +233,42 @@ def _has_several_devices(rows: pd.DataFrame) -> bool:
 
 def _grid(rows: pd.DataFrame, spec: PlotSpec, panels: Sequence[str]) -> PanelLayout:
     """Place the panels of each group in rows of their own, in the order of `panels`."""
-    cells_of_groups: list[list[Cell]] = []
-    for group, rows_of_group in rows.groupby("group", sort=False):
-        present = set(rows_of_group.panel)
-        cells_of_group = [(str(group), panel) for panel in panels if panel in present]
-        cells_of_groups.append(cells_of_group)
+    cells_of_groups = _cells_of_groups(rows, panels)
     most_panels = max(map(len, cells_of_groups), default=1)
-    across = min(spec.columns, most_panels)  # panels of a group beside each other
-    cells: list[Cell | None] = []
-    for cells_of_group in cells_of_groups:
-        # Empty ones fill a group's last row, so that the next group starts a row.
-        num_empty = -len(cells_of_group) % across
-        cells += cells_of_group
-        cells += [None] * num_empty
+    panels_across = min(spec.columns, most_panels)
+    cells = _in_full_rows(cells_of_groups, panels_across)
     # Narrow groups stand beside each other.
-    groups_beside = spec.columns // across
+    groups_across = spec.columns // panels_across
     num_cells = max(1, len(cells))
-    columns = min(groups_beside * across, num_cells)
+    columns = min(groups_across * panels_across, num_cells)
     num_rows = math.ceil(num_cells / columns)
     width = max(PANEL_WIDTH * columns, LEAST_WIDTH)
     width = min(width, style.WIDTH)
     height_of_row = PANEL_HEIGHT + _height_of_names(rows, spec)
     height = num_rows * height_of_row + 0.5
     return PanelLayout(cells, columns, (width, height))
+
+
+def _cells_of_groups(rows: pd.DataFrame, panels: Sequence[str]) -> list[list[Cell]]:
+    """Return the cells of each group, in the order of `panels`."""
+    cells_of_groups = []
+    for group, rows_of_group in rows.groupby("group", sort=False):
+        present = set(rows_of_group.panel)
+        cells = [(str(group), panel) for panel in panels if panel in present]
+        cells_of_groups.append(cells)
+    return cells_of_groups
+
+
+def _in_full_rows(cells_of_groups: Sequence[Sequence[Cell]], across: int) -> list[Cell | None]:
+    """Return all cells, row by row of so many, with empty ones behind a group's last: so the next
+    group starts a row.
+    """
+    cells: list[Cell | None] = []
+    for cells_of_group in cells_of_groups:
+        num_empty = -len(cells_of_group) % across
+        cells += cells_of_group
+        cells += [None] * num_empty
+    return cells
 
 
 def _height_of_names(rows: pd.DataFrame, spec: PlotSpec) -> float:
@@ -328,35 +343,41 @@ def _dash_of(spec: PlotSpec) -> Dash:
 
 
 def _with_coordinates(
-    rows: pd.DataFrame, spec: PlotSpec, looks: Mapping[str, Look], dashes: Mapping[str, Dash]
+    rows: pd.DataFrame, spec: PlotSpec, looks: Looks, dashes: Dashes
 ) -> pd.DataFrame:
     """Add to each row where it is (`at`) and its `look`."""
     if spec.kind == "pair":
         return _pairs(rows, spec, looks)
+    marks = []
     if spec.kind == "bar":
-        bars = []
         for _, rows_of_cell in rows.groupby("cell", sort=False):
-            bars.append(_bars(rows_of_cell, looks))
-        return pd.concat(bars)
+            marks.append(_bars(rows_of_cell, looks))
+        return pd.concat(marks)
     is_paper = rows.source == PAPER
     cells_with_paper = set(rows.cell[is_paper])
-    series = []
     for _, points in rows.groupby(["cell", "key", "device"], sort=False):
         first = points.iloc[0]
         look = _look_of_points(first, looks[first.key], spec)
-        line = points.sort_values("x")
-        line = line.assign(at=line.x)
-        if first.source == PAPER:
-            line = line.assign(**NO_INTERVAL)
-        elif first.device in dashes:
-            # The interval of a simulated point is the cost model's error, not a spread.
-            line = line.assign(**NO_INTERVAL)
+        is_of_paper = first.source == PAPER
+        is_dashed = first.device in dashes and not is_of_paper
+        if is_dashed:
             look = replace(look, dash=dashes[first.device])
-            is_line = len(points) > 1
-            if is_line and first.cell in cells_with_paper:
-                look = replace(look, marker="")  # the paper's markers name the line
-        series.append(styled(line, look))
-    return pd.concat(series)
+            # The paper's markers name the line.
+            if first.cell in cells_with_paper and len(points) > 1:
+                look = replace(look, marker="")
+        # The interval of a simulated point is the cost model's error, not a spread.
+        has_interval = not (is_of_paper or is_dashed)
+        marks.append(_by_x(points, look, has_interval=has_interval))
+    return pd.concat(marks)
+
+
+def _by_x(points: pd.DataFrame, look: Look, *, has_interval: bool) -> pd.DataFrame:
+    """Place the points of one series and device by their x."""
+    in_order = points.sort_values("x")
+    placed = in_order.assign(at=in_order.x)
+    if not has_interval:
+        placed = placed.assign(**NO_INTERVAL)
+    return styled(placed, look)
 
 
 def _look_of_points(first: pd.Series, look_of_series: Look, spec: PlotSpec) -> Look:
@@ -370,13 +391,11 @@ def _look_of_points(first: pd.Series, look_of_series: Look, spec: PlotSpec) -> L
     return look
 
 
-def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
+def _bars(rows: pd.DataFrame, looks: Looks) -> pd.DataFrame:
     """Place a bar for each series and device of a panel, and the paper's values on them."""
     is_paper = rows.source == PAPER
     predicted = rows[~is_paper]
     bars = predicted.drop_duplicates(["device", "key"])
-    look = bars.key.map(dict(looks))
-    bars = bars.assign(look=look)
     names = list(bars.key.unique())
     devices = list(bars.device.unique())
     if bars.empty:  # nothing that was measured is enough to draw beside the paper's values
@@ -388,11 +407,11 @@ def _bars(rows: pd.DataFrame, looks: Mapping[str, Look]) -> pd.DataFrame:
         # Bars of a device touch, and fill four fifths of its place.
         step = 0.8 / len(names)
         width = step
-    bars = bars.assign(width=width)
-
+    look = bars.key.map(dict(looks))
+    styled_bars = bars.assign(look=look, width=width)
     has_bar = rows.key.isin(names)
     papers_points = _on_bars(rows[is_paper & has_bar], bars, devices[0])
-    marks = pd.concat([bars, papers_points])
+    marks = pd.concat([styled_bars, papers_points])
     device_number = marks.device.map(devices.index)
     bar_number = marks.key.map(names.index)
     middle = (len(names) - 1) / 2
@@ -412,7 +431,7 @@ def _on_bars(papers_points: pd.DataFrame, bars: pd.DataFrame, usual_device: str)
     return styled(placed, HOLLOW)
 
 
-def _pairs(rows: pd.DataFrame, spec: PlotSpec, looks: Mapping[str, Look]) -> pd.DataFrame:
+def _pairs(rows: pd.DataFrame, spec: PlotSpec, looks: Looks) -> pd.DataFrame:
     """Place one quantity by another: down and left is better."""
     y, x = spec.quantities
     point = ["cell", "x", "key"]
@@ -545,7 +564,7 @@ def _label_pairs(ax: Axes, rows: pd.DataFrame, spec: PlotSpec) -> None:
 LABEL = {"line": _label_lines, "point": _label_lines, "bar": _label_bars, "pair": _label_pairs}
 
 
-def _series_keys(looks: Mapping[str, Look], spec: PlotSpec) -> list[Artist]:
+def _series_keys(looks: Looks, spec: PlotSpec) -> list[Artist]:
     keys = []
     for look in looks.values():
         dashed = replace(look, dash=_dash_of(spec))
@@ -553,7 +572,7 @@ def _series_keys(looks: Mapping[str, Look], spec: PlotSpec) -> list[Artist]:
     return keys
 
 
-def _source_keys(rows: pd.DataFrame, spec: PlotSpec, dashes: Mapping[str, Dash]) -> list[Artist]:
+def _source_keys(rows: pd.DataFrame, spec: PlotSpec, dashes: Dashes) -> list[Artist]:
     """Explain the kinds of lines and markers."""
     keys: list[Artist] = []
     sources = set(rows.source)

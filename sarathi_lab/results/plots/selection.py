@@ -155,22 +155,27 @@ def _is_best_level(rows: pd.DataFrame) -> pd.Series:
 
 
 def _is_of_chosen_kernels(rows: pd.DataFrame) -> pd.Series:
-    """Mark all but composed rows, and the composed ones of the GPU with the most series.
-
-    A panel counts where the GPU has two of its series, or all that any device has.
-    """
+    """Mark all but composed rows, and the composed ones of the GPU with the most series."""
     is_composed = rows.source == COMPOSED_SOURCE
-    num_series_of_panel = rows.groupby("panel").key.nunique()
-    composed = rows[is_composed]
-    num_series = composed.groupby(["device", "panel"]).key.nunique()
-    panels = num_series.index.get_level_values("panel")
-    num_needed = num_series_of_panel.clip(upper=2).reindex(panels)
-    has_enough = num_series >= num_needed.to_numpy()
-    counted = num_series[has_enough].reset_index()
-    if counted.empty:
+    panels = _panels_of_kernels(rows)
+    if panels.empty:
         return ~is_composed
-    num_series_of_device = counted.groupby("device").key.sum()
-    is_of_device = counted.device == num_series_of_device.idxmax()
-    chosen = counted[is_of_device]
-    is_chosen = rows.device.isin(chosen.device) & rows.panel.isin(chosen.panel)
+    num_series = panels.groupby("device").num_series.sum()
+    device = num_series.idxmax()
+    of_device = panels[panels.device == device]
+    is_chosen = rows.panel.isin(of_device.panel) & (rows.device == device)
     return is_chosen | ~is_composed
+
+
+def _panels_of_kernels(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return `device`, `panel` and `num_series` of composed rows, of the panels of which a GPU has
+    two series, or all that any device has.
+    """
+    num_in_panel = rows.groupby("panel").key.transform("nunique")
+    with_number = rows.assign(num_needed=num_in_panel.clip(upper=2))
+    composed = with_number[rows.source == COMPOSED_SOURCE]
+    panels = composed.groupby(["device", "panel"], as_index=False).agg(
+        num_series=("key", "nunique"),
+        num_needed=("num_needed", "first"),
+    )
+    return panels[panels.num_series >= panels.num_needed]
