@@ -241,22 +241,23 @@ class ChunkSearch:
         if crossings or not table.slo_met.any():
             return crossings
         # Where requests arrive over time, all chunks that keep up serve as much.
-        return self._beside_best(table, serve_less=True)
+        return self._beside_best(table, only_slower=True)
 
-    def _beside_best(self, table: pd.DataFrame, *, serve_less: bool = False) -> list[int]:
-        """List multiples of the tile halfway between the best chunk and its neighbours, or only
-        those neighbours that `serve_less`.
+    def _beside_best(self, table: pd.DataFrame, *, only_slower: bool = False) -> list[int]:
+        """List multiples of the tile halfway from the best chunk to the next ones in the table, or
+        only to those of them that give fewer tokens/s.
         """
         tried = table.chunk.tolist()
         eligible = _eligible(table)
         fastest = eligible.throughput.to_numpy().argmax()
         best = int(eligible.chunk.iloc[int(fastest)])
-        as_good = (1 - AS_GOOD) * self.rows[best]["throughput"]
+        least_as_good = (1 - AS_GOOD) * self.rows[best]["throughput"]
         position = tried.index(best)
         neighbours = tried[max(0, position - 1) : position + 2]
         untried = []
         for neighbour in neighbours:
-            if serve_less and self.rows[neighbour]["throughput"] >= as_good:
+            is_slower = self.rows[neighbour]["throughput"] < least_as_good
+            if only_slower and not is_slower:
                 continue
             halfway = (best + neighbour) // 2
             chunk = halfway // self.tile * self.tile

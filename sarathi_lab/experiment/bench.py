@@ -142,15 +142,14 @@ class Bench(ABC):
             "attention": self.seconds(cut, ("attn",)) - self.seconds(uncut, ("attn",)),
             "total": self.seconds(cut) - self.seconds(uncut),
         }
-        operations = {**self.times(uncut), **self.times(cut)}
-        by_cause = {
-            "matmul": [name for name in operations if _cause_of(name) == "matmul"],
-            "fixed": [name for name in operations if _cause_of(name) == "fixed"],
-            "experts": [EXPERTS],
-        }
-        for cause, names in by_cause.items():
-            of_cut = self._sum_of(cut, names, cause)
-            extra[cause] = of_cut - self._sum_of(uncut, names, cause)
+        by_cause: dict[str, list[str]] = {"matmul": [], "fixed": [], "experts": [EXPERTS]}
+        for operation in {**self.times(uncut), **self.times(cut)}:
+            cause = _cause_of(operation)
+            if cause in by_cause:
+                by_cause[cause].append(operation)
+        for cause, operations in by_cause.items():
+            of_cut = self._sum_of(cut, operations, cause)
+            extra[cause] = of_cut - self._sum_of(uncut, operations, cause)
         return extra
 
     def keys_read(self, work: Work) -> Estimate | None:
@@ -238,11 +237,15 @@ class CostBench(Bench):
         """
         moved: dict[str, float] = {}  # by size
         for weight, subject in work.terms:
-            for size, seconds in self._by_size(subject, operations).items():
-                slower = seconds[0] * math.expm1(own_deviation(seconds))
-                moved[size] = moved.get(size, estimate.value) + weight * slower
-        values = [*estimate.values, *moved.values()]
-        return Estimate.of(np.array(values), [name_of(size) for size in moved])
+            seconds_by_size = self._by_size(subject, operations)
+            for size, seconds in seconds_by_size.items():
+                deviation = own_deviation(seconds)
+                slower_by = seconds[0] * math.expm1(deviation)
+                so_far = moved.get(size, estimate.value)
+                moved[size] = so_far + weight * slower_by
+        values = np.array([*estimate.values, *moved.values()])
+        names = list(map(name_of, moved))
+        return Estimate.of(values, names)
 
     def _by_size(self, subject: Subject, operations: Collection[str]) -> Mapping[str, Values]:
         """Return the seconds of a batch in every draw: of attention, and of all else."""

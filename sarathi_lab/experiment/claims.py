@@ -508,8 +508,15 @@ def _chosen(claim: Claim, queried: Sequence[pd.DataFrame], at_once: float) -> pd
     if len(bounded) == 1:
         return _with_draws(bounded[0])
     of_rows, of_others = bounded
-    both = of_rows.merge(of_others, on=list(claim.match), suffixes=("", "_over"))
-    ratios = both.assign(
+    return _with_draws(_divided(of_rows, of_others, claim.match))
+
+
+def _divided(rows: pd.DataFrame, others: pd.DataFrame, match: Sequence[str]) -> pd.DataFrame:
+    """Return the ratios of rows over the others with the same `match`, with intervals that hold
+    wherever those of both values do.
+    """
+    both = rows.merge(others, on=list(match), suffixes=("", "_over"))
+    return both.assign(
         y=both.y / both.y_over,
         low=both.low / both.high_over,
         high=both.high / both.low_over,
@@ -518,16 +525,12 @@ def _chosen(claim: Claim, queried: Sequence[pd.DataFrame], at_once: float) -> pd
         moved=both.apply(_moved_ratios, axis="columns", result_type="reduce"),
         reason=both.reason.fillna(both.reason_over),
     )
-    return _with_draws(ratios)
 
 
 def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
     """Widen the intervals of samples to what so many at once need, but not below what is recorded,
     in which is how finely a value can be known. Draws of a cost model, which become numbers here,
     are left for `_with_draws`: until then a predicted value has no width.
-
-    A value without samples and without an interval is exact. One whose samples all agree is not:
-    they do not show how far off they are, so it gets an unknown draw.
     """
     level = 1 - (1 - LEVEL) / at_once
     recorded = rows.astype(dict.fromkeys(Ends._fields, float))
@@ -536,19 +539,7 @@ def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
     bounds = []
     draws = []
     for row in recorded.to_dict("records"):
-        ends = Ends(row["low"], row["high"], row["confidence"])
-        draws_of_row = row["draws"]
-        samples = _numbers(row["samples"])
-        if samples and math.isnan(ends.low):
-            draws_of_row = [math.nan]
-        elif samples:
-            # Seeds are independent; samples of a device follow one another and may drift.
-            is_series = not row["is_simulated"]
-            of_samples = ends_of_median(samples, level=level, is_series=is_series)
-            of_errors = ends_of_draws(row["y"], row["draws"], row["moved"].values())
-            ends = _not_below(without(row["y"], ends, of_errors), of_samples)
-        elif _has_errors(row):
-            ends = Ends(row["y"], row["y"], math.nan)
+        ends, draws_of_row = _ends_and_draws(row, level)
         bounds.append(ends)
         draws.append(draws_of_row)
     columns = _columns_of(bounds, rows)
@@ -558,6 +549,29 @@ def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
         confidence=columns.confidence,
         draws=pd.Series(draws, rows.index, dtype=object),
     )
+
+
+def _ends_and_draws(row: Row, level: float) -> tuple[Ends, list[float]]:
+    """Return a row's interval without the errors of a cost model, and its draws.
+
+    A value without samples and without an interval is exact. One whose samples all agree is not:
+    they do not show how far off they are, so it gets an unknown draw.
+    """
+    value = row["y"]
+    recorded = Ends(row["low"], row["high"], row["confidence"])
+    samples = _numbers(row["samples"])
+    if samples and math.isnan(recorded.low):
+        return recorded, [math.nan]
+    if samples:
+        # Seeds are independent; samples of a device follow one another and may drift.
+        is_series = not row["is_simulated"]
+        of_samples = ends_of_median(samples, level=level, is_series=is_series)
+        of_errors = ends_of_draws(value, row["draws"], row["moved"].values())
+        without_errors = without(value, recorded, of_errors)
+        return _not_below(without_errors, of_samples), row["draws"]
+    if _has_errors(row):
+        return Ends(value, value, math.nan), row["draws"]
+    return recorded, row["draws"]
 
 
 def _columns_of(bounds: Sequence[Ends], rows: pd.DataFrame) -> pd.DataFrame:

@@ -41,11 +41,11 @@ class CacheBench(CostBench):
     ) -> None:
         super().__init__(cost)
         self.kv_tokens = kv_tokens
-        # In blocks of a token, as any number of them is asked for.
-        self._held = BlockManager(0, 1, state_blocks=state_tokens, window=window)
+        # It holds none: it only counts the blocks, of one token each, that a request takes.
+        self._blocks = BlockManager(0, 1, state_blocks=state_tokens, window=window)
 
     def holds(self, scenario: Scenario) -> bool:
-        tokens = scenario.batch_size * self._held.blocks_for(scenario.longest)
+        tokens = scenario.batch_size * self._blocks.blocks_for(scenario.longest)
         return tokens <= self.kv_tokens
 
 

@@ -89,9 +89,12 @@ class DeviceBench(Bench):
             # On a GPU nothing else runs in between, and turns time whole iterations alone.
             return super().saving(alone, both, without, kinds)
         batches = [*alone.batches, *both.batches, *without.batches]
-        seconds_alone, seconds_both, seconds_without = self.cost.alternated(batches).T
-        added = Estimate(float(np.median(seconds_both - seconds_without)))
-        return Estimate(float(np.median(seconds_alone))) / added
+        turns = self.cost.alternated(batches)
+        seconds_alone, seconds_both, seconds_without = turns.T
+        seconds_added = seconds_both - seconds_without
+        typical_alone = Estimate(float(np.median(seconds_alone)))
+        typical_added = Estimate(float(np.median(seconds_added)))
+        return typical_alone / typical_added
 
     def keys_read(self, work: Work) -> Estimate | None:
         if not isinstance(self.cost.probe, OperationProbe):

@@ -259,12 +259,15 @@ class Composition:
 
     @property
     def room(self) -> Room:
-        ends = [self.context] * self.num_decodes
+        lengths = [self.context] * self.num_decodes
         if self.prefill_tokens:
-            ends += [self.start + self.prefill_tokens] * self.num_prefills
-        num_blocks = sum(math.ceil(tokens / BLOCK_SIZE) for tokens in ends)
-        kv_tokens = (num_blocks + 1) * BLOCK_SIZE
-        return Room(kv_tokens, batch_size=len(ends), longest=max(ends) + 1)
+            length = self.start + self.prefill_tokens
+            lengths += [length] * self.num_prefills
+        num_blocks = 1
+        for length in lengths:
+            num_blocks += math.ceil(length / BLOCK_SIZE)
+        kv_tokens = num_blocks * BLOCK_SIZE
+        return Room(kv_tokens, batch_size=len(lengths), longest=max(lengths) + 1)
 
 
 Subject = Composition | Scenario

@@ -227,9 +227,11 @@ def _best_of_others(best: _Best, comparison: _Comparison) -> Iterator[_Best]:
     """Yield the best runs of the other policies on the same workload, the best one first."""
     swept = analysis.without_baselines(comparison.runs)
     works = analysis.group_keys(swept, comparison.work)
-    work = analysis.group_keys(best.runs[:1], comparison.work).iloc[0]
+    works_of_best = analysis.group_keys(best.runs, comparison.work)
+    is_same_work = works.isin(works_of_best)
     excluded = [comparison.base, best.runs.policy.iloc[0]]
-    others = swept[(works == work) & ~swept.policy.isin(excluded)]
+    is_excluded = swept.policy.isin(excluded)
+    others = swept[is_same_work & ~is_excluded]
     while not others.empty:
         next_best = _best(others, comparison)
         yield next_best
@@ -240,8 +242,9 @@ def _beside_other(best: _Best, other: _Best, comparison: _Comparison) -> str:
     """Compare the best runs of two policies in a sentence; "" where nothing differs."""
     base = str(other.runs.policy.iloc[0])
     pair = pd.concat([best.runs, other.runs])
-    of_pair = replace(comparison, runs=_with_ratios(pair, comparison.names, base), base=base)
-    runs = of_pair.runs[of_pair.runs.policy != base]
+    with_ratios = _with_ratios(pair, comparison.names, base)
+    of_pair = replace(comparison, runs=with_ratios, base=base)
+    runs = with_ratios[with_ratios.policy != base]
     own_settings = [name for name in comparison.settings if name not in comparison.work]
     base_name = run_names(other.runs[:1], own_settings).iloc[0]
     clauses, are_equal = _clauses(_Best(runs, best.num_settings), of_pair, base_name)
@@ -633,7 +636,7 @@ def _in_words(
 
 
 def _on_samples(runs: pd.DataFrame, at_once: int, noise: float) -> str:
-    """State the level that the page's intervals have, and what more rounds or seeds would decide.
+    """State the level of the printed intervals, and what more rounds or seeds would decide.
 
     Each interval has that level by itself. The best of several settings was chosen by the same
     samples, which its interval covers from `samples_for` on.
@@ -643,20 +646,18 @@ def _on_samples(runs: pd.DataFrame, at_once: int, noise: float) -> str:
         return " One run each has no measure of noise."
     if number == 1:
         return ""
+    is_chosen = at_once > 1
     needed = samples_for(at_once)
-    setting = f"repeat={needed}"  # what would give enough samples
-    if "seed" in runs and runs.seed.nunique() > 1:
-        setting = f"seed=range({needed})"
-    of_best = ""
-    if at_once > 1:
-        of_best = f" for the best of {at_once} settings"
     sentence = f" These are {level_of(number):.0%} intervals of {number} samples"
-    if number >= needed:
-        sentence += of_best
-    elif of_best:
-        sentence += f", each by itself; {setting} has {LEVEL:.0%}{of_best}"
-    else:
-        sentence += f"; {setting} has {LEVEL:.0%}"
+    if number < needed:
+        enough_samples = f"repeat={needed}"
+        if "seed" in runs and runs.seed.nunique() > 1:
+            enough_samples = f"seed=range({needed})"
+        if is_chosen:
+            sentence += ", each by itself"
+        sentence += f"; {enough_samples} has {LEVEL:.0%}"
+    if is_chosen:
+        sentence += f" for the best of {at_once} settings"
     if round(noise, 2) > 1:
         sentence += f"; equal work differed by up to {noise:.2f} times"
     return f"{sentence}."

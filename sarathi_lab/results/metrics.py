@@ -402,10 +402,12 @@ def operation_table(
     NaN where it has none) and `time_over_roofline`.
     """
     seconds = times.groupby("operation", sort=False).seconds.sum()
-    seconds[OUTSIDE] = iterations.busy.sum() - seconds.sum()
+    busy = iterations.busy.sum()
+    seconds[OUTSIDE] = busy - seconds.sum()
     least: defaultdict[str, float] = defaultdict(float)
     for work in cast(Iterable[Work[float]], iterations.itertuples()):
-        for operation, bound in operation_rooflines(spec, work, dtype_bytes, peaks).items():
+        bounds = operation_rooflines(spec, work, dtype_bytes, peaks)
+        for operation, bound in bounds.items():
             least[operation] += bound
     rooflines_of = dict(PARTS)
     if "experts" in seconds:
@@ -415,7 +417,7 @@ def operation_table(
         operations = rooflines_of.get(name, (name,))
         rooflines.append(float(sum(least[operation] for operation in operations)))
     table = pd.DataFrame({"operation": seconds.index, "seconds": seconds.to_numpy()})
-    table["share"] = table.seconds / iterations.busy.sum()
+    table["share"] = table.seconds / busy
     table["roofline"] = rooflines
     table["roofline"] = table.roofline.where(table.roofline > 0)
     return table.assign(time_over_roofline=table.seconds / table.roofline)

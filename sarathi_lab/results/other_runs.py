@@ -44,17 +44,16 @@ def equal_runs(runs: pd.DataFrame) -> list[str]:
             quantities.append(name)
     numbered = runs.reset_index(drop=True)
     distinct = analysis.without_repeated(numbered, quantities)
-    work = [name for name in analysis.same_work(distinct) if name not in analysis.SAMPLES]
-    settings = [name for name in analysis.varied(distinct) if name not in work]
+    same_work = analysis.same_work(distinct)
+    settings_of_work = [name for name in same_work if name not in analysis.SAMPLES]
+    settings = [name for name in analysis.varied(distinct) if name not in settings_of_work]
+    works = analysis.group_keys(distinct, settings_of_work)
     names = run_names(distinct, settings)
-    works = analysis.group_keys(distinct, work)
-    keys = [works.rename("work"), names.rename("name")]
     values = distinct[quantities].astype(float)
-    medians = values.groupby(keys, sort=False).median().reset_index()
     num_equal: Counter[tuple[str, ...]] = Counter()  # workloads, by the names that are equal there
-    for _, of_work in medians.groupby("work", sort=False):
-        by_name = of_work.set_index("name")
-        equal_names = _equal_names(by_name[quantities])
+    for _, values_of_work in values.groupby(works, sort=False):
+        medians = values_of_work.groupby(names, sort=False).median()
+        equal_names = _equal_names(medians)
         num_equal.update(equal_names)
     return _sentences_on_equal(num_equal, num_works=works.nunique())
 
@@ -81,7 +80,7 @@ def _equal_names(medians: pd.DataFrame) -> list[tuple[str, ...]]:
     comparable = medians[has_enough]
     names_by_digits = defaultdict(list)
     for name, *values in comparable.itertuples(name=None):
-        digits = tuple(format(value, DIGITS) for value in values)
+        digits = " ".join(format(value, DIGITS) for value in values)
         names_by_digits[digits].append(str(name))
     equal_names = []
     for names in names_by_digits.values():

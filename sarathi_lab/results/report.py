@@ -393,48 +393,39 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     baselines that equal a swept run.
     """
     # Rows of several sweeps may share labels, by which pandas would pair them.
-    runs = sweep_analysis.in_order(runs.reset_index(drop=True)).reset_index(drop=True)
-    runs = sweep_analysis.with_short_devices(runs)
-    references = sweep_analysis.references(runs)
-    compared = _compared_by_throughput(runs, references)
+    ordered = sweep_analysis.in_order(runs.reset_index(drop=True)).reset_index(drop=True)
+    shown = sweep_analysis.with_short_devices(ordered)
+    references = sweep_analysis.references(shown)
+    compared = _compared_by_throughput(shown, references)
     for name in compared:
-        runs = sweep_analysis.relative(runs, "throughput", name)
-    by = _row_keys(runs)
-    columns = _columns(runs, compared, by)
+        shown = sweep_analysis.relative(shown, "throughput", name)
+    by = _row_keys(shown)
+    columns = _columns(shown, compared, by)
     # Every job has its baselines beside it; equal ones would fill the table.
-    once = sweep_analysis.without_repeated(runs, list(columns))
+    once = sweep_analysis.without_repeated(shown, list(columns))
     medians = sweep_analysis.medians(once, by, *columns)
     num_samples = medians["num_samples"].max()
-    headings, scales = _headings(runs, columns, num_samples)
+    headings, scales = _headings(shown, columns, num_samples)
     num_unsteady = sweep_analysis.unsteady(once).groupby(sweep_analysis.group_keys(once, by)).sum()
     settings = {name: _setting_heading(name) for name in by[:-1]}
     rows = []
     keys = sweep_analysis.group_keys(medians, by)
-    for key, group in medians.groupby(keys, sort=False):
-        run = group.iloc[0]
-        row = {}
-        for name, label in settings.items():
-            row[label] = sweep_analysis.text(run[name])
-        if run["is_baseline"]:
-            row["policy"] += " *"
-        row["policy"] += _unsteady_mark(int(num_unsteady[key]), int(group["num_samples"].max()))
-        quantities = group.set_index("quantity").to_dict("index")
-        for name, heading_of_column in headings.items():
-            value = "-"
-            if name in quantities:
-                value = _median(name, quantities[name], scales[name])
-            row[heading_of_column] = value
+    for key, of_row in medians.groupby(keys, sort=False):
+        row = _settings_of(of_row.iloc[0], settings)
+        row["policy"] += _unsteady_mark(int(num_unsteady[key]), int(of_row["num_samples"].max()))
+        row |= _quantities_of(of_row, headings, scales)
         rows.append(row)
+    is_sampled = num_samples > 1
     signs = {
-        f"medians of {num_samples}": num_samples > 1,
-        IN_PAIRS: num_samples > 1 and bool(references),
-        _same_chunk_note(runs, compared): True,
+        f"medians of {num_samples}": is_sampled,
+        IN_PAIRS: is_sampled and bool(references),
+        _same_chunk_note(shown, compared): True,
         "*: baseline": once.is_baseline.any(),
-        "equal runs once": len(once) < len(runs),
+        "equal runs once": len(once) < len(shown),
         "^ more, v less is better": True,
         "~: ratio within the noise": "~" in str(rows),
         f"{UNSTEADY}: not steady": num_unsteady.any(),
-        "with filling and draining": not arrive_over_time(runs) and _lacks_steady_part(runs),
+        "with filling and draining": not arrive_over_time(shown) and _lacks_steady_part(shown),
     }
     notes = "; ".join(sign for sign, is_there in signs.items() if sign and is_there)
     return DisplayTable(
@@ -445,6 +436,29 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         keys=list(settings.values()),
         optional=_least_missed(columns, headings, compared),
     )
+
+
+def _settings_of(run: pd.Series, headings: Mapping[str, str]) -> dict[str, str]:
+    """Return a row's cells with its settings, which are those of `run`."""
+    cells = {}
+    for name, heading_of_setting in headings.items():
+        cells[heading_of_setting] = sweep_analysis.text(run[name])
+    if run["is_baseline"]:
+        cells["policy"] += " *"
+    return cells
+
+
+def _quantities_of(
+    medians: pd.DataFrame, headings: Mapping[str, str], scales: Mapping[str, float]
+) -> dict[str, str]:
+    """Return a row's cells with its `medians`; "-" for a quantity that it lacks."""
+    cells = {}
+    median_of = medians.set_index("quantity").to_dict("index")
+    for name, heading_of_quantity in headings.items():
+        cells[heading_of_quantity] = "-"
+        if name in median_of:
+            cells[heading_of_quantity] = _median(name, median_of[name], scales[name])
+    return cells
 
 
 def _least_missed(

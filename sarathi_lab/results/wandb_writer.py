@@ -294,9 +294,7 @@ def read_table(path: Path) -> wandb.Table:
 
     with path.open(newline="") as file:
         headings, *rows = csv.reader(file)
-    columns = []
-    for number in range(len(headings)):
-        columns.append(_typed([row[number] for row in rows]))
+    columns = [_typed(column) for column in zip(*rows, strict=True)]
     data = [list(row) for row in zip(*columns, strict=True)]
     return wandb.Table(columns=headings, data=data)
 
