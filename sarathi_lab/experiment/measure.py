@@ -308,13 +308,14 @@ def measure(
         is_first_round = number == 0
         for position, part in enumerate(list(due)):
             elapsed = time.monotonic() - begun
-            share_for_first_round = seconds / FEWEST_PAIRS
-            if is_cut and is_first_round and position > 0 and elapsed > share_for_first_round:
+            may_be_cut = is_cut and is_first_round and position > 0
+            if may_be_cut and FEWEST_PAIRS * elapsed > seconds:
                 # There is no time for `FEWEST_PAIRS` rounds of more parts.
                 unmeasured = due[position:]
                 del due[position:]
                 break
-            if number >= FEWEST_PAIRS and elapsed + longest[id(part)] > seconds:
+            has_fewest = number >= FEWEST_PAIRS
+            if has_fewest and elapsed + longest[id(part)] > seconds:
                 # The time is over, in every round that would follow, too.
                 due.clear()
                 break
@@ -330,11 +331,10 @@ def measure(
                 share_done = (position + 1) / len(due)
                 if is_cut:
                     share_done = 1.0  # the parts behind this one may never be measured
-                first_round = elapsed_after / share_done
-                expected = max(seconds, FEWEST_PAIRS * first_round)
+                expected = max(seconds, FEWEST_PAIRS * elapsed_after / share_done)
             advance(took, expected)
-            has_enough = number + 1 >= FEWEST_PAIRS
-            if has_enough and narrow and _are_narrow(samples, points, narrow):
+            has_fewest = number + 1 >= FEWEST_PAIRS
+            if has_fewest and narrow and _are_narrow(samples, points, narrow):
                 due.remove(part)
     for part in unmeasured:
         # Their points are in the table, with the reason why they have no number.

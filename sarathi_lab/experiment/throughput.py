@@ -34,7 +34,7 @@ def throughput_gain(
 def served_gain(
     bench: Bench, panel: str, series: str, x: float, scenario: Scenario
 ) -> Iterator[Point]:
-    """Yield the same where both are served on the engine, also in simulation."""
+    """Yield what `throughput_gain` does, with both served on the engine, also in simulation."""
     ratios = bench.served_ratios(scenario.baseline, scenario)
     yield Point(panel, series, x, ratios[THROUGHPUT])
 

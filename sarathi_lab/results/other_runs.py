@@ -123,11 +123,8 @@ def runs_behind(
     behind = []
     named = others.assign(run_of_sweep=run_names(others, settings))
     medians = analysis.medians(named, ["policy", "run_of_sweep"], *ratios, level=noise)
-    medians_of_run: defaultdict[str, list[Mapping[Hashable, Any]]] = defaultdict(list)
-    for row in medians.to_dict("records"):
-        medians_of_run[row["run_of_sweep"]].append(row)
-    for name, of_run in medians_of_run.items():
-        worst = _worst_difference(of_run)
+    for name, of_run in medians.groupby("run_of_sweep", sort=False):
+        worst = _worst_difference(of_run.to_dict("records"))
         if worst:
             behind.append(f"{name} ({worst})")
     if not behind:

@@ -53,11 +53,13 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
 
 def names_of_own(runs: pd.DataFrame) -> list[str]:
     """Return the names of a user's quantities in a table of runs, by their setting `metrics`."""
+    if "metrics" not in runs:
+        return []
     names: dict[str, None] = {}
-    if "metrics" in runs:
-        for dotted_names in runs["metrics"].dropna().astype(str).unique():
-            for dotted in dotted_names.strip("[]").split(","):
-                names[dotted.rpartition(".")[2]] = None
+    for setting in runs["metrics"].dropna().astype(str).unique():
+        for dotted_name in setting.strip("[]").split(","):
+            _, _, name = dotted_name.rpartition(".")
+            names[name] = None
     return [name for name in names if name in runs]
 
 
