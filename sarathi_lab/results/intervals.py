@@ -27,6 +27,12 @@ T = TypeVar("T")
 LEVEL = 0.95
 FEWEST_PAIRS = 6  # below, no interval of the median reaches LEVEL
 DEVIATIONS = 1.96  # standard deviations of a normal error on either side within LEVEL
+BAND = 0.02  # share up to which a ratio is neither a gain nor a loss
+GAIN = "gain"
+NEUTRAL = "neutral"
+UNDECIDED = "undecided"
+LOSS = "loss"
+EFFECTS = (GAIN, NEUTRAL, UNDECIDED, LOSS)
 
 
 class Ends(NamedTuple):
@@ -76,6 +82,19 @@ NOT_MEASURED = Interval(
 
 # By unit, what any value lies between, whatever its errors; values of other units have no bounds.
 RANGES = {"share": (0.0, 1.0), "index": (0.0, 1.0)}
+
+
+def effect(low: float, high: float) -> str:
+    """Return what the whole interval of a ratio shows: `GAIN`, `LOSS`, or within `BAND` of one
+    `NEUTRAL`; else, and where no interval is known, `UNDECIDED`.
+    """
+    if low > 1 + BAND:
+        return GAIN
+    if high < 1 - BAND:
+        return LOSS
+    if low >= 1 - BAND and high <= 1 + BAND:
+        return NEUTRAL
+    return UNDECIDED
 
 
 def within_range(ends: Ends, unit: str) -> Ends:

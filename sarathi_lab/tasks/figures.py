@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,7 @@ from sarathi_lab.experiment.recorded import (
 from sarathi_lab.experiment.registry import CATALOG, PAPERS, SimulatedJob, paper_jobs
 from sarathi_lab.experiment.simulate import simulate
 from sarathi_lab.results import load
-from sarathi_lab.results.intervals import LEVEL
+from sarathi_lab.results.intervals import BAND, EFFECTS, LEVEL, effect
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import panels
 from sarathi_lab.results.plots.files import save_figure
@@ -44,7 +45,6 @@ GPUS = sorted(path.stem for path in CONF.glob("hardware/*.yaml") if path.stem !=
 FORMATS = ("png", "pdf")
 PROCESSES = "use a number such as 2, or null for one a core"
 GAIN = "throughput / baseline"  # of figures whose peaks are the paper's claims
-NEUTRAL = 0.02  # share up to which a gain or a loss is none
 POLICIES = "policies"  # an experiment: a figure for each device that it was recorded on
 
 
@@ -286,31 +286,33 @@ def _brackets(table: pd.DataFrame) -> str:
 
 
 def counts(device: str, table: pd.DataFrame) -> DisplayTable:
-    """Count where each map of a table gains, is neutral or loses, with its best and worst cell, and
-    how many loads do with the chunk that is best for them.
+    """Count where the whole interval shows that a map of a table gains, is neutral or loses, with
+    its best and worst cell, and for how many loads the chunk that is best for them does.
     """
     rows = []
     for (model, panel), cells in table.groupby(["model", "panel"], sort=False):
-        best_chunks = cells.groupby("series").y.max()
+        best_rows = cells.groupby("series").y.idxmax()
         rows.append(
             {
                 "model": str(model),
                 "map": str(panel),
-                "gain / neutral / lose": _counted(cells.y),
+                " / ".join(EFFECTS): _counted(cells),
                 "best": f"{cells.y.max() - 1:+.0%}",
                 "worst": f"{cells.y.min() - 1:+.0%}",
-                "with the best chunk": _counted(best_chunks),
+                "with the best chunk": _counted(cells.loc[best_rows]),
             }
         )
-    title = f"{table.figure.iloc[0]} on {device}: more than {NEUTRAL:.0%} is a gain or a loss"
+    title = (
+        f"{table.figure.iloc[0]} on {device}: an interval that is all more than {BAND:.0%} off is "
+        "a gain or a loss"
+    )
     return DisplayTable(rows, left=("model", "map"), title=title)
 
 
-def _counted(ratios: pd.Series) -> str:
-    """Count ratios that are gains, neutral and losses."""
-    num_gains = int((ratios > 1 + NEUTRAL).sum())
-    num_losses = int((ratios <= 1 - NEUTRAL).sum())
-    return f"{num_gains} / {len(ratios) - num_gains - num_losses} / {num_losses}"
+def _counted(ratios: pd.DataFrame) -> str:
+    """Count what the intervals of ratios show, in the order of `EFFECTS`."""
+    counted = Counter(map(effect, ratios.low, ratios.high))
+    return " / ".join(str(counted[name]) for name in EFFECTS)
 
 
 NOTES_ON_ERRORS = (

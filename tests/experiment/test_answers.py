@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.results import load
+from sarathi_lab.results.intervals import GAIN, LOSS, effect
 
 PAGE = (EXPERIMENTS / "ANSWERS.md").read_text()
 
@@ -21,19 +23,19 @@ def test_every_interval_is_recorded():
             assert any(all(map(is_rounded, numbers, row)) for row in rows), (numbers, question[:60])
 
 
-def test_the_map_of_models_counts_as_recorded():
-    shown = re.findall(r"(\d+) of (\d+)(?:\*\*)? \(([+-]\d+) % to ([+-]\d+) %\)", PAGE)
+def test_the_map_of_models_counts_what_recorded_intervals_show():
+    shown = re.findall(r"(\d+) of (\d+)(?:\*\*)? \(([+-]\d+) % to ([+-]\d+) %; (\d+) lose\)", PAGE)
     assert len(shown) == 2
     cells = load.load("crossover")
     cells = cells[~cells.panel.str.endswith("over Orca")]
-    for counts, model in zip(shown, ("nemotron-h-56b", "qwen3-next-80b-a3b"), strict=True):
-        ratios = cells.y[cells.model == model]
-        gains = round(100 * (ratios.max() - 1)), round(100 * (ratios.min() - 1))
-        assert counts == (
-            str(sum(ratios > 1.02)),
-            str(len(ratios)),
-            *(f"{gain:+d}" for gain in gains),
-        )
+    for numbers, model in zip(shown, ("yi-34b", "qwen3-next-80b-a3b"), strict=True):
+        of_model = cells[cells.model == model]
+        effects = Counter(map(effect, of_model.low, of_model.high))
+        gains = 100 * (of_model.y - 1)
+        most = f"{gains.max():+.0f}"
+        least = f"{gains.min():+.0f}"
+        counted = str(effects[GAIN]), str(len(of_model)), most, least, str(effects[LOSS])
+        assert numbers == counted
 
 
 def is_rounded(shown: str, value: float) -> bool:

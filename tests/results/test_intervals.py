@@ -18,6 +18,7 @@ from sarathi_lab.results.intervals import (
     Trials,
     Tried,
     draws_of_median,
+    effect,
     ends_of_draws,
     ends_of_median,
     ends_of_share,
@@ -179,3 +180,18 @@ def test_a_draw_of_a_median_counts_no_seed_twice():
     seeds = [1.0, 2.0, 9.0]
     assert draws_of_median(seeds, [[1.1, 2.2, 9.9]]) == pytest.approx((2.2,))
     assert draws_of_median([0.0, 1.0, 2.0], [[1.0, 2.0, 3.0]]) == (2.0,)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (1.03, 1.2, "gain"),
+        (1.01, 1.2, "undecided"),
+        (0.99, 1.01, "neutral"),
+        (0.9, 0.99, "undecided"),
+        (0.9, 0.97, "loss"),
+        (math.nan, math.nan, "undecided"),
+    ],
+)
+def test_a_ratio_has_an_effect_that_its_whole_interval_shows(low, high, shown):
+    assert effect(low, high) == shown

@@ -21,6 +21,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from sarathi_lab.results.intervals import BAND
 from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.axes import LOG_SCALE, WIDE_RANGE
 from sarathi_lab.results.plots.plot import HeatScale, PanelLayout, column_of, plot
@@ -30,7 +31,6 @@ GREY = "0.82"  # of cells that were not run
 GAINS = "RdBu"  # red loses, blue gains, for the colour-blind, too
 AMOUNTS = "Blues"
 STRONGEST = 30  # percent of gain or loss from which a colour is full
-NEUTRAL = 2  # percent up to which a gain has no colour
 NOT_RUN = "not run"
 FEW_ROWS = 3  # of panels, of which the last alone has the values along x
 # Inches.
@@ -292,7 +292,7 @@ def _gain_keys() -> list[Artist]:
     """Explain the colours of gains."""
     labels = {
         0.0: f"worse by {STRONGEST} % or more",
-        0.5: f"within {NEUTRAL} %",
+        0.5: f"within {100 * BAND:g} %",
         1.0: f"better by {STRONGEST} % or more",
     }
     cmap = plt.get_cmap(GAINS)

@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 
 from sarathi_lab.config.console import amount
 from sarathi_lab.results import sweep_analysis as analysis
+from sarathi_lab.results.intervals import BAND
 from sarathi_lab.results.plots.axes import is_ratio
 from sarathi_lab.results.plots.choice import PlotAxes
-from sarathi_lab.results.plots.heat import NEUTRAL, HeatRow, amount_scale, gain_scale, heat_map
+from sarathi_lab.results.plots.heat import HeatRow, amount_scale, gain_scale, heat_map
 from sarathi_lab.results.plots.plot import UNSTEADY_RUNS, HeatScale
 from sarathi_lab.results.plots.series import equal_names_once, named, names_in_rows
 from sarathi_lab.results.sweep_analysis import is_numeric
@@ -103,7 +104,7 @@ def _shade(cell: pd.Series) -> float:
     if not is_ratio(cell["quantity"]):
         return float(cell["value"])
     percent = _percent(cell)
-    if abs(percent) <= NEUTRAL or not cell["is_decided"]:
+    if abs(percent) <= 100 * BAND or not cell["is_decided"]:
         return 0.0
     if cell["is_less_better"]:
         return -percent

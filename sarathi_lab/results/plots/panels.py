@@ -19,6 +19,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sarathi_lab.results.intervals import BAND, GAIN, LOSS, UNDECIDED, effect
 from sarathi_lab.results.load import COMPOSED_SOURCE
 from sarathi_lab.results.plots import heat, style
 from sarathi_lab.results.plots.axes import LOG_SCALE
@@ -42,6 +43,7 @@ YLABEL = 24  # letters of a line of an axis' label
 LEAST_SPAN = 0.02  # of the largest value, that an axis shows
 MOST_LEVEL = 5  # bars whose names fit beside each other; names of more are upright
 NOT_RUN = "not run: exceeds the cache, or the chunk is below the batch"
+NOT_DECIDED = f"~: undecided, as the interval reaches past {100 * BAND:g} %, or is not known"
 UNITS = {"1/s": "requests/s", "times": "ratio"}
 BAR_UNITS = {**UNITS, "s": "seconds"}
 NO_INTERVAL = {"low": math.nan, "high": math.nan}
@@ -146,13 +148,22 @@ def _note_on_simulations(rows: pd.DataFrame, shown: pd.DataFrame, spec: PlotSpec
 
 
 def _gain_map(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
-    """Draw ratios as gains in percent: x along, series upwards, a row of panels for each device."""
+    """Draw ratios as gains in percent: x along, series upwards, a row of panels for each device.
+
+    Only a gain or a loss that the whole interval shows has a colour.
+    """
     gain = rows.value - 1
     percent = 100 * gain
-    is_neutral = percent.abs() <= heat.NEUTRAL
-    shade = percent.mask(is_neutral, 0.0)
-    text = percent.map("{:+.0f}".format)
+    effects = pd.Series(map(effect, rows.low, rows.high), rows.index)
+    has_colour = effects.isin([GAIN, LOSS])
+    is_undecided = effects == UNDECIDED
+    shade = percent.where(has_colour, 0.0)
+    number = percent.map("{:+.0f}".format)
+    text = number.mask(is_undecided, "~" + number)
     cells = rows.assign(shade=shade, text=text)
+    notes = []
+    if is_undecided.any():
+        notes.append(NOT_DECIDED)
     # A map's labels are the names of its columns.
     panel = spec.prefix.strip()
     cells = cells.rename(columns={"x": spec.x, "panel": panel})
@@ -161,7 +172,7 @@ def _gain_map(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
     for device, of_device in cells.groupby("device", sort=False):
         heat_row = heat.HeatRow(of_device, scale, label=str(device))
         heat_rows.append(heat_row)
-    return heat.heat_map(heat_rows, x=spec.x, y="key", col=panel, not_run=NOT_RUN)
+    return heat.heat_map(heat_rows, x=spec.x, y="key", col=panel, not_run=NOT_RUN, notes=notes)
 
 
 # -- groups of panels ------------------------------------------------------------------------------
