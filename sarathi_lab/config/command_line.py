@@ -65,6 +65,7 @@ OF_DATASHEET = (
 )
 # Settings whose value is a command line, in which Hydra's grammar has no say.
 COMMANDS = ("task.server",)
+ENDS_OF_TRACES = ("csv", "json", "jsonl", "gz")  # of names of files
 MOST_NAMES = 1000  # of options of a group that are looked at
 MOST_OPTIONS = 3  # that a line names which have the parameter that another lacks
 
@@ -293,12 +294,13 @@ def _check_options(override: Override, options: Collection[str]) -> None:
         remedy = f"sweep over them by {name}={','.join(map(str, value))} -m"
         raise UserError(f"{override.input_line} is a list, not an option; {remedy}")
     for option in _values(override):
-        if name == "model" and "/" in option:
+        if name == "model" and ("/" in option or option.endswith(".json")):
             raise UserError(
                 f"model={option} is no option{_built_in_model(option)}; for a config.json or a "
                 "checkpoint write model=auto model.path=FOLDER"
             )
         _refuse_other_group(name, option, options)
+        _refuse_file_or_class(name, option, options)
         if option != "null" or name in GROUPS:
             require_one_of(name, option, options)
         if name == LAUNCHER and option in LAUNCHER_PACKAGES:
@@ -312,6 +314,24 @@ def _refuse_other_group(name: str, option: str, options: Collection[str]) -> Non
         raise UserError(
             f"{name}={option} is unknown; {option} is an option of {other}: write {other}={option}"
         )
+
+
+def _refuse_file_or_class(name: str, option: str, options: Collection[str]) -> None:
+    """Raise UserError for a file or a class of the user's where an option is expected."""
+    module, _, last = option.rpartition(".")
+    if option in options or not module or name not in ("policy", "workload"):
+        return
+    if name == "workload" and last in ENDS_OF_TRACES:
+        raise UserError(
+            f"workload={option} is no option; for a file of requests write workload=trace "
+            f"workload.path={option}"
+        )
+    own_class = option
+    if last == "py":
+        own_class = f"{Path(module).name}.CLASS"
+    raise UserError(
+        f"{name}={option} is no option; for a class of yours write {name}._target_={own_class}"
+    )
 
 
 def _built_in_model(name: str) -> str:
