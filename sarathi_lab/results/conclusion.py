@@ -32,11 +32,13 @@ OF_ANY_LENGTH = ("throughput",)
 MOST = 4  # sentences
 MOST_POLICIES = 3  # that the best one is compared with
 SENTENCE = ("better", "worse", "equal", "undecided")  # verdicts in the order of a sentence
-# Of the means of a replay, and how it is off from the run that it repeats.
+# How a replay is off from the run that it repeats: of means, and of the longest waits.
 REPLAY_ERRORS = {
     "error/ttft": "TTFT",
     "error/tpot": "TPOT",
     "error/latency": "end-to-end latency",
+    "error/ttft_p99": "TTFT P99",
+    "error/tbt_p99": "TBT P99",
 }
 LARGE_ERROR = 0.1
 ONE_DRAW = (

@@ -24,7 +24,7 @@ WITHOUT_HEADING = frozenset(
         *("device_idle_fraction", "host_time", "padding_fraction", "replayed_fraction"),
         *("bubble_time", "num_devices", "output_throughput_per_device"),
         *("request_throughput_per_device", "num_transfers", "transfer_bytes", "transfer_time"),
-        *("blocks_used", "error/ttft", "error/tpot", "error/latency"),
+        *("blocks_used", "error/ttft", "error/tpot", "error/latency", "error/tbt"),
     )
 )
 # What follows a name: a mean or a quantile, of all requests or of a class of prompts.

@@ -198,6 +198,18 @@ def mean_errors(table: pd.DataFrame) -> dict[str, float]:
     return dict(zip(means.metric, means.error, strict=True))
 
 
+def errors_of_longest(table: pd.DataFrame) -> dict[str, float]:
+    """Select the relative error of the longest waits, which runs are judged by, where the real ones
+    are recorded.
+    """
+    longest = table[(table["quantile"] == "p99") & table.metric.isin(("ttft", "tbt"))]
+    errors = {}
+    for metric, error in zip(longest.metric, longest.error, strict=True):
+        if not math.isnan(error):
+            errors[f"{metric}_p99"] = error
+    return errors
+
+
 def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
     """Sample requests and blocks at the `time` (seconds) of each row of the run's timeline."""
     line = run.timeline

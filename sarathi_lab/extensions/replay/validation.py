@@ -18,6 +18,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.extensions.replay.cases import Case, Replay, case_of
 from sarathi_lab.extensions.replay.comparison import (
     Load,
+    errors_of_longest,
     mean_errors,
     mean_of,
     over_time,
@@ -219,7 +220,9 @@ class Comparison:
             compared |= metrics.compare(summary, simulated, AS_RUN)
         table = validation_table(real, simulated, changed)
         parts = part_table(loads, others)
-        errors = {f"error/{name}": error for name, error in mean_errors(table).items()}
+        errors = {}
+        for name, error in {**mean_errors(table), **errors_of_longest(table)}.items():
+            errors[f"error/{name}"] = error
         tables = {"validation": table, "parts": parts, **tables_of(others or loads)}
         notes: list[DisplayTable | str] = [validation_display(self._without_what_if(table))]
         if len(loads) > 1:
