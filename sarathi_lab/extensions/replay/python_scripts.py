@@ -50,6 +50,9 @@ OPERATORS: dict[type[ast.AST], Callable[..., object]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+# Values of names that a script has from elsewhere.
+VALUES = {"__name__": "__main__", "sys.executable": "python"}
+VALUES |= {f"torch.{dtype}": dtype for dtype in ("bfloat16", "float16", "float32")}
 Located = ast.stmt | ast.expr | ast.arg
 Scope = dict[str, object]  # values by variable; with $ in front, by variable of the environment
 
@@ -84,7 +87,7 @@ def calls_in(script: ast.Module) -> list[PythonCall]:
     its variables, as calls without a name.
     """
     follower = _Follower(script)
-    follower.follow(script.body, {"__name__": "__main__", "sys.executable": "python"})
+    follower.follow(script.body, {**VALUES})
     calls = [call for call in follower.calls if not call.function.endswith(PRINTING)]
     for scope in follower.scopes:
         environment = _environment(scope)

@@ -8,19 +8,19 @@ its arguments.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.literals import named_values
-from sarathi_lab.extensions.replay.python_scripts import LINE, PythonCall, calls_in, parsed
+from sarathi_lab.extensions.replay.python_scripts import LINE, calls_in, parsed
 from sarathi_lab.extensions.replay.server_arguments import (
     FALSE,
     FLAGS,
@@ -38,27 +38,18 @@ from sarathi_lab.extensions.replay.server_containers import (
     containers_in,
     containers_of,
     dockerfile_in,
+    flags_of,
     list_in,
     quadlet_in,
 )
 from sarathi_lab.extensions.replay.server_programs import (
-    PREFILL,
+    ENVIRONMENT,
     PROGRAMS,
-    PROMPTS,
-    REPLICAS,
-    VARIABLES_FILES,
-    end_of_command,
-    is_of_server,
-    starts_server,
-    system_of,
+    Server,
+    notes_of_files,
+    servers_of,
 )
-from sarathi_lab.extensions.replay.shell import (
-    OUTPUT,
-    VARIABLE,
-    ShellCommand,
-    commands_in,
-    substituted,
-)
+from sarathi_lab.extensions.replay.shell import OUTPUT, VARIABLE, ShellCommand, commands_in
 
 TYPED = "task.server"  # the source of what a user types
 # Servers whose arguments are not read, by a word that starts them; and the policy that is like
@@ -113,12 +104,10 @@ SHORT_FLAGS = {
 # Defaults of arguments that are otherwise than their policy's here, and so are named.
 OTHER_DEFAULTS: dict[str, dict[str, object]] = {"trtllm": {"enable_chunked_prefill": "false"}}
 GLUED = re.compile(r"^-(tp|pp|dp|O)(\d+)$")  # a short flag and its number in one word
-MODEL_NAMES = {"vllm": "model", "sglang": "model_path"}  # of the first positional argument
 SHELL = re.compile(r"\d?[<>|&;#]")  # where a command ends
 FLAG_PREFIXES = ("enable_", "disable_")  # of arguments that are not in the table
 NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 LONG_DASH = re.compile(r"^[‐-―−](?=[A-Za-z])")  # what a text editor makes of two hyphens
-ENVIRONMENT = re.compile(r"^(?:--env=|-e=?)?((?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=(.*)$", re.DOTALL)
 DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)\n[ \t]*\2[ \t]*(?:\n|$)", re.DOTALL)
 # Behind comments, it begins with FROM or with variables of it; a script may write one elsewhere.
 BEGINS_DOCKERFILE = re.compile(r"(?:\s*#.*\n|\s*\n)*[ \t]*(?:FROM|ARG)[ \t]+\S+")
@@ -163,11 +152,8 @@ def find_container(text: str, source: str) -> Statement | None:
     """Read the server that a description of containers starts; None where there is none. Raises
     UserError as `find_command` does.
     """
-    servers = [command for command in containers_in(text) if is_of_server(command.argv)]
-    if not servers:
-        return None
-    _check_is_one(servers, source)
-    return _read_command(servers[0], source)
+    server = _server_in(containers_in(text), source)
+    return None if server is None else _read_server(server, source)
 
 
 def find_command(text: str, source: str) -> Statement | None:
@@ -175,35 +161,46 @@ def find_command(text: str, source: str) -> Statement | None:
     for several of them, and a misspelt argument.
     """
     script = parsed(text)
-    calls = [] if script is None else calls_in(script)
-    for system, function in PYTHON_CALLS.items():
-        engines = [call for call in calls if function.search(f"{call.function}(")]
-        if engines:
-            _check_is_one(engines, source)
-            return _read_call(system, engines[0], source)
-        printed = function.search(text)
-        if printed is not None and script is None:  # in a log, with all defaults
-            listed = named_values(text[printed.end() :])
-            return read_arguments(system, listed, source, is_dump=True, is_complete=True)
+    if script is None:
+        for system, function in PYTHON_CALLS.items():
+            printed = function.search(text)
+            if printed is not None:  # in a log, with all defaults
+                listed = named_values(text[printed.end() :])
+                return read_arguments(system, listed, source, is_dump=True, is_complete=True)
     in_containers = containers_in(text)
     in_documents = list[ShellCommand]()
     for document in DOCUMENT.finditer(text):  # as for kubectl apply
         in_documents += containers_in(document[3])
-    descriptions = (in_containers, in_documents, list_in(text), dockerfile_in(text))
-    for commands in (*descriptions, quadlet_in(text), _in_python(calls)):
-        servers = [command for command in commands if is_of_server(command.argv)]
-        if servers:
-            _check_is_one(servers, source)
-            return _read_command(servers[0], source)
-    if in_containers or BEGINS_DOCKERFILE.match(text):
-        return None  # an image alone starts no server, nor does an earlier stage
-    servers = _servers_in(text, {}, source)
-    if not servers:
-        return None
-    server = servers[0]
-    names = {name for name, _ in UNIT_LINE.findall(text)}
-    in_front = [name for name in VARIABLES_FILES if name in names]
-    return _read_command(replace(server, argv=[*in_front, *server.argv]), source)
+    descriptions = [in_containers, in_documents, list_in(text), dockerfile_in(text)]
+    descriptions.append(quadlet_in(text))
+    if script is not None:
+        descriptions += _in_python(script)
+    if not in_containers and BEGINS_DOCKERFILE.match(text) is None:
+        # Else an image alone starts no server, nor does an earlier stage.
+        notes = notes_of_files([name for name, _ in UNIT_LINE.findall(text)])
+        in_script = commands_in(text, {}, PROGRAMS)
+        descriptions.append([replace(command, notes=notes) for command in in_script])
+    for commands in descriptions:
+        server = _server_in(commands, source)
+        if server is not None:
+            return _read_server(server, source)
+    return None
+
+
+def _server_in(commands: Sequence[ShellCommand], source: str) -> Server | None:
+    """Return the server that one of several commands starts; None: none does. Raises UserError for
+    several servers, and for a command with open quotes.
+    """
+    servers = list[Server]()
+    for command in commands:
+        for server in servers_of(command):
+            # A shell's trace (set -x) has a command once more.
+            if not any(server.arguments == other.arguments for other in servers):
+                servers.append(server)
+    _check_is_one(servers, source)
+    if any(server.command.has_open_quotes for server in servers):
+        raise UserError(f"{source} can't be read (a quote is open); close its quotes")
+    return next(iter(servers), None)
 
 
 def _check_is_one(servers: Sequence[object], source: str) -> None:
@@ -215,71 +212,26 @@ def _check_is_one(servers: Sequence[object], source: str) -> None:
         )
 
 
-def _read_call(system: str, call: PythonCall, source: str) -> Statement:
-    """Read a call of Python's that makes a server."""
-    arguments = dict(call.named)
-    unread = list[str]()
-    for position, value in enumerate(call.positional, start=1):
-        if position == 1:
-            arguments[MODEL_NAMES[system]] = value
-        else:
-            unread.append(f"argument {position} (it has no name)")
-    arguments |= _environment([], call.environment)
-    _check_is_told(system, arguments, source)
-    statement = read_arguments(system, arguments, source, is_typed=True, is_complete=not unread)
-    return replace(statement, not_simulated=[*statement.not_simulated, *unread])
-
-
-def _check_is_told(system: str, arguments: Mapping[str, object], source: str) -> None:
-    """Raise UserError for an argument with an effect that only a run of a script tells."""
-    for name, value in arguments.items():
-        untold = LINE.search(f"{name} {value}")
-        row = find(system, name)
-        if untold is None or (row is not None and row.setting == NO_EFFECT):
-            continue
-        shown = "an argument" if LINE.search(name) else name
-        raise UserError(
-            f"{source}, line {untold[1]}: {shown} is known only when the script runs; state the "
-            "command with its values as task.server='vllm serve MODEL ...'"
-        )
-
-
-def _read_command(command: ShellCommand, source: str) -> Statement:
-    """Read a command of a known server."""
-    command = _inner_command(command, source)
-    argv = command.argv
-    system = system_of(argv)
-    assert system is not None, "asked for by the caller"
-    start = end_of_command(system, argv)
-    in_front = argv[:start]  # the program, and what an engine of containers is told
-    behind = takewhile(lambda word: SHELL.match(word) is None, argv[start:])
+def _read_server(server: Server, source: str) -> Statement:
+    """Read a command that starts a server."""
+    system = server.system
+    behind = takewhile(lambda word: SHELL.match(word) is None, server.arguments)
     arguments, unread = _arguments_of(system, list(behind))
-    environment = _environment(in_front, command.variables)
-    image = IMAGE_TAG.search(" ".join(in_front))
-    is_tagged_by_version = image is not None and f"/{image[1]}".endswith(TAGGED_BY_VERSION)
-    if image is not None and is_tagged_by_version:
+    not_read = [f"{' '.join(unread)} (no flag stands before it)"] if unread else []
+    image = IMAGE_TAG.search(server.command.image)
+    if image is not None and f"/{image[1]}".endswith(TAGGED_BY_VERSION):
         arguments["version"] = image[2]
+    elif image is not None:
+        not_read.append(f"{image[0]} (its tag may be no version of {system})")
+    environment = _environment(server.command.variables)
     if system == "vllm":
         arguments = {**_of_config_file(arguments), **arguments}
     arguments = {**OTHER_DEFAULTS.get(system, {}), **arguments, **environment}
-    for word in unread:
-        _check_is_told(system, {word: ""}, source)
-    _check_is_told(system, arguments, source)
-    arguments, not_read = _without_unset(system, arguments)
+    arguments, unset = _without_unset(system, arguments)
+    _check_is_told([*unset, *unread], source)
     statement = read_arguments(system, arguments, source, is_typed=True, is_complete=True)
-    if unread:
-        not_read.append(f"{' '.join(unread)} (no flag stands before it)")
-    if image is not None and not is_tagged_by_version:
-        not_read.append(f"{image[0]} (its tag may be no version of {system})")
-    for name in VARIABLES_FILES:
-        if any(word.startswith(name) for word in in_front):
-            not_read.append(f"{name} (its variables are not here)")
-    for word in argv[:start]:
-        if word.startswith(REPLICAS):
-            not_read.append(f"{word} (one of them is)")
-        if word.startswith(PREFILL):
-            not_read.append(f"{word} (prompts have devices of their own)")
-    statement = replace(statement, not_simulated=[*statement.not_simulated, *not_read])
+    not_simulated = [*statement.not_simulated, *unset, *not_read, *server.command.notes]
+    statement = replace(statement, not_simulated=not_simulated)
     if system != "vllm":
         return statement
     switch = environment.get(V0_SWITCH)
@@ -290,26 +242,11 @@ def _read_command(command: ShellCommand, source: str) -> Statement:
     return statement
 
 
-def _inner_command(command: ShellCommand, source: str) -> ShellCommand:
-    """Fill in a command's variables, and take out of its word a command that another one starts, as
-    in bash -c 'vllm serve MODEL'.
-    """
-    argv = [substituted(word, command.variables) for word in command.argv]
-    for position, word in enumerate(argv):
-        if " " not in word:
-            continue
-        servers = _servers_in(word, command.variables, source)
-        if servers:
-            inner = servers[0]
-            return ShellCommand([*argv[:position], *inner.argv], inner.variables)
-    return ShellCommand(argv, command.variables)
-
-
 def _without_unset(
     system: str, arguments: Mapping[str, object]
 ) -> tuple[dict[str, object], list[str]]:
-    """Return arguments without those whose value is a variable that nothing sets, and a note of
-    each that may change the times.
+    """Return arguments without those whose value, which may change the times, is a variable that
+    nothing sets, and a note of each.
     """
     filled_in = dict[str, object]()
     notes = list[str]()
@@ -321,61 +258,50 @@ def _without_unset(
         # A list with one such word is not taken at all: the others may be half of what was meant.
         words = value if isinstance(value, list) else [value]
         text = " ".join(map(str, words))
-        if VARIABLE.search(text) is None and OUTPUT.search(text) is None:
+        is_output = OUTPUT.search(text) is not None
+        is_told = VARIABLE.search(f"{name} {text}") is None and not is_output
+        row = find(system, name)
+        if is_told or (row is not None and row.setting == NO_EFFECT):
             filled_in[name] = value
             continue
-        row = find(system, name)
-        if row is None or row.setting != NO_EFFECT:
-            is_output = OUTPUT.search(text) is not None
-            reason = "only a run of it tells" if is_output else "nothing here sets the variable"
-            notes.append(f"{name}={text} ({reason})")
+        reason = "only a run of it tells" if is_output else "nothing here sets the variable"
+        notes.append(f"{name}={text} ({reason})")
     return filled_in, notes
 
 
-# -- where a command stands ------------------------------------------------------------------------
+def _check_is_told(notes: Sequence[str], source: str) -> None:
+    """Raise UserError for an argument that only a run of a script of Python's tells."""
+    for note in notes:
+        line = LINE.search(note)
+        if line is not None:
+            name = note[: line.start()].rstrip("=") or "an argument"
+            raise UserError(
+                f"{source}, line {line[1]}: {name} is known only when the script runs; state the "
+                "command with its values as task.server='vllm serve MODEL ...'"
+            )
 
 
-def _servers_in(script: str, variables: Mapping[str, str], source: str) -> list[ShellCommand]:
-    """Return the command of a script that starts a server, or none. Raises UserError for several,
-    and for one with open quotes.
-    """
-    servers = list[ShellCommand]()
-    texts = set[str]()
-    for command in commands_in(script, variables, PROGRAMS):
-        # A shell's trace (set -x) has a command once more.
-        text = " ".join(word for word in command.argv if word not in PROMPTS)
-        if starts_server(command.argv) and text not in texts:
-            servers.append(command)
-            texts.add(text)
-    _check_is_one(servers, source)
-    if any(server.has_open_quotes for server in servers):
-        raise UserError(f"{source} can't be read (a quote is open); close its quotes")
-    return servers
-
-
-def _in_python(calls: Sequence[PythonCall]) -> list[ShellCommand]:
+def _in_python(script: ast.Module) -> list[list[ShellCommand]]:
     """Return the commands that calls in a script of Python's have as lists of words, as text, or as
-    the arguments of a container; if none has any, those that its variables have.
+    arguments by name; and those that its variables have.
     """
-    by_kind = dict[bool, list[ShellCommand]]()
-    for call in calls:
-        commands = by_kind.setdefault(bool(call.function), [])
-        for command in _commands_of(call):
-            if starts_server(command.argv) and command not in commands:
-                commands.append(command)
-    return by_kind.get(True) or by_kind.get(False) or []
-
-
-def _commands_of(call: PythonCall) -> Iterator[ShellCommand]:
-    """Yield what the arguments of a call may be as commands."""
-    variables = {name: str(value) for name, value in call.environment.items()}
-    for value in (*call.positional, [*call.positional]):
-        if isinstance(value, str):
-            yield from commands_in(value, variables, PROGRAMS)
-        elif isinstance(value, list) and len(value) > 1:
-            yield ShellCommand([str(word) for word in value], variables)
-    for command in containers_of(call.named, 1):
-        yield replace(command, variables={**variables, **command.variables})
+    of_calls = list[ShellCommand]()
+    of_variables = list[ShellCommand]()
+    for call in calls_in(script):
+        commands = of_calls if call.function else of_variables
+        variables = {name: str(value) for name, value in call.environment.items()}
+        for system, function in PYTHON_CALLS.items():
+            if function.search(f"{call.function}("):
+                words = [*map(str, call.positional), *flags_of(call.named)]
+                commands.append(ShellCommand([system, "serve", *words], variables))
+        for value in (*call.positional, [*call.positional]):
+            if isinstance(value, str):
+                commands += commands_in(value, variables, PROGRAMS)
+            elif isinstance(value, list) and len(value) > 1:
+                commands.append(ShellCommand([str(word) for word in value], variables))
+        for command in containers_of(call.named):
+            commands.append(replace(command, variables={**variables, **command.variables}))
+    return [of_calls, of_variables]
 
 
 # -- its arguments ---------------------------------------------------------------------------------
@@ -400,7 +326,7 @@ def _arguments_of(system: str, argv: Sequence[str]) -> tuple[dict[str, object], 
         flag, has_value, value = word.partition("=")
         flag, _, key = flag.partition(".")
         name, is_on = _name_of(system, flag)
-        content: Any = value
+        content: object = value
         if not has_value:
             content = _take_value(system, name, remaining, is_on=is_on)
         if name == "optimization_level" and (key or str(content).startswith("{")):
@@ -422,9 +348,11 @@ def _take_value(system: str, name: str, remaining: list[str], *, is_on: bool) ->
     values = _take_words(remaining)
     if not values:
         return is_on
-    if row is not None and row.kind == "list":
-        if len(values) == 1 and values[0].startswith("["):
-            return _from_json(values[0])
+    is_list = row is not None and row.kind == "list"
+    if values[0].startswith("[") and is_list:
+        return _from_json(values[0])
+    # SGLang takes no words but those of flags.
+    if is_list or (system == "sglang" and len(values) > 1):
         return [int(value) if value.isdigit() else value for value in values]
     remaining[:0] = values[1:]  # such as a model behind a flag
     return values[0]
@@ -460,13 +388,13 @@ def _take_words(remaining: list[str]) -> list[str]:
     return values
 
 
-def _environment(argv: Sequence[str], variables: Mapping[str, object]) -> dict[str, str]:
-    """Return the servers' own variables that are set before the command; arrays are a script's."""
-    values = {name: str(value) for name, value in variables.items()}
-    set_before = [f"{name}={value}" for name, value in values.items() if value[:1] != " "]
-    assignments = [*argv, *set_before]
-    matches = map(ENVIRONMENT.match, assignments)
-    return {match[1]: match[2] for match in matches if match is not None}
+def _environment(variables: Mapping[str, object]) -> dict[str, str]:
+    """Return the variables that servers read; arrays are a script's."""
+    environment = dict[str, str]()
+    for name, value in variables.items():
+        if ENVIRONMENT.match(f"{name}={value}") and not str(value).startswith(" "):
+            environment[name] = str(value)
+    return environment
 
 
 def _of_config_file(arguments: dict[str, object]) -> dict[str, object]:

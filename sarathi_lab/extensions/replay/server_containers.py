@@ -7,19 +7,19 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 
 import yaml
 
 from sarathi_lab.extensions.replay.server_arguments import as_object, find
 from sarathi_lab.extensions.replay.server_programs import (
-    ENTRYPOINT_FLAG,
-    PREFILL,
     PROGRAMS,
-    REPLICAS,
     VARIABLES_FILES,
-    starts_server,
+    container,
+    notes_of_files,
 )
 from sarathi_lab.extensions.replay.shell import (
     CONTINUED,
@@ -45,7 +45,14 @@ FLAGS_OF_KSERVE |= {"--model_dir": "--model"}
 KEYS_OF_DOCKER = {"Image": "image", "Entrypoint": "entrypoint", "Cmd": "command"}
 KEYS_OF_DOCKER |= {"Env": "environment"}
 KEYS_OF_RUNPOD = {"imageName": "image", "dockerArgs": "command"}
+# The same of a unit of Podman's (Quadlet), and of a Dockerfile.
+KEYS_OF_UNIT = {"Image": "image", "Entrypoint": "entrypoint", "Exec": "command"}
+KEYS_OF_UNIT |= {"Environment": "environment", "EnvironmentFile": "env_file"}
+KEYS_OF_DOCKERFILE = {"ENTRYPOINT": "entrypoint", "CMD": "command"}
+LLM_SERVICE = "LLMInferenceService"
 ADDITIONAL_ARGS, HUB = "VLLM_ADDITIONAL_ARGS", "hf://"
+# Of Kubernetes, compose, and SkyPilot.
+VARIABLES_KEYS = ("env", "environment", "envs")
 DOCKERFILE = re.compile(r"^[ \t]*FROM[ \t]+\S+", re.MULTILINE)
 INSTRUCTION = re.compile(r"^[ \t]*(FROM|ARG|ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
 # A line of a unit of systemd's, of which Podman's Quadlet describes a container.
@@ -61,10 +68,10 @@ def containers_in(text: str) -> list[ShellCommand]:
             documents = list(yaml.safe_load_all(text))
         except yaml.YAMLError:
             return []
-    return [command for document in documents for command in containers_of(document, 1)]
+    return [*containers_of(documents)]
 
 
-def containers_of(content: object, replicas: int) -> Iterator[ShellCommand]:
+def containers_of(content: object, replicas: int = 1) -> Iterator[ShellCommand]:
     """Yield the commands of the containers in a part of a description, of which there are so many
     `replicas` unless it says otherwise.
     """
@@ -75,49 +82,32 @@ def containers_of(content: object, replicas: int) -> Iterator[ShellCommand]:
         return
     content = _as_container(content)
     replicas = _replicas_of(content, replicas)
-    marks = [f"{REPLICAS}{replicas}"] if replicas > 1 else []
-    arguments = content.get(HELM_KEY)
-    if isinstance(arguments, Mapping):
-        argv = [*marks, _image_of(content), "vllm", "serve"]
-        yield ShellCommand([*argv, *_argv_of_chart(content, arguments)])
+    image = _image_of(content) or _image_of(as_object(content.get(CHART_KEY)))
+    variables = dict[str, str]()
+    for key in VARIABLES_KEYS:
+        variables |= _variables_of(content.get(key))
+    notes = notes_of_files([name for name in VARIABLES_FILES if content.get(name)])
+    if replicas > 1:
+        notes.append(f"replicas={replicas} (one of them is)")
+    if content.get("kind") == LLM_SERVICE and content.get("prefill"):
+        number = as_object(content["prefill"]).get("replicas", 1)
+        notes.append(f"prefill={number} (prompts have devices of their own)")
+    for arguments_of in FORMS:
+        arguments = arguments_of(content)
+        if arguments:
+            yield container(image, ["vllm", "serve"], arguments, variables, notes)
+            return
+    program, arguments = _words_of_container(content)
+    if program or arguments:
+        yield container(image, program, arguments, variables, notes)
         return
-    chart = as_object(content.get(CHART_KEY))
-    if _model_of_chart(chart):
-        image = _image_of(chart) or _image_of(content)
-        yield ShellCommand([*marks, image, "vllm", "serve", *_argv_of_chart(chart, chart)])
-        return
-    if isinstance(content.get(RAY_KEY), Mapping):
-        yield ShellCommand([*marks, *_argv_of_ray(content)])
-        return
-    if content.get("kind") == "LLMInferenceService":
-        yield _of_llm_service(as_object(content.get("spec")))
-        return
-    if as_object(content.get("modelFormat")).get("name") in FORMATS_OF_VLLM:
-        argv = ["vllm", "serve", *_argv_of_kserve(content)]
-        yield ShellCommand([*marks, *argv], _variables_of(content.get("env")))
-        return
-    if any(_argv_of(content.get(key)) for key in ("command", "args", "entrypoint")):
-        argv = [name for name in VARIABLES_FILES if content.get(name)]
-        argv += marks
-        program = _program_of(content)
-        if program:
-            argv.append(f"{ENTRYPOINT_FLAG}={program}")
-        argv.append(_image_of(content))
-        for key in ("entrypoint", "command", "args"):
-            argv += _argv_of(content.get(key))
-        variables = _variables_of(content.get("env")) | _variables_of(content.get("environment"))
-        yield ShellCommand(argv, variables)
-        return
-    variables = _variables_of(content.get("env")) | _variables_of(content.get("envs"))
-    image = _image_of(content)
     for key in SCRIPT_KEYS:
         script = content.get(key)
         if isinstance(script, list):
             script = "\n".join(map(str, script))
         if isinstance(script, str):
             for command in commands_in(script, variables, PROGRAMS):
-                if starts_server(command.argv):
-                    yield ShellCommand([*marks, image, *command.argv], command.variables)
+                yield replace(command, image=image, notes=notes)
     for key, value in content.items():
         if key == "values" and isinstance(value, str):  # a chart's, as Argo CD has them
             yield from containers_in(value)
@@ -127,12 +117,17 @@ def containers_of(content: object, replicas: int) -> Iterator[ShellCommand]:
 
 def _as_container(content: Mapping[str, object]) -> Mapping[str, object]:
     """Return an object by the keys of compose, where it describes a container by Docker's or
-    RunPod's.
+    RunPod's; and KServe's service of vLLM's with what its first container has.
     """
     for keys in (KEYS_OF_DOCKER, KEYS_OF_RUNPOD):
         if all(key in content for key in keys):
             return {name: content[key] for key, name in keys.items()}
-    return content
+    if content.get("kind") != LLM_SERVICE:
+        return content
+    service = as_object(content.get("spec"))
+    containers = as_object(service.get("template")).get("containers")
+    first = containers[0] if isinstance(containers, list) and containers else {}
+    return {**as_object(first), **service, "kind": LLM_SERVICE}
 
 
 def _image_of(content: Mapping[str, object]) -> str:
@@ -150,14 +145,15 @@ def _image_of(content: Mapping[str, object]) -> str:
     return f"{name}:{tag}" if tag else name
 
 
-def _program_of(content: Mapping[str, object]) -> str:
-    """Return the program that a container starts instead of its image's; "": none."""
-    argv = _argv_of(content.get("entrypoint"))
+def _words_of_container(content: Mapping[str, object]) -> tuple[list[str], list[str]]:
+    """Return the program that a container starts instead of its image's, and its arguments."""
+    entrypoint = _argv_of(content.get("entrypoint"))
+    command = _argv_of(content.get("command"))
+    arguments = _argv_of(content.get("args"))
     # Kubernetes' command stands for the image's entrypoint, compose's only for its arguments.
-    if not argv and ("args" in content or "name" in content):
-        argv = _argv_of(content.get("command"))
-    program = "".join(argv[:1])
-    return "" if program.startswith("-") else program
+    if not entrypoint and ("args" in content or "name" in content):
+        return command, arguments
+    return entrypoint, command + arguments
 
 
 def _replicas_of(content: Mapping[str, object], around: int) -> int:
@@ -178,27 +174,16 @@ def _replicas_of(content: Mapping[str, object], around: int) -> int:
     return next((number for number in places if isinstance(number, int)), around)
 
 
-def _of_llm_service(spec: Mapping[str, object]) -> ShellCommand:
-    """Return the command of a KServe service of vLLM's, whose first container has its image."""
-    containers = as_object(spec.get("template")).get("containers")
-    container: Mapping[str, object] = {}
-    if isinstance(containers, list) and containers:
-        container = as_object(containers[0])
-    variables = _variables_of(container.get("env"))
-    argv = list[str]()
-    replicas = spec.get("replicas")
-    if isinstance(replicas, int) and replicas > 1:
-        argv.append(f"{REPLICAS}{replicas}")
-    if spec.get("prefill"):
-        argv.append(f"{PREFILL}{as_object(spec['prefill']).get('replicas', 1)}")
-    model = _model_of_kserve(as_object(spec.get("model")))
-    argv += [str(container.get("image", "")), "vllm", "serve", model]
-    for kind, number in as_object(spec.get("parallelism")).items():
+def _argv_of_llm_service(content: Mapping[str, object]) -> list[str]:
+    """Return the arguments of a KServe service of vLLM's."""
+    if content.get("kind") != LLM_SERVICE:
+        return []
+    argv = [_model_of_kserve(as_object(content.get("model")))]
+    for kind, number in as_object(content.get("parallelism")).items():
         if kind in ("tensor", "pipeline", "data"):
             argv += [f"--{kind}-parallel-size", str(number)]
-    argv += _argv_of(container.get("args"))
-    argv += split(variables.pop(ADDITIONAL_ARGS, ""))
-    return ShellCommand(argv, variables)
+    variables = _variables_of(content.get("env"))
+    return [*argv, *_argv_of(content.get("args")), *split(variables.get(ADDITIONAL_ARGS, ""))]
 
 
 def _model_of_kserve(model: Mapping[str, object]) -> str:
@@ -211,6 +196,8 @@ def _model_of_kserve(model: Mapping[str, object]) -> str:
 
 def _argv_of_kserve(content: Mapping[str, object]) -> list[str]:
     """Return the model and the flags of a server of KServe's, by vLLM's names."""
+    if as_object(content.get("modelFormat")).get("name") not in FORMATS_OF_VLLM:
+        return []
     argv = list[str]()
     for word in _argv_of(content.get("args")):
         flag, equals, value = word.partition("=")
@@ -220,16 +207,16 @@ def _argv_of_kserve(content: Mapping[str, object]) -> list[str]:
 
 
 def _argv_of_ray(content: Mapping[str, object]) -> list[str]:
-    """Return the words of a server of Ray's."""
+    """Return the arguments of a server of Ray's."""
+    if not isinstance(content.get(RAY_KEY), Mapping):
+        return []
     models = as_object(content.get("model_loading_config")) or content
     model = models.get("model_source") or models.get("model_id") or ""
-    argv = ["vllm", "serve", str(model)]
-    if models.get("model_id"):
-        argv += ["--served-model-name", str(models["model_id"])]
-    return argv + _flags_of(as_object(content[RAY_KEY]))
+    flags = {"served_model_name": models.get("model_id"), **as_object(content[RAY_KEY])}
+    return [str(model), *flags_of(flags)]
 
 
-def _flags_of(arguments: Mapping[str, object]) -> list[str]:
+def flags_of(arguments: Mapping[str, object]) -> list[str]:
     """Return arguments by their names as the flags of a command."""
     argv = list[str]()
     for name, value in arguments.items():
@@ -250,25 +237,50 @@ def _model_of_chart(content: Mapping[str, object]) -> str:
     return str(models[0]) if models else ""
 
 
-def _argv_of_chart(content: Mapping[str, object], arguments: Mapping[str, object]) -> list[str]:
-    """Return the words of a server in the values of a chart of Helm.
+def _argv_of_stack(content: Mapping[str, object]) -> list[str]:
+    """Return the arguments of a server in the values of the chart of vLLM's production stack."""
+    arguments = content.get(HELM_KEY)
+    if not isinstance(arguments, Mapping):
+        return []
+    return [_model_of_chart(content), *_flags_of_chart(arguments)]
 
-    Args:
-        content: Names the model.
-        arguments: Flags in camel case, as `vllmConfig` of vLLM's production stack has them; others
-            than vLLM's are the chart's own.
-    """
+
+def _argv_of_chart(content: Mapping[str, object]) -> list[str]:
+    """Return the arguments of a server in the values of another chart, which has its own, too."""
+    chart = as_object(content.get(CHART_KEY))
+    model = _model_of_chart(chart)
+    if not model:
+        return []
+    names = [name for name in chart if find("vllm", _from_camel_case(name)) is not None]
+    return [
+        model,
+        *_flags_of_chart({name: chart[name] for name in (*names, EXTRA_KEY) if name in chart}),
+    ]
+
+
+def _from_camel_case(name: str) -> str:
+    return re.sub(r"(?=[A-Z])", "_", name).lower()
+
+
+def _flags_of_chart(arguments: Mapping[str, object]) -> list[str]:
+    """Return arguments in camel case as flags, then those that the chart hands on."""
     flags = dict[str, object]()
     for name, value in arguments.items():
-        argument = re.sub(r"(?=[A-Z])", "_", str(name)).lower()
-        is_of_chart = arguments is content and find("vllm", argument) is None
-        if name not in (*MODEL_KEYS, EXTRA_KEY) and not is_of_chart:
-            flags[argument] = value
-    return [_model_of_chart(content), *_flags_of(flags), *_argv_of(arguments.get(EXTRA_KEY))]
+        if name not in (*MODEL_KEYS, EXTRA_KEY):
+            flags[_from_camel_case(name)] = value
+    return [*flags_of(flags), *_argv_of(arguments.get(EXTRA_KEY))]
+
+
+# What describes a server of vLLM's otherwise than by a command: each of these returns the words
+# behind `vllm serve`, or none for an object of another kind.
+FORMS = (_argv_of_stack, _argv_of_chart, _argv_of_ray, _argv_of_llm_service, _argv_of_kserve)
 
 
 def _argv_of(value: object) -> list[str]:
-    """Return the words of a command, which is text or a list."""
+    """Return the words of a command, which is text, a list, or text that has a list."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(ValueError, SyntaxError):
+            return [str(word) for word in ast.literal_eval(value.strip())]
     if isinstance(value, str):
         return split(CONTINUED.sub(" ", value))
     if isinstance(value, list):
@@ -277,13 +289,12 @@ def _argv_of(value: object) -> list[str]:
 
 
 def _variables_of(value: object) -> dict[str, str]:
-    """Return a container's environment: an object, or a list of objects or of assignments."""
+    """Return a container's environment: an object, a list of objects, or assignments."""
     if isinstance(value, Mapping):
         return {str(name): str(content) for name, content in value.items()}
     variables = dict[str, str]()
-    if not isinstance(value, list):
-        return variables
-    for entry in value:
+    entries = value if isinstance(value, list) else _argv_of(value)
+    for entry in entries:
         if isinstance(entry, Mapping) and "value" in entry:
             variables[str(entry.get("name"))] = str(entry["value"])
         elif isinstance(entry, str) and "=" in entry:
@@ -294,99 +305,43 @@ def _variables_of(value: object) -> dict[str, str]:
 
 def list_in(text: str) -> list[ShellCommand]:
     """Return the command that is a list of words, in JSON or Python's."""
-    if not text.lstrip().startswith("["):
-        return []
-    try:
-        argv = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
-        return []
-    if not isinstance(argv, list):
-        return []
-    return [ShellCommand([str(word) for word in argv])]
+    text = text.strip()
+    is_list = text.startswith("[") and text.endswith("]")
+    return [ShellCommand(_argv_of(text))] if is_list else []
 
 
 def quadlet_in(text: str) -> list[ShellCommand]:
     """Return the command of the container that a unit of Podman's describes."""
-    lines = UNIT_LINE.findall(CONTINUED.sub(" ", text))
-    unit = dict(lines)
-    if "Image" not in unit:
-        return []
-    argv = [name for name in VARIABLES_FILES if name in unit]
-    if "Entrypoint" in unit:
-        argv.append(f"{ENTRYPOINT_FLAG}={unit['Entrypoint']}")
-    argv += [unit["Image"], *split(unit.get("Exec", ""))]
-    variables = dict[str, str]()
-    for name, content in lines:
-        if name == "Environment":
-            variables |= _variables_of(split(content))
-    return [ShellCommand(argv, variables)]
-
-
-@dataclass
-class Stage:
-    """A stage of a Dockerfile, which a later one may begin from.
-
-    Attributes:
-        image: Its base.
-        variables: Values of ENV and ARG.
-        entrypoint: Words of ENTRYPOINT.
-        command: Words of CMD.
-    """
-
-    image: str = ""
-    variables: dict[str, str] = field(default_factory=dict)
-    entrypoint: list[str] = field(default_factory=list)
-    command: list[str] = field(default_factory=list)
+    unit = dict[str, object]()
+    for name, content in UNIT_LINE.findall(CONTINUED.sub(" ", text)):
+        key = KEYS_OF_UNIT[name]
+        unit[key] = f"{unit.get(key, '')} {content}".strip()
+    return [*containers_of(unit)] if "image" in unit else []
 
 
 def dockerfile_in(text: str) -> list[ShellCommand]:
     """Return the command of the image that a Dockerfile makes, which is its last stage."""
     if DOCKERFILE.search(text) is None:
         return []
-    stages = dict[str, Stage]()  # by their names
-    stage = Stage()
-    before_stages = dict[str, str]()  # ARGs that a FROM may read
+    stages = dict[str, dict[str, object]]()  # by their names
+    stage: dict[str, object] = {"environment": ""}  # before the first one, what FROM may read
+    before_stages = stage
     for instruction, content in INSTRUCTION.findall(CONTINUED.sub(" ", text)):
         if instruction == "FROM":
-            if not stage.image:
-                before_stages = stage.variables
-            stage = _begin_stage(substituted(content, before_stages), stages)
+            words = substituted(content, _variables_of(before_stages["environment"])).split()
+            base, *name = [word for word in words if not word.startswith("--")]
+            stage = {"image": base, "environment": "", **stages.get(base.lower(), {})}
+            if name:  # BASE AS NAME
+                stages[name[-1].lower()] = stage
         elif instruction in ("ENV", "ARG"):
-            stage.variables |= _variables_of_docker(content)
+            stage["environment"] = f"{stage['environment']} {_assignments(content)}"
         else:
-            words = list_in(content)
-            argv = words[0].argv if words else split(content)
-            if instruction == "ENTRYPOINT":
-                stage.entrypoint = argv
-            else:
-                stage.command = argv
-    argv = [stage.image, *stage.entrypoint, *stage.command]
-    return [ShellCommand(argv, stage.variables)]
+            stage[KEYS_OF_DOCKERFILE[instruction]] = content
+    return [*containers_of(stage)]
 
 
-def _begin_stage(content: str, stages: dict[str, Stage]) -> Stage:
-    """Begin a stage from an image, or from an earlier stage, and note it by its name.
-
-    Args:
-        content: What stands behind FROM: flags, the base, maybe AS and a name.
-        stages: Earlier ones by name.
-    """
-    words = [word for word in content.split() if not word.startswith("-")]
-    base = "".join(words[:1])
-    stage = Stage(base)
-    if base.lower() in stages:
-        earlier = stages[base.lower()]
-        stage = replace(earlier, variables=dict(earlier.variables))
-    if len(words) > 2:  # BASE AS NAME
-        stages[words[2].lower()] = stage
-    return stage
-
-
-def _variables_of_docker(content: str) -> dict[str, str]:
-    """Read NAME=value of several variables, or NAME and a value."""
-    words = split(content)
-    if not words:
-        return {}
-    if "=" not in words[0]:
-        return {words[0]: " ".join(words[1:])}
-    return _variables_of(words)
+def _assignments(content: str) -> str:
+    """Return assignments as NAME=value, which may be written as NAME and a value."""
+    return re.sub(
+        r"^(\w+)[ \t]+(.*)$", lambda match: f"{match[1]}={shlex.quote(match[2])}", content
+    )

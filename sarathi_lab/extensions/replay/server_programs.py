@@ -1,25 +1,28 @@
-"""Which server a command starts, by its program or the image of a container."""
+"""Which server a command starts, by its program or by the image of a container."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from sarathi_lab.extensions.replay.shell import ASSIGNMENT, commands_in
+from sarathi_lab.extensions.replay.shell import ASSIGNMENT, ShellCommand, commands_in, substituted
 
-# Commands that start a server, by the words that they contain.
-SERVER_COMMANDS = {
-    "sglang": (
-        *("sglang.launch_server", "sglang_router.launch_server", "sglang serve"),
-        "dynamo.sglang",
-    ),
-    "vllm": ("vllm serve", "vllm.entrypoints", "entrypoints.openai.api_server", "dynamo.vllm"),
-    "trtllm": ("trtllm-serve",),
-}
-# What images and commands of servers have, too.
-CLIENTS_AND_ROUTERS = (
-    *("launch_router", "bench_serving", "vllm bench", "sglang.bench"),
-    *("trtllm-serve disaggregated", "trtllm-serve mm_embedding_serve"),
+END = "\0"  # of a word in a command's text, as words may have spaces
+# The program that starts a server, as one word of a command or several.
+SERVER_PROGRAM = re.compile(
+    rf"""
+    (?:^|(?<={END})) (?![-])
+    (?:
+        (?P<sglang> [^\s{END}]*sglang(?:_router)?\.launch_server | dynamo\.sglang
+            | (?:[^\s{END}]*/)?sglang{END}serve)
+      | (?P<vllm> [^\s{END}]*entrypoints\.(?:\w+\.)?api_server | dynamo\.vllm
+            | vllm\.entrypoints\.cli\.main | (?:[^\s{END}]*/)?vllm{END}serve)
+      | (?P<trtllm> (?:[^\s{END}]*/)?trtllm-serve (?!{END}(?:disaggregated|mm_embedding_serve)))
+    )
+    (?:{END}serve)? (?:{END}|$)
+    """,
+    re.VERBOSE,
 )
 PROGRAMS = ("vllm", "sglang", "trtllm")  # a word of each of these, and of each image
 REGISTRY = r"(?:[\w.:-]+/)*"
@@ -35,9 +38,11 @@ IMAGES = {
 }
 # An image that starts the server, so that a model may follow; others may start any program.
 STARTING_IMAGE = re.compile(rf"{REGISTRY}vllm-openai[\w.-]*{TAG}")
-REPLICAS, PREFILL = "replicas=", "prefill="  # words in front of a container's command
+# What images of servers have, too.
+CLIENTS_AND_ROUTERS = re.compile(rf"launch_router|bench_serving|vllm{END}bench|sglang\.bench")
 IMAGE_FLAG = "--image"  # of kubectl
-ENTRYPOINT_FLAG = "--entrypoint"  # of container engines: the program that starts instead
+# Of container engines: the program that starts instead of the image's.
+ENTRYPOINT = re.compile(rf"(?:^|{END})--entrypoint[={END}]([^{END}]+)")
 BEHIND_FLAGS = "--"  # what follows is the container's command
 # Flags of container engines whose value may have a server's name, and is no image.
 NAMING = (
@@ -58,36 +63,86 @@ OTHER_PROGRAMS = (
     *("trap", "alias", "curl", "wget", "git", "pip", "pip3", "which", "man", "FROM"),
     *("from", "import", "sleep", "huggingface-cli", "hf"),
 )
-SCRIPTS = (
-    *("launch_server", "api_server", "launch_server.py", "api_server.py"),
-    "vllm.entrypoints.cli.main",
-)
+SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 # Files of variables of a container: of engines, compose, Kubernetes and systemd.
 VARIABLES_FILES = ("--env-file", "env_file", "envFrom", "EnvironmentFile")
-SHELLS = ("sh", "bash", "ash", "dash", "zsh")
+ENVIRONMENT = re.compile(r"^(?:--env=|-e=?)?((?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=(.*)$", re.DOTALL)
 
 
-def system_of(argv: Sequence[str]) -> str | None:
-    """Return the server that a command starts, by the words or the image in it."""
-    text = " ".join(argv)
-    for system, signs in SERVER_COMMANDS.items():
-        if any(sign in text for sign in signs):
-            return system
-    if any(sign in text for sign in CLIENTS_AND_ROUTERS):
-        return None
-    return next((system for system in IMAGES if _image_in(system, argv) is not None), None)
+@dataclass(frozen=True)
+class Server:
+    """A command that starts a server.
+
+    Attributes:
+        system: The server's name in the table of arguments.
+        arguments: The words behind its program.
+        command: With the variables that are set for it.
+    """
+
+    system: str
+    arguments: list[str]
+    command: ShellCommand
 
 
-def starts_server(argv: Sequence[str]) -> bool:
-    """Return whether a command starts a server, and does not only name one."""
-    system = system_of(argv)
-    if system is None:
-        return False
-    if end_of_command(system, argv) == 0:  # at most within a word, as in bash -c 'vllm serve'
-        texts = [word for word in argv if " " in word]
-        inner = [command.argv for text in texts for command in commands_in(text, {}, PROGRAMS)]
-        if not any(map(starts_server, inner)):
-            return False
+def container(
+    image: str,
+    program: Sequence[str],
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    notes: Sequence[str] = (),
+) -> ShellCommand:
+    """Return the command that a container runs.
+
+    Args:
+        image: As named; its own program starts where there is no other.
+        program: Words that replace the image's own program; empty: none do.
+        arguments: Words behind the program.
+        variables: Those of the environment.
+        notes: What of the description is not simulated.
+    """
+    argv = [*program, *arguments]
+    text = END.join(argv)
+    first = "".join(argv[:1]).rpartition("/")[2]
+    has_flags = first.startswith("-")
+    is_other = first in (*OTHER_PROGRAMS, *SHELLS) or CLIENTS_AND_ROUTERS.search(text)
+    if has_flags or not (program or is_other or SERVER_PROGRAM.search(text)):
+        for system, images in IMAGES.items():
+            starts = has_flags or STARTING_IMAGE.fullmatch(image)
+            if starts and images.fullmatch(image):
+                argv = [system, "serve", *argv]
+    return ShellCommand(argv, variables, image=image, notes=notes)
+
+
+def servers_of(command: ShellCommand) -> list[Server]:
+    """Return the servers that a command starts: its own, or those of a script within it, as in
+    bash -c 'vllm serve MODEL'.
+    """
+    argv = [substituted(word, command.variables) for word in command.argv]
+    if not _may_start(argv):
+        return []
+    command = _in_container(replace(command, argv=argv))
+    argv = command.argv
+    text = END.join(argv)
+    program = SERVER_PROGRAM.search(text)
+    if program is not None:
+        in_front = text[: program.end()].split(END)
+        image = command.image or " ".join(in_front)
+        notes = [*command.notes, *notes_of_files(in_front)]
+        variables = _with_variables(command, in_front)
+        command = replace(command, image=image, notes=notes, variables=variables)
+        return [Server(str(program.lastgroup), argv[len(in_front) - 1 :], command)]
+    servers = list[Server]()
+    for position, word in enumerate(argv):
+        if " " not in word:
+            continue
+        variables = _with_variables(command, argv[:position])
+        for inner in commands_in(word, variables, PROGRAMS):
+            servers += servers_of(replace(inner, image=command.image, notes=command.notes))
+    return servers
+
+
+def _may_start(argv: Sequence[str]) -> bool:
+    """Return whether a command is of no program that only names a server."""
     for position, word in enumerate(argv):
         # As in PID=$(pgrep -f 'vllm serve').
         program = re.split(r"[$(`]+", word)[-1]
@@ -101,106 +156,50 @@ def starts_server(argv: Sequence[str]) -> bool:
     return False
 
 
-def is_of_server(argv: Sequence[str]) -> bool:
-    """Return whether a container's or a list's command starts a server: its image may also run a
-    script that starts something else, such as a worker of another container's server.
-    """
-    if system_of(argv) is None:
-        return False
-    for position, word in enumerate(argv[:-2]):
-        is_shell = word.rpartition("/")[2] in SHELLS
-        if is_shell and argv[position + 1].endswith("c"):  # -c, or joined to others as in -lc
-            commands = commands_in(argv[position + 2], {}, PROGRAMS)
-            return any(starts_server(command.argv) for command in commands)
-    return True
-
-
-def end_of_command(system: str, argv: Sequence[str]) -> int:
-    """Return where the arguments begin, behind the words that name the server."""
-    end = 0
-    for sign in SERVER_COMMANDS[system]:
-        program = sign.split()
-        for start in range(len(argv) - len(program) + 1):
-            named = argv[start : start + len(program)]
-            is_command = named[0].rpartition("/")[2] == program[0] and named[1:] == program[1:]
-            if is_command:
-                end = max(end, start + len(program))
-                break
-    scripts = [
-        position
-        for position, word in enumerate(argv)
-        if word.endswith(SCRIPTS) and not word.startswith("-")
-    ]
-    if scripts:
-        end = max(end, scripts[0] + 1)
-    image = _image_in(system, argv)
-    if image is not None:
-        end = max(end, _behind_image(argv, image))
-    while end < len(argv) and argv[end] in ("serve", system):
-        end += 1
-    return end
-
-
-def _image_in(system: str, argv: Sequence[str]) -> int | None:
-    """Return the position of a server's image among the words, where a container of it starts
-    the server; None: there is none.
-    """
+def _in_container(command: ShellCommand) -> ShellCommand:
+    """Return the command in a container that an engine's command starts; another one as it is."""
+    argv = command.argv
     for position, word in enumerate(argv):
         image = word.removeprefix(f"{IMAGE_FLAG}=")
-        if (
-            system not in IMAGES
-            or IMAGES[system].fullmatch(image) is None
-            or not _starts_container(argv, position)
-        ):
+        in_front = argv[:position]
+        if not any(images.fullmatch(image) for images in IMAGES.values()):
             continue
-        behind = argv[_behind_image(argv, position) :]
-        if "".join(behind[:1]).rpartition("/")[2] in (*OTHER_PROGRAMS, *SHELLS):
+        if not _is_place_of_image(word, in_front):
             continue
-        has_flags = bool(behind) and behind[0].startswith("-")
-        if has_flags or STARTING_IMAGE.fullmatch(image) is not None:
-            return position
-    return None
+        arguments = argv[position + 1 :]
+        if IMAGE_FLAG in (*in_front, word.partition("=")[0]) and BEHIND_FLAGS in arguments:
+            arguments = arguments[arguments.index(BEHIND_FLAGS) + 1 :]
+        notes = [*command.notes, *notes_of_files(in_front)]
+        program = ENTRYPOINT.findall(END.join(in_front))
+        return container(image, program, arguments, _with_variables(command, in_front), notes)
+    return command
 
 
-def _starts_container(argv: Sequence[str], position: int) -> bool:
-    """Return whether the word at `position` is where a container's image stands: in a description,
-    or in the command of an engine that does not replace its program.
-    """
-    in_front = argv[:position]
-    if in_front and in_front[-1] in NAMING:
+def _is_place_of_image(word: str, in_front: Sequence[str]) -> bool:
+    """Return whether the word behind others is where a container's image stands."""
+    before = "".join(in_front[-1:])
+    if before in NAMING:
         return False
-    program = _entrypoint_in(in_front)
-    if program and not program.rpartition("/")[2].startswith(PROGRAMS):
-        return False
-    if argv[position].startswith(IMAGE_FLAG) or in_front[-1:] == [IMAGE_FLAG]:
+    if IMAGE_FLAG in (before, word.partition("=")[0]):
         return True
-    is_in_command = any(word in STARTING for word in in_front)
-    return is_in_command or all(map(_is_no_program, in_front))
+    is_program = all(ASSIGNMENT.fullmatch(other) for other in in_front)
+    return is_program or any(other in STARTING for other in in_front)
 
 
-def _entrypoint_in(argv: Sequence[str]) -> str:
-    """Return the program that a container is told to start instead of its image's; "": none."""
-    for position, word in enumerate(argv):
-        flag, has_value, program = word.partition("=")
-        if flag != ENTRYPOINT_FLAG:
-            continue
-        if has_value:
-            return program
-        return "".join(argv[position + 1 : position + 2])
-    return ""
+def notes_of_files(names: Sequence[str]) -> list[str]:
+    """Note the files of variables that are named."""
+    notes = list[str]()
+    for name in VARIABLES_FILES:
+        if any(word.startswith(name) for word in names):
+            notes.append(f"{name} (its variables are not here)")
+    return notes
 
 
-def _is_no_program(word: str) -> bool:
-    """Return whether a word stands in front of a description's image, or sets a variable."""
-    marks = (*VARIABLES_FILES, REPLICAS, PREFILL, ENTRYPOINT_FLAG)
-    return word == "" or word.startswith(marks) or ASSIGNMENT.fullmatch(word) is not None
-
-
-def _behind_image(argv: Sequence[str], image: int) -> int:
-    """Return where the words of a container begin, behind the one at `image` and flags of kubectl's
-    own.
-    """
-    has_flag = argv[image].startswith(IMAGE_FLAG) or IMAGE_FLAG in argv[:image]
-    if has_flag and BEHIND_FLAGS in argv[image:]:
-        return argv.index(BEHIND_FLAGS, image) + 1
-    return image + 1
+def _with_variables(command: ShellCommand, argv: Sequence[str]) -> dict[str, str]:
+    """Return a command's variables, and those of servers that words in front of it set."""
+    variables = dict(command.variables)
+    for word in argv:
+        match = ENVIRONMENT.match(word)
+        if match is not None:
+            variables[match[1]] = match[2]
+    return variables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,13 +31,12 @@ PIECE = re.compile(
 # A command in brackets, or whose output a variable takes.
 BRACKETED = re.compile(r"\s*(?:\w+=[\"']?\$)?\((.*)\)[\"']?\s*", re.DOTALL)
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-SET_VARIABLE = re.compile(r"(?<![\w-])([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|]*)")
 ARRAY = re.compile(r"=\(([^()]*)\)")  # of words, on several lines
 # A line that sets variables, or has some, which may stand for a command.
 WITH_VARIABLES = re.compile(r"(?:^|[;&])\s*(?:\w+\s+)?\w+\+?=|\$")
 COMMENT = re.compile(r"(?<!\S)#.*")
 UNIT_VARIABLES = re.compile(r"^Environment=", re.MULTILINE)  # of systemd
-DECLARING = ("export", "local", "readonly", "declare")
+DECLARING = (["export"], ["local"], ["readonly"], ["declare"])
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,15 @@ class ShellCommand:
         argv: Its words, assignments in front included.
         variables: Values by name.
         has_open_quotes: Whether a quote is not closed, so that words are those between spaces.
+        image: Of the container that it runs in; "": none is known.
+        notes: What else is stated where it stands, and not simulated.
     """
 
     argv: list[str]
     variables: Mapping[str, str] = field(default_factory=dict)
     has_open_quotes: bool = False
+    image: str = ""
+    notes: Sequence[str] = ()
 
 
 def commands_in(
@@ -64,9 +68,22 @@ def commands_in(
         variables: Those set before it.
         programs: Lines with none of these and no variables, as of a log, are passed over.
     """
-    values = dict(variables)
+    return _commands(script, dict(variables), programs)
+
+
+def _commands(
+    script: str, values: dict[str, str], programs: Sequence[str]
+) -> Iterator[ShellCommand]:
+    """Yield the commands of a script, and note in `values` the variables that it sets."""
     script = UNIT_VARIABLES.sub("export ", script)
-    script = ALTERNATIVE.sub(lambda match: _alternative(match, script, variables), script)
+    before = dict(values)
+
+    def replacement(match: re.Match[str]) -> str:
+        above = dict(before)
+        deque(_commands(script[: match.start()], above, programs), maxlen=0)
+        return _alternative(match, above)
+
+    script = ALTERNATIVE.sub(replacement, script)
     for line in CONTINUED.sub(" ", ARRAY.sub(_quoted_array, script)).splitlines():
         is_of_program = any(program in line for program in programs)
         if not is_of_program and WITH_VARIABLES.search(line) is None:
@@ -74,11 +91,12 @@ def commands_in(
         line = OUTPUT.sub(lambda output: _as_word(output, programs), line)
         for text in _commands_of_line(line):
             command = _command_of(text, values)
-            assignments = _assignments(command.argv)
-            if assignments is None:
+            words = command.argv[command.argv[:1] in DECLARING :]
+            assignments = [match for match in map(ASSIGNMENT.fullmatch, words) if match]
+            if len(assignments) < len(words):
                 yield command
                 continue
-            for name, adds, value in assignments:
+            for name, adds, value in (match.groups() for match in assignments):
                 if adds:
                     value = values.get(name, "") + value
                 if OUTPUT.search(value):
@@ -151,46 +169,22 @@ def _command_of(text: str, variables: Mapping[str, str]) -> ShellCommand:
     return ShellCommand([substituted(word, variables) for word in argv], dict(variables))
 
 
-def _assignments(argv: list[str]) -> list[tuple[str, bool, str]] | None:
-    """Return names, whether a value is added to another, and values of a command that sets
-    variables; None if it does anything else.
-    """
-    is_declaring = bool(argv) and argv[0] in DECLARING
-    assignments = list[tuple[str, bool, str]]()
-    for word in argv[is_declaring:]:
-        match = ASSIGNMENT.fullmatch(word)
-        if match is None:
-            return None
-        assignments.append((match[1], bool(match[2]), match[3]))
-    return assignments
-
-
-def _alternative(match: re.Match[str], script: str, variables: Mapping[str, str]) -> str:
+def _alternative(match: re.Match[str], variables: Mapping[str, str]) -> str:
     """Return what `${NAME:+words}` stands for: its words where NAME has a value, nothing where it
     is empty. Where its value is not here, flags have that as theirs, so that they can be named.
     """
-    name = match[1]
-    replacement = match[2]
-    value = _values_above(script[: match.start()], variables).get(name)
+    name, replacement = match.groups()
+    value = variables.get(name)
     if value == "":
         return ""
     if value is not None and "$" not in value:
-        return replacement
+        return str(replacement)
     unset = f"${{{name}}}"
     flags = list[str]()
     for word in split(replacement):
         if word.startswith("-"):
             flags.append(f"{word.partition('=')[0]}={unset}")
     return " ".join(flags) or unset
-
-
-def _values_above(script: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of the variables that a script sets; one that is not here has a `$`."""
-    values = dict(variables)
-    for match in SET_VARIABLE.finditer(script):
-        text = match[2].strip("\"'")
-        values[match[1]] = substituted(text, values).replace("`", "$")
-    return values
 
 
 def _quoted_array(match: re.Match[str]) -> str:

@@ -450,13 +450,15 @@ def test_what_stands_beside_a_commands_arguments_is_not_dropped(tmp_path):
         "env_file (its variables are not here)",
     ]
     command = "vllm serve x --served-model-name $NAME y -cc.cudagraph_mode=$MODE --api-key $KEY"
-    assert read_command(command).not_simulated == [
+    facts = read_command(command)
+    assert facts.not_simulated == [
         "served_model_name=$NAME y (nothing here sets the variable)",
         "compilation_config.cudagraph_mode=$MODE (nothing here sets the variable)",
     ]
-    facts = read_command("LLM('x', 'y', max_num_seqs=8)")
-    assert (dict(facts.settings), facts.is_complete) == ({"model": "x", "batch": 8}, False)
-    assert facts.not_simulated == ["argument 2 (it has no name)"]
+    assert facts.without_effect == ["api_key"]
+    facts = read_command("LLM('x', 'y', max_num_seqs=8, dtype=torch.float16)")
+    assert facts.settings == {"model": "x", "batch": 8, "dtype": "float16"}
+    assert facts.not_simulated == ["y (no flag stands before it)"]
     config = tmp_path / "config.yaml"
     config.write_text("max-num-seqs: 32\nblock-size: 32\nmax-num-batched-tokens: 8K\n")
     settings = read_command(f"vllm serve x --config {config} --max-num-seqs 64").settings
@@ -491,8 +493,9 @@ def test_commands_that_are_not_understood_are_refused():
         read_command("tritonserver --model-repository m")
     with pytest.raises(UserError, match="did you mean max_num_tokens"):
         read_command("trtllm-serve m --max_num_token 2048")
-    with pytest.raises(UserError, match="starts no known server"):
-        read_command("ollama serve")
+    for other in ("ollama serve", "trtllm-serve disaggregated -c x.yaml"):
+        with pytest.raises(UserError, match="starts no known server"):
+            read_command(other)
     with pytest.raises(UserError, match="close its quotes"):
         read_command("vllm serve 'x")
     with pytest.raises(UserError, match="commands of 2 servers"):
