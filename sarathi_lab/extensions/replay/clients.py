@@ -27,8 +27,9 @@ FOLLOWS_WITHIN = 0.05
 LEAST_ROUNDS = 3  # of all users, below which nothing is inferred from times
 # Seconds after an answer by which a request that was held is sent.
 SOON = 0.05
-# GuideLLM's strategies of one and of several users; others have a clock.
+# GuideLLM's strategies of one and of several users; others have a clock, even or at random.
 ONE_USER, SEVERAL_USERS = "synchronous", ("concurrent", "throughput")
+AT_RANDOM = "poisson"
 # Coefficients of variation of gaps.
 POISSON, EVEN = 1.0, 0.0
 
@@ -140,7 +141,8 @@ def client_of_strategy(strategy: Mapping[str, object]) -> Client:
     if kind in SEVERAL_USERS:
         return Client(count_of(limit) or None, source="stated")
     if kind:
-        return client_of_rate(strategy.get("rate"), strategy.get("max_concurrency"))
+        cv = POISSON if kind == AT_RANDOM else EVEN
+        return client_of_rate(strategy.get("rate"), strategy.get("max_concurrency"), cv)
     return CLOCK
 
 

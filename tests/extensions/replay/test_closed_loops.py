@@ -158,6 +158,8 @@ def test_the_strategy_of_guidellm_is_that_of_the_replay(strategy, users, served,
     assert benchmark.client.users == users
     assert benchmark.client.source == "stated"
     assert benchmark.client.rate == strategy.get("rate", math.inf)
+    is_even = strategy["type_"] == "constant"
+    assert benchmark.client.cv == 1.0 - is_even
 
 
 @pytest.mark.parametrize("limit", [None, 0, "inf", math.inf, "Infinity", "none", "x"])

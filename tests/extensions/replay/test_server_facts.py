@@ -503,6 +503,8 @@ def test_commands_that_are_not_understood_are_refused():
     for two in ("vllm serve x &\nvllm serve y", "LLM('x')\nLLM('y')"):
         with pytest.raises(UserError, match="commands of 2 servers"):
             read_command(two)
+    listed = read_command("python -m sglang.launch_server --model m --cuda-graph-bs 1 2 4")
+    assert listed.not_simulated == ["cuda_graph_bs (the host is what its file states)"]
     (reason,) = read_command("vllm serve x --scheduling-policy priority").not_simulated
     assert reason == "scheduling_policy=priority (the recorded requests have no priorities)"
 
