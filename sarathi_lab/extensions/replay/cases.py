@@ -173,8 +173,9 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
     replicas = stated.get("cluster.num", 1)
     if replicas > 1 and not stated.get("cluster.shares_experts", False):
         raise UserError(
-            f"{run.source}: data_parallel_size={replicas} is simulated only "
-            "where replicas share experts (enable_expert_parallel); take another run"
+            f"{run.source}: {replicas} replicas (data_parallel_size, SGLang's dp_size) are "
+            "simulated only where they share experts, by vLLM's enable_expert_parallel; take a run "
+            "of one replica"
         )
     executor_class = class_of(cfg, "executor")
     if not issubclass(executor_class, SimulatedBackend):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -91,6 +92,10 @@ SHORT_FLAGS = {
         "-ep": "enable_expert_parallel",
         "-n": "nnodes",
         "-r": "node_rank",
+        # Of KServe's server for models of Hugging Face, which hands all others to vLLM.
+        "--model_name": "served_model_name",
+        "--model_id": "model",
+        "--model_dir": "model",
     },
     "sglang": {
         "--tp": "tp_size",
@@ -129,6 +134,8 @@ def read_command(command: str, source: str = TYPED) -> Statement:
     statement = find_command(command, source)
     if statement is None:
         check_is_of_known_server(command, source)
+        if os.path.isfile(command):
+            raise UserError(f"{source}={command} is a file; name it as task.log={command}")
         shown = " ".join(command.split())[:60]
         raise UserError(
             f"{source}={shown} starts no known server; use one such as "

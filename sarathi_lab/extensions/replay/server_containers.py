@@ -36,19 +36,23 @@ CHART_KEY = "vllm"  # under which charts of their own have a server, its argumen
 MODEL_KEYS = ("modelURL", "model", "modelId")  # of a chart
 EXTRA_KEY = "extraArgs"
 RAY_KEY = "engine_kwargs"  # of Ray's objects, beside what names a model
-# Of KServe: formats of models that its runtime serves with vLLM, and a variable with arguments.
+RAY_NAMES = ("model_loading_config.model_id", "model_id")
+RAY_MODELS = ("model_loading_config.model_source", "model_source", *RAY_NAMES)
+# Of KServe: formats of models that its runtime serves with vLLM, kinds of devices in parallel, and
+# a variable with arguments.
 FORMATS_OF_VLLM = ("vLLM", "huggingface")
-# Flags of its server for models of Hugging Face, which hands all others to vLLM.
-FLAGS_OF_KSERVE = {"--model_name": "--served-model-name", "--model_id": "--model"}
-FLAGS_OF_KSERVE |= {"--model_dir": "--model"}
-# Keys of containers by those of compose: as `docker inspect` shows one, and as RunPod is asked.
-KEYS_OF_DOCKER = {"Image": "image", "Entrypoint": "entrypoint", "Cmd": "command"}
-KEYS_OF_DOCKER |= {"Env": "environment"}
-KEYS_OF_RUNPOD = {"imageName": "image", "dockerArgs": "command"}
-# The same of a unit of Podman's (Quadlet), and of a Dockerfile.
-KEYS_OF_UNIT = {"Image": "image", "Entrypoint": "entrypoint", "Exec": "command"}
-KEYS_OF_UNIT |= {"Environment": "environment", "EnvironmentFile": "env_file"}
-KEYS_OF_DOCKERFILE = {"ENTRYPOINT": "entrypoint", "CMD": "command"}
+PARALLEL = ("tensor", "pipeline", "data")
+# Keys by those of compose: of `docker inspect`, RunPod, units of Podman's (Quadlet), Dockerfiles.
+KEYS = {"Image": "image", "Entrypoint": "entrypoint", "Cmd": "command", "Env": "environment"}
+KEYS |= {"imageName": "image", "dockerArgs": "command", "Exec": "command"}
+KEYS |= {"Environment": "environment", "EnvironmentFile": "env_file"}
+KEYS |= {"ENTRYPOINT": "entrypoint", "CMD": "command"}
+# Numbers of replicas: of Kubernetes and dstack, compose, Helm, SkyPilot; the fewest of KServe, Ray.
+REPLICAS = (
+    *("replicas", "deploy.replicas", "scale", "replicaCount", "service.replicas"),
+    *("minReplicas", "deployment_config.autoscaling_config.min_replicas"),
+    "deployment_config.num_replicas",
+)
 LLM_SERVICE = "LLMInferenceService"
 ADDITIONAL_ARGS, HUB = "VLLM_ADDITIONAL_ARGS", "hf://"
 # Of Kubernetes, compose, and SkyPilot.
@@ -81,23 +85,18 @@ def containers_of(content: object, replicas: int = 1) -> Iterator[ShellCommand]:
     if not isinstance(content, Mapping):
         return
     content = _as_container(content)
-    replicas = _replicas_of(content, replicas)
+    stated = _at(content, *REPLICAS)
+    if isinstance(stated, int):
+        replicas = stated
+    notes = _notes_of(content, replicas)
     image = _image_of(content) or _image_of(as_object(content.get(CHART_KEY)))
     variables = dict[str, str]()
     for key in VARIABLES_KEYS:
         variables |= _variables_of(content.get(key))
-    notes = notes_of_files([name for name in VARIABLES_FILES if content.get(name)])
-    if replicas > 1:
-        notes.append(f"replicas={replicas} (one of them is)")
-    if content.get("kind") == LLM_SERVICE and content.get("prefill"):
-        number = as_object(content["prefill"]).get("replicas", 1)
-        notes.append(f"prefill={number} (prompts have devices of their own)")
-    for arguments_of in FORMS:
-        arguments = arguments_of(content)
-        if arguments:
-            yield container(image, ["vllm", "serve"], arguments, variables, notes)
-            return
-    program, arguments = _words_of_container(content)
+    program = ["vllm", "serve"]
+    arguments = _arguments_of_vllm(content)
+    if not arguments:
+        program, arguments = _words_of_container(content)
     if program or arguments:
         yield container(image, program, arguments, variables, notes)
         return
@@ -115,17 +114,26 @@ def containers_of(content: object, replicas: int = 1) -> Iterator[ShellCommand]:
             yield from containers_of(value, replicas)
 
 
+def _notes_of(content: Mapping[str, object], replicas: int) -> list[str]:
+    """Note what the simulation of a container leaves out."""
+    files = [name for name in VARIABLES_FILES if content.get(name)]
+    notes = notes_of_files(files)
+    if replicas > 1:
+        notes.append(f"replicas={replicas} (one of them serves all requests here)")
+    if content.get("kind") == LLM_SERVICE and content.get("prefill"):
+        number = _at(content, "prefill.replicas") or 1
+        notes.append(f"prefill={number} (prompts have devices of their own)")
+    return notes
+
+
 def _as_container(content: Mapping[str, object]) -> Mapping[str, object]:
-    """Return an object by the keys of compose, where it describes a container by Docker's or
-    RunPod's; and KServe's service of vLLM's with what its first container has.
+    """Return an object by the keys of compose; KServe's service of vLLM's with what its first
+    container has.
     """
-    for keys in (KEYS_OF_DOCKER, KEYS_OF_RUNPOD):
-        if all(key in content for key in keys):
-            return {name: content[key] for key, name in keys.items()}
     if content.get("kind") != LLM_SERVICE:
-        return content
+        return {KEYS.get(key, key): value for key, value in content.items()}
     service = as_object(content.get("spec"))
-    containers = as_object(service.get("template")).get("containers")
+    containers = _at(service, "template.containers")
     first = containers[0] if isinstance(containers, list) and containers else {}
     return {**as_object(first), **service, "kind": LLM_SERVICE}
 
@@ -136,13 +144,10 @@ def _image_of(content: Mapping[str, object]) -> str:
     if isinstance(image, str):
         return image
     fields = as_object(image) or content
-    repository = str(fields.get("repository") or "")
-    if not repository:
-        return ""
-    registry = fields.get("registry")
-    name = f"{registry}/{repository}" if registry else repository
+    path = [str(fields[key]) for key in ("registry", "repository") if fields.get(key)]
     tag = fields.get("tag")
-    return f"{name}:{tag}" if tag else name
+    name = "/".join(path)
+    return f"{name}:{tag}" if tag and name else name
 
 
 def _words_of_container(content: Mapping[str, object]) -> tuple[list[str], list[str]]:
@@ -156,64 +161,63 @@ def _words_of_container(content: Mapping[str, object]) -> tuple[list[str], list[
     return entrypoint, command + arguments
 
 
-def _replicas_of(content: Mapping[str, object], around: int) -> int:
-    """Return how many replicas an object states, else those stated `around` it: Kubernetes' and
-    dstack's, compose's, Helm's, SkyPilot's, and the fewest of KServe's and Ray's.
+def _at(content: Mapping[str, object], *paths: str) -> object:
+    """Return the first value at one of several paths, whose keys are separated by dots."""
+    for path in paths:
+        value: object = content
+        for key in path.split("."):
+            value = as_object(value).get(key)
+        if value is not None:
+            return value
+    return None
+
+
+def _arguments_of_vllm(content: Mapping[str, object]) -> list[str]:
+    """Return the words behind `vllm serve` of an object that describes a server of vLLM's otherwise
+    than by a command; of another object, none.
     """
-    autoscaling = as_object(as_object(content.get("deployment_config")).get("autoscaling_config"))
-    places = (
-        content.get("replicas"),
-        as_object(content.get("deploy")).get("replicas"),
-        content.get("scale"),
-        content.get("replicaCount"),
-        as_object(content.get("service")).get("replicas"),
-        content.get("minReplicas"),
-        autoscaling.get("min_replicas"),
-        as_object(content.get("deployment_config")).get("num_replicas"),
-    )
-    return next((number for number in places if isinstance(number, int)), around)
+    stack = content.get(HELM_KEY)
+    if isinstance(stack, Mapping):
+        model = _at(content, *MODEL_KEYS) or ""
+        return [str(model), *_flags_of_chart(stack)]
+    chart = as_object(content.get(CHART_KEY))
+    model = _at(chart, *MODEL_KEYS)
+    if isinstance(model, str):
+        return [model, *_flags_of_chart(_without_charts_own(chart))]
+    options = content.get(RAY_KEY)
+    if isinstance(options, Mapping):
+        model = _at(content, *RAY_MODELS) or ""
+        names = {"served_model_name": _at(content, *RAY_NAMES)}
+        return [str(model), *flags_of({**names, **options})]
+    arguments = _argv_of(content.get("args"))
+    if content.get("kind") == LLM_SERVICE:
+        sizes = as_object(content.get("parallelism"))
+        degrees = {f"{kind}_parallel_size": sizes.get(kind) for kind in PARALLEL}
+        variables = _variables_of(content.get("env"))
+        further = split(variables.get(ADDITIONAL_ARGS, ""))
+        model = _model_of_kserve(as_object(content.get("model")))
+        return [model, *flags_of(degrees), *arguments, *further]
+    if _at(content, "modelFormat.name") in FORMATS_OF_VLLM:
+        return [_model_of_kserve(content), *arguments]
+    return []
 
 
-def _argv_of_llm_service(content: Mapping[str, object]) -> list[str]:
-    """Return the arguments of a KServe service of vLLM's."""
-    if content.get("kind") != LLM_SERVICE:
-        return []
-    argv = [_model_of_kserve(as_object(content.get("model")))]
-    for kind, number in as_object(content.get("parallelism")).items():
-        if kind in ("tensor", "pipeline", "data"):
-            argv += [f"--{kind}-parallel-size", str(number)]
-    variables = _variables_of(content.get("env"))
-    return [*argv, *_argv_of(content.get("args")), *split(variables.get(ADDITIONAL_ARGS, ""))]
+def _without_charts_own(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the values of a chart that are arguments of vLLM's."""
+    arguments = dict[str, object]()
+    for name, value in values.items():
+        is_argument = find("vllm", _from_camel_case(str(name))) is not None
+        if is_argument or name == EXTRA_KEY:
+            arguments[name] = value
+    return arguments
 
 
 def _model_of_kserve(model: Mapping[str, object]) -> str:
     """Return a model's hub id, or where it is kept."""
-    uri = str(model.get("uri") or model.get("storageUri") or "")
+    uri = str(_at(model, "uri", "storageUri") or "")
     if uri.startswith(HUB):
         return uri.removeprefix(HUB)
     return str(model.get("name") or uri)
-
-
-def _argv_of_kserve(content: Mapping[str, object]) -> list[str]:
-    """Return the model and the flags of a server of KServe's, by vLLM's names."""
-    if as_object(content.get("modelFormat")).get("name") not in FORMATS_OF_VLLM:
-        return []
-    argv = list[str]()
-    for word in _argv_of(content.get("args")):
-        flag, equals, value = word.partition("=")
-        argv.append(FLAGS_OF_KSERVE.get(flag, flag) + equals + value)
-    model = _model_of_kserve(content)
-    return [model, *argv] if model else argv
-
-
-def _argv_of_ray(content: Mapping[str, object]) -> list[str]:
-    """Return the arguments of a server of Ray's."""
-    if not isinstance(content.get(RAY_KEY), Mapping):
-        return []
-    models = as_object(content.get("model_loading_config")) or content
-    model = models.get("model_source") or models.get("model_id") or ""
-    flags = {"served_model_name": models.get("model_id"), **as_object(content[RAY_KEY])}
-    return [str(model), *flags_of(flags)]
 
 
 def flags_of(arguments: Mapping[str, object]) -> list[str]:
@@ -231,49 +235,15 @@ def flags_of(arguments: Mapping[str, object]) -> list[str]:
     return argv
 
 
-def _model_of_chart(content: Mapping[str, object]) -> str:
-    """Return the model that the values of a chart name; "": none."""
-    models = [content[key] for key in MODEL_KEYS if isinstance(content.get(key), str)]
-    return str(models[0]) if models else ""
-
-
-def _argv_of_stack(content: Mapping[str, object]) -> list[str]:
-    """Return the arguments of a server in the values of the chart of vLLM's production stack."""
-    arguments = content.get(HELM_KEY)
-    if not isinstance(arguments, Mapping):
-        return []
-    return [_model_of_chart(content), *_flags_of_chart(arguments)]
-
-
-def _argv_of_chart(content: Mapping[str, object]) -> list[str]:
-    """Return the arguments of a server in the values of another chart, which has its own, too."""
-    chart = as_object(content.get(CHART_KEY))
-    model = _model_of_chart(chart)
-    if not model:
-        return []
-    names = [name for name in chart if find("vllm", _from_camel_case(name)) is not None]
-    return [
-        model,
-        *_flags_of_chart({name: chart[name] for name in (*names, EXTRA_KEY) if name in chart}),
-    ]
-
-
 def _from_camel_case(name: str) -> str:
     return re.sub(r"(?=[A-Z])", "_", name).lower()
 
 
 def _flags_of_chart(arguments: Mapping[str, object]) -> list[str]:
     """Return arguments in camel case as flags, then those that the chart hands on."""
-    flags = dict[str, object]()
-    for name, value in arguments.items():
-        if name not in (*MODEL_KEYS, EXTRA_KEY):
-            flags[_from_camel_case(name)] = value
-    return [*flags_of(flags), *_argv_of(arguments.get(EXTRA_KEY))]
-
-
-# What describes a server of vLLM's otherwise than by a command: each of these returns the words
-# behind `vllm serve`, or none for an object of another kind.
-FORMS = (_argv_of_stack, _argv_of_chart, _argv_of_ray, _argv_of_llm_service, _argv_of_kserve)
+    flags = {_from_camel_case(str(name)): value for name, value in arguments.items()}
+    further = _argv_of(flags.pop(_from_camel_case(EXTRA_KEY), None))
+    return [*flags_of(flags), *further]
 
 
 def _argv_of(value: object) -> list[str]:
@@ -314,7 +284,7 @@ def quadlet_in(text: str) -> list[ShellCommand]:
     """Return the command of the container that a unit of Podman's describes."""
     unit = dict[str, object]()
     for name, content in UNIT_LINE.findall(CONTINUED.sub(" ", text)):
-        key = KEYS_OF_UNIT[name]
+        key = KEYS[name]
         unit[key] = f"{unit.get(key, '')} {content}".strip()
     return [*containers_of(unit)] if "image" in unit else []
 
@@ -336,7 +306,7 @@ def dockerfile_in(text: str) -> list[ShellCommand]:
         elif instruction in ("ENV", "ARG"):
             stage["environment"] = f"{stage['environment']} {_assignments(content)}"
         else:
-            stage[KEYS_OF_DOCKERFILE[instruction]] = content
+            stage[KEYS[instruction]] = content
     return [*containers_of(stage)]
 
 

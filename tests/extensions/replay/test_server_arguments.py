@@ -812,7 +812,7 @@ def test_further_places_of_a_servers_command(text, stated):
     assert statement is not None
     assert statement.settings.items() >= {"model": "Qwen/Qwen3-8B", **stated}.items()
     notes = {
-        APPLIED: ["replicas=4 (one of them is)"],
+        APPLIED: ["replicas=4 (one of them serves all requests here)"],
         ARRAY: ["attention_backend=${BACKEND} (nothing here sets the variable)"],
     }
     assert statement.not_simulated == notes.get(text, [])
@@ -1021,7 +1021,7 @@ def test_a_dockerfiles_last_stage_is_read(text):
 def test_replicas_are_named(text):
     statement = find_command(text, "file")
     assert statement is not None
-    assert statement.not_simulated == ["replicas=2 (one of them is)"]
+    assert statement.not_simulated == ["replicas=2 (one of them serves all requests here)"]
 
 
 def test_flags_in_an_object_are_a_command():
@@ -1071,5 +1071,8 @@ def test_services_of_kserve_state_their_server(text):
     assert statement is not None
     stated = {"model": "Qwen/Qwen3-8B", "batch": 64, "executor.tensor_parallel": 4}
     assert statement.settings.items() >= stated.items()
-    notes = ["replicas=2 (one of them is)", "prefill=3 (prompts have devices of their own)"]
+    notes = [
+        "replicas=2 (one of them serves all requests here)",
+        "prefill=3 (prompts have devices of their own)",
+    ]
     assert statement.not_simulated == (notes if text == LLM_SERVICE else [])

@@ -496,6 +496,8 @@ def test_commands_that_are_not_understood_are_refused():
     for other in ("ollama serve", "trtllm-serve disaggregated -c x.yaml"):
         with pytest.raises(UserError, match="starts no known server"):
             read_command(other)
+    with pytest.raises(UserError, match=f"is a file; name it as task.log={__file__}"):
+        read_command(__file__)
     with pytest.raises(UserError, match="close its quotes"):
         read_command("vllm serve 'x")
     with pytest.raises(UserError, match="commands of 2 servers"):
