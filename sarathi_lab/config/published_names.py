@@ -1,58 +1,244 @@
-"""Published names of models and cards, and the options of conf/ that they begin with."""
+"""Published names of models and cards, and the options of conf/ that they stand for.
+
+A name is an option's, and what stands behind that: for a card its form and memory, for a model how
+it was trained and how its weights are stored. Any other word names another card or model.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from sarathi_lab.config.instantiate import option_files
+from omegaconf import DictConfig
+
+from sarathi_lab.config.instantiate import option_files, read_option
 
 PUBLISHED = re.compile(r"[a-z].*\d")  # an option that is named as its maker does
 MAKERS = re.compile(r"^[^a-z0-9]*((nvidia|geforce|tesla|amd|instinct|meta)[^a-z0-9]*)+")
+# Further names of options, as makers and programs write them; "": of what no option has.
+FURTHER_NAMES: dict[str, dict[str, str]] = {
+    "model": {
+        "deepseek-r1": "deepseek-v3",
+        "deepseek-v3.1": "deepseek-v3",
+        "kimi-k2-thinking": "",  # its experts have 4 bits
+        "llama4-maverick-17b-128e": "llama4-maverick",
+        "llama4-scout-17b-16e": "llama4-scout",
+        "phi-4": "phi-4-14b",
+        "qwen3.5-27b": "qwen3.6-27b",
+        "qwen3.5-35b-a3b": "qwen3.6-35b-a3b",
+    },
+    "hardware": {"rtx-a6000": "a6000"},
+}
+NUMBER_OR_WORD = re.compile(r"\d+\.\d+|\d+|[a-z]+")
+# Of what stands behind an option's name; a version's dot and a size's space do not end a word.
+WORD = re.compile(r"v\d+(?:\.\d+)+|\d+ gi?b?\b|[a-z0-9]+")
+# What is part of the last word of an option's name: a letter, or a point and more digits.
+GLUED = re.compile(r"[a-z0-9]+|\.\d[a-z0-9.]*")
+LAST_WORD = re.compile(r"[a-z0-9.]*$")
+
+# How a model was trained, and in whose format it is published.
+TRAINED = frozenset(
+    [
+        *("base", "chat", "instruct", "it", "pt", "thinking", "zero", "exp", "terminus"),
+        *("speciale", "sft", "dpo", "rlhf", "lora", "tuned", "finetuned", "finetune", "merged"),
+        "hf",
+    ]
+)
+DATE = re.compile(r"2\d(0[1-9]|1[0-2])|(0[1-9]|1[0-2])([0-2]\d|3[01])|20\d{6}")  # 2507, 0528
+FIRST_VERSION = re.compile(r"v(0\.1|1|1\.0)")
+CONTEXT_LENGTH = re.compile(r"(\d+)k")
+# Words that tell the type of weights, as `executor.weights` has them; what stands first counts
+# first, as GPTQ may have 8 bits.
+WEIGHTS_OF_WORDS = {"fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4", "w8a8": "w8a8"}
+WEIGHTS_OF_WORDS |= dict.fromkeys(("int8", "w8a16", "8bit", "8bits"), "int8")
+WEIGHTS_OF_WORDS |= dict.fromkeys(("int4", "w4a16", "4bit", "4bits", "awq", "gptq"), "int4")
+IN_16_BITS = frozenset(["bf16", "fp16", "f16", "bfloat16", "float16", "16bit", "w16a16"])
+OTHER_WEIGHTS = re.compile(r"w\d+a\w*\d+|u?int\d+|(mx|nv)?fp\d+|nf4|\d+bit|i?q\d\w*|gguf|bnb")
+# How weights of such a type are stored, such as Q4_K_M or FP8-dynamic-v2.
+STORED = frozenset(
+    [
+        *("quantized", "dynamic", "static", "block", "kv", "tensor", "channel", "token", "per"),
+        *("sym", "asym", "actorder", "true", "false", "marlin", "autoround", "qat", "mlx", "ud"),
+        *("unsloth", "xxs", "xs", "xl", "nl", "k", "s", "m", "l"),
+    ]
+)
+STORED_BY_NUMBER = re.compile(r"v?\d|g?\d+g?")  # a version, or the size of a group
+
+# A card's socket and memory, and words that all of a series have.
+FORMS = frozenset(
+    [
+        *("sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "oam", "hbm2", "hbm2e", "hbm3", "hbm3e"),
+        *("gpu", "tensor", "core", "blackwell", "hopper", "ampere", "server", "workstation"),
+        *("edition", "ac", "vf"),
+    ]
+)
+MEMORY_SIZE = re.compile(r"(\d+) ?gi?b?")
+MEMORY_WITHIN = 0.1  # of what is printed of a card: makers count in other units
+
+
+class NearestOption(NamedTuple):
+    """The longest option of conf/ that a name begins with.
+
+    Attributes:
+        option: Such as a100; "": none.
+        differences: Words of the name that the option does not stand for, such as ["40gb"].
+    """
+
+    option: str
+    differences: Sequence[str]
 
 
 def option_of(group: str, name: str) -> str:
-    """Return the longest option of conf/`group` that stands for `name`; "": none."""
-    fitting = [option for option in option_files(group) if _is_named(name, option)]
-    return max(fitting, key=len, default="")
+    """Return the option of conf/`group` ("model" or "hardware") that stands for `name`; "": none
+    does.
+    """
+    option, differences = nearest_option(group, name)
+    return "" if differences else option
 
 
 def stands_for(group: str, option: str, name: str) -> bool:
-    """Return whether a name in a file begins with an option's, and with no longer one."""
-    card_or_model = option.partition("_")[0]  # a100_2023 is an A100
-    if not _is_named(name, card_or_model):
-        return False
-    longest = option_of(group, name)
-    return len(longest) <= len(option)
+    """Return whether an option is that of a name in a file; a100_2023 is an A100."""
+    return option_of(group, name) in (option, option.partition("_")[0])
 
 
-def _is_named(name: str, option: str) -> bool:
+def nearest_option(group: str, name: str) -> NearestOption:
+    """Find the option of conf/`group` whose name, or further name, is the longest beginning of
+    `name`, and what `name` has besides.
+    """
+    options = option_files(group)
+    names_of_options = {option: option for option in options} | FURTHER_NAMES[group]
+    longest = ""
+    for name_of_option in names_of_options:
+        if len(name_of_option) > len(longest) and _is_beginning(name, name_of_option):
+            longest = name_of_option
+    option = names_of_options.get(longest, "")
+    if not option:
+        return NearestOption("", [])
+    node = read_option(group, options[option])
+    differences = DIFFERENCES[group](words_behind(name, longest) or [], node)
+    return NearestOption(option, differences)
+
+
+def _is_beginning(name: str, option: str) -> bool:
     """Return whether a name begins with an option's, or is that of one of the lab's own shapes
     (`tiny`, `7b`), which have no published names: TinyLlama is no `tiny`.
     """
-    if PUBLISHED.match(without_maker(option)) is None:
-        return _characters(name) == _characters(option)
-    return begins_with(name, option)
+    behind = words_behind(name, option)
+    is_published = PUBLISHED.match(without_maker(option)) is not None
+    return behind is not None and (is_published or not behind)
 
 
 def begins_with(name: str, first: str) -> bool:
-    """Return whether a name begins with the letters and digits of `first`, and the last word of
-    these is not part of a longer one: an L40 is no L4.
+    """Return whether a name is `first`, or that with further words: an L40 is no L4, and GLM-4.5V
+    no GLM-4.5.
     """
-    characters = _characters(first)
-    if not characters:
-        return False
-    pattern = r"[^a-z0-9]*".join(characters)  # whatever stands between them
-    last = characters[-1]
-    pattern += r"(?!\d)" if last.isdigit() else r"(?![a-z])"
-    begins = re.match(pattern, without_maker(name))
-    return begins is not None
+    match = _match(name, first)
+    return match is not None and re.match(r"[a-z0-9]", without_maker(name)[match.end() :]) is None
 
 
-def _characters(name: str) -> str:
-    """Return a name's small letters and digits, without the maker's."""
-    return re.sub(r"[^a-z0-9]", "", without_maker(name))
+def words_behind(name: str, first: str) -> list[str] | None:
+    """Return the words of a name behind `first`, in small letters; None: it begins otherwise. What
+    changes the last word of `first` is the first of them, with that: of GLM-4.5V 4.5v.
+    """
+    match = _match(name, first)
+    if match is None:
+        return None
+    small_name = without_maker(name)
+    glued = GLUED.match(small_name, match.end())
+    if glued is None:
+        return words_of(small_name[match.end() :])
+    last_word = LAST_WORD.search(small_name[: match.end()])
+    assert last_word is not None, "it may be empty"
+    return [last_word[0] + glued[0], *words_of(small_name[glued.end() :])]
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a name in small letters, such as ["llama", "8b", "v0.2"]."""
+    return WORD.findall(name.lower())
+
+
+def _match(name: str, first: str) -> re.Match[str] | None:
+    """Match the letters and numbers of `first` at the beginning of a name, whatever stands between
+    them: but two numbers are not one (Qwen2-57B is no Qwen2.5-7B), and no longer ones.
+    """
+    pattern = ""
+    last = ""
+    for token in NUMBER_OR_WORD.findall(without_maker(first)):
+        separator = "[^a-z0-9]*"
+        if last[-1:].isdigit() and token[0].isdigit():
+            separator = "[^a-z0-9]+"
+        if last:
+            pattern += separator
+        pattern += token.replace(".", "[-_.]?")
+        last = token
+    if not last:
+        return None
+    pattern += r"(?!\d)" if last[-1].isdigit() else r"(?![a-z])"
+    return re.match(pattern, without_maker(name))
 
 
 def without_maker(name: str) -> str:
     """Return a name in small letters, without the maker's and the series' in front."""
     return MAKERS.sub("", name.lower())
+
+
+def tells_weights(word: str) -> bool:
+    """Return whether a word of a model's name tells the type of its weights."""
+    is_listed = word in WEIGHTS_OF_WORDS or word in IN_16_BITS
+    return is_listed or OTHER_WEIGHTS.fullmatch(word) is not None
+
+
+def is_of_training(word: str) -> bool:
+    """Return whether a word of a model's name tells how or when it was trained."""
+    return word in TRAINED or DATE.fullmatch(word) is not None
+
+
+def _differences_of_model(suffixes: Sequence[str], node: DictConfig) -> list[str]:
+    """Return the words behind a model's name that make it another one than that of `node`."""
+    differences = []
+    is_type_told = False
+    for word in suffixes:
+        is_detail = is_type_told and STORED_BY_NUMBER.fullmatch(word) is not None
+        if not is_detail and not _is_of_model(word, node):
+            differences.append(word)
+        is_type_told = is_type_told or tells_weights(word)
+    return differences
+
+
+def _is_of_model(word: str, node: DictConfig) -> bool:
+    """Return whether a word behind a model's name leaves its shapes and weights as in `node`."""
+    if tells_weights(word):
+        return _may_be_stored_in(word, node)
+    length = CONTEXT_LENGTH.fullmatch(word)
+    if length is not None:
+        return 1024 * int(length[1]) == int(node.max_position)
+    return is_of_training(word) or word in STORED or FIRST_VERSION.fullmatch(word) is not None
+
+
+def _may_be_stored_in(word: str, node: DictConfig) -> bool:
+    """Return whether a model may have weights of the type that a word tells: one that is published
+    quantised has its own alone.
+    """
+    quantisation = node.get("quantisation")
+    return quantisation is None or WEIGHTS_OF_WORDS.get(word) == quantisation.name
+
+
+def _differences_of_card(suffixes: Sequence[str], node: DictConfig) -> list[str]:
+    """Return the words behind a card's name that make it another one than that of `node`."""
+    differences = []
+    for word in suffixes:
+        size = MEMORY_SIZE.fullmatch(word)
+        is_of_card = word in FORMS
+        if size is not None:
+            memory = node.get("memory_bytes") or node.get("memory") or 0.0
+            is_of_card = abs(1e9 * int(size[1]) - memory) <= MEMORY_WITHIN * memory
+        if not is_of_card:
+            differences.append(word)
+    return differences
+
+
+DIFFERENCES: dict[str, Callable[[Sequence[str], DictConfig], list[str]]] = {
+    "model": _differences_of_model,
+    "hardware": _differences_of_card,
+}

@@ -14,6 +14,7 @@ import yaml
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.published_names import option_of
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.config import EngineConfig
@@ -106,6 +107,18 @@ def test_sizes_are_those_that_the_authors_state(name: str) -> None:
     spec = published(name)
     assert spec.num_params == pytest.approx(1e9 * PUBLISHED[name]["billions"], rel=0.02)
     assert spec.kv_bytes_per_token(2) == PUBLISHED[name]["kv_bytes"]
+
+
+def test_published_names_are_those_of_options_with_the_same_shapes() -> None:
+    named = set()
+    for name, facts in PUBLISHED.items():
+        option = option_of("model", facts["hub"].rpartition("/")[2])
+        if option:
+            spec = load_option("model", option)
+            assert spec.num_params == pytest.approx(1e9 * facts["billions"], rel=0.02), name
+            assert spec.kv_bytes_per_token(2) == facts["kv_bytes"], name
+            named.add(option)
+    assert named >= {*BY_NAME}
 
 
 LETTERS = {"f": "full_attention", "s": "sliding_attention", "l": "linear_attention", "c": "conv"}

@@ -9,29 +9,28 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sarathi_lab.config.instantiate import option_files
-from sarathi_lab.config.published_names import without_maker
+from sarathi_lab.config.published_names import (
+    IN_16_BITS,
+    WEIGHTS_OF_WORDS,
+    is_of_training,
+    tells_weights,
+    without_maker,
+    words_behind,
+    words_of,
+)
 from sarathi_lab.extensions.replay.server_arguments import SERVED_NAMES
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 CACHED_MODEL = re.compile(r"models--[^/]+--([^/]+)")  # a folder of the hub's cache
-SEPARATORS = re.compile(r"[-_.:]")  # of a name's words; a colon before a file of a hub's GGUF
 FAMILY = re.compile(r"[a-z]+")
 SIZE = re.compile(r"(\d+x|[ae])?\d+[bm]")  # such as 8b, 8x7b, a3b
-# Words of a model's name that tell the type of its weights; of a type that is none of these, and
-# counts first, as GPTQ may have 8 bits.
-WEIGHTS_OF_NAMES = {"fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
-WEIGHTS_OF_NAMES |= {"w8a8": "w8a8"} | dict.fromkeys(("int8", "w8a16", "8bit"), "int8")
-WEIGHTS_OF_NAMES |= dict.fromkeys(("int4", "w4a16", "4bit", "awq", "gptq"), "int4")
-OTHER_WEIGHTS = re.compile(r"w\d+a\w*\d+|u?int\d+|(mx|nv)?fp\d|nf4|\d+bit|i?q\d\w*|gguf|bnb")
-# Published in 8 bits without a word of it. Whole names: others that begin so were trained on these
-# models' answers (DeepSeek-R1-0528-Qwen3-8B), or are copies in 16 bits. Each is in a public page:
-# V3 in README_WEIGHTS.md of its repository, V3-Base and R1-Zero in the hub's, V3.1 in its card, R1
-# and R1-0528 in vLLM's guides, the others in those of people who converted or measured them.
-PUBLISHED_IN_FP8 = (
-    *("deepseek-v3", "deepseek-v3-base", "deepseek-v3-0324"),
-    *("deepseek-v3.1", "deepseek-v3.2-exp", "deepseek-v3.2"),
-    *("deepseek-r1", "deepseek-r1-zero", "deepseek-r1-0528"),
-)
+# Published in 8 bits without a word of it; not those that were trained on these models' answers
+# (DeepSeek-R1-0528-Qwen3-8B), and no copies in 16 bits. Each is in a public page: V3 in
+# README_WEIGHTS.md of its repository, V3-Base and R1-Zero in the hub's, V3.1 in its card, R1 and
+# R1-0528 in vLLM's guides, the others in those of people who converted or measured them.
+PUBLISHED_IN_FP8 = ("deepseek-v3", "deepseek-v3.1", "deepseek-v3.2", "deepseek-r1")
+NVIDIA = "nvidia"  # whose names have fp4 for nvfp4
+FP4 = "fp4"
 
 
 class ModelName(NamedTuple):
@@ -40,10 +39,12 @@ class ModelName(NamedTuple):
     Attributes:
         name: Such as Llama-3.1-8B.
         kind: As messages call it: "model's name", "served name" or "folder".
+        publisher: Of a hub's id, such as nvidia; "": of no hub's.
     """
 
     name: str
     kind: str = "model's name"
+    publisher: str = ""
 
 
 def names_of_model(settings: Mapping[str, object]) -> list[ModelName]:
@@ -55,13 +56,14 @@ def names_of_model(settings: Mapping[str, object]) -> list[ModelName]:
     *folders, last = _parts_of_path(path)
     names = []
     if last:
-        names.append(ModelName(last))
+        publisher = folders[0].lower() if is_hub_id(path) else ""
+        names.append(ModelName(last, publisher=publisher))
     served_names = settings.get(SERVED_NAMES) or ()
     assert isinstance(served_names, tuple), "as read_arguments makes them"
     for served_name in served_names:
         _, _, name = str(served_name).rpartition("/")
         names.append(ModelName(name, "served name"))
-    if is_hub_id(path) or any(names_a_model(name) for name, _ in names):
+    if is_hub_id(path) or any(names_a_model(named.name) for named in names):
         return names
     for folder in reversed(folders):
         if names_a_model(folder):
@@ -97,7 +99,7 @@ def names_a_model(name: str) -> bool:
 
 def has_size(name: str) -> bool:
     """Return whether a word of a name is a model's size, such as 8B."""
-    return any(SIZE.fullmatch(word) for word in SEPARATORS.split(name.lower()))
+    return any(SIZE.fullmatch(word) for word in words_of(name))
 
 
 def _families() -> set[str]:
@@ -128,23 +130,38 @@ def weights_in_names(names: Sequence[ModelName]) -> ToldWeights:
     """Find the type of a model's weights in its names (`names_of_model`), as in Qwen3-8B-AWQ: in
     the first that tells one, and in none behind one that is a model's without.
     """
-    for name, kind in names:
-        weights, word = _weights_in_name(name)
+    for named in names:
+        weights, word = _weights_in_name(named)
         if word:
-            return ToldWeights(weights, word, f"the {kind} {name}")
-        if names_a_model(name):
+            return ToldWeights(weights, word, f"the {named.kind} {named.name}")
+        if names_a_model(named.name):
             break
     return ToldWeights()
 
 
-def _weights_in_name(name: str) -> tuple[str, str]:
-    name_pieces = SEPARATORS.split(name.lower())
-    for word in name_pieces:
-        if word not in WEIGHTS_OF_NAMES and OTHER_WEIGHTS.fullmatch(word) is not None:
+def _weights_in_name(named: ModelName) -> tuple[str, str]:
+    """Return the type of weights that a name tells, if it can be simulated, and by which word."""
+    name_words = words_of(named.name)
+    if named.publisher == NVIDIA and FP4 in name_words:
+        return "nvfp4", FP4
+    for word in name_words:
+        is_other = tells_weights(word) and word not in WEIGHTS_OF_WORDS
+        if is_other and word not in IN_16_BITS:
             return "", word
-    for word, weights in WEIGHTS_OF_NAMES.items():
-        if word in name_pieces:
+    for word, weights in WEIGHTS_OF_WORDS.items():
+        if word in name_words:
             return weights, word
-    if name.lower() in PUBLISHED_IN_FP8:
-        return "fp8", name
+    if _is_published_in_fp8(named.name):
+        return "fp8", named.name
     return "", ""
+
+
+def _is_published_in_fp8(name: str) -> bool:
+    """Return whether a name is that of a model of `PUBLISHED_IN_FP8`, or of one that was trained
+    further, as DeepSeek-V3.1-Terminus.
+    """
+    for model in PUBLISHED_IN_FP8:
+        behind = words_behind(name, model)
+        if behind is not None and all(map(is_of_training, behind)):
+            return True
+    return False

@@ -22,6 +22,7 @@ from sarathi_lab.extensions.replay.bench_files import read_benchmarks
 from sarathi_lab.extensions.replay.benchmark import Benchmark
 from sarathi_lab.extensions.replay.iteration_log import NO_LOG, read_iterations
 from sarathi_lab.extensions.replay.names import (
+    FP4,
     ToldWeights,
     names_of_model,
     weights_in_names,
@@ -144,9 +145,10 @@ class ServerSettings:
             notes.append(f"{WEIGHTS}={told.weights}, as {told.told_by} tells")
             not_simulated = [name for name in not_simulated if not name.startswith(UNTOLD_WEIGHTS)]
         elif told.word:
+            nearest = "nvfp4 or mxfp4" if told.word == FP4 else "int4 or int8"
             not_simulated.append(
                 f"weights of {told.word} (as {told.told_by} tells; state "
-                f"{WEIGHTS}=int4 or int8, whichever is nearer)"
+                f"{WEIGHTS}={nearest}, whichever is nearer)"
             )
         if not_simulated:
             notes.append(f"not simulated: {', '.join(not_simulated)}")
@@ -221,10 +223,10 @@ def _is_same(name: str, first: object, second: object) -> bool:
         return False
     first_name = str(first)
     second_name = str(second)
-    if name == "hardware":
-        card = option_of(name, first_name)
-        if card and card == option_of(name, second_name):
-            return True
+    if name != "version":
+        options = {option_of(name, first_name), option_of(name, second_name)}
+        if options != {""}:
+            return len(options) == 1
     return begins_with(first_name, second_name) or begins_with(second_name, first_name)
 
 

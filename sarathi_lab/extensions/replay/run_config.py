@@ -12,7 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, class_of, option_files, read_option
-from sarathi_lab.config.published_names import option_of, stands_for
+from sarathi_lab.config.published_names import (
+    MEMORY_SIZE,
+    NearestOption,
+    nearest_option,
+    option_of,
+    stands_for,
+)
 from sarathi_lab.engine.served_system import CacheRoom
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
@@ -142,13 +148,11 @@ def _find_model(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     name = cfg.model.get("name")
     if not name or name == AUTO or not stated:
         return
-    is_of_run = any(stands_for("model", name, name_in_file) for name_in_file, _ in names)
+    is_of_run = any(stands_for("model", name, named.name) for named in names)
     if not is_of_run:
         from_files.note_named("model", name, stated)
         # A model of no option's name, as of one that was trained further, has the named shapes.
-        from_files.has_run_cache = not any(
-            option_of("model", name_in_file) for name_in_file, _ in names
-        )
+        from_files.has_run_cache = not any(option_of("model", named.name) for named in names)
 
 
 def _find_dtype(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
@@ -162,27 +166,48 @@ def _find_dtype(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
 
 
 def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
-    """Read the option that `name` begins with. Raises UserError."""
-    files = option_files(group)
-    chosen = option_of(group, name or "")
-    if not chosen:
+    """Read the option that stands for `name`. Raises UserError."""
+    nearest = nearest_option(group, name or "")
+    if not nearest.option:
         unknown = name or "is not named and"
-        by_file = ""
-        if group == "model":
-            by_file = _remedy_of_model(run)
+        by_file = _path_of_model(run) if group == "model" else ""
         raise UserError(
             f"{run.source}: {group} {unknown} has no file in conf/{group}; add "
             f"{by_file}{group}=NAME of those that --help {group} lists"
         )
-    return read_option(group, files[chosen])
+    if nearest.differences:
+        remedy = f"{_path_of_model(run)}model={nearest.option} if it has its shapes"
+        if group == "hardware":
+            remedy = f"{_datasheet_of_card(nearest)}, or hardware={nearest.option} if it is one"
+        raise UserError(
+            f"{run.source}: {group} {name} has no file in conf/{group} "
+            f'(by "{" ".join(nearest.differences)}" it may be another than {nearest.option}); add '
+            f"{remedy}"
+        )
+    return read_option(group, option_files(group)[nearest.option])
 
 
-def _remedy_of_model(run: RealRun) -> str:
+def _path_of_model(run: RealRun) -> str:
     """Say how the shapes of a run's model are named by its config.json."""
     stated = str(run.settings.stated.get("model", ""))
     if is_hub_id(stated):
         return f"model.path={stated}, whose config.json is fetched, or "
     return "model.path=FOLDER with its config.json, or "
+
+
+def _datasheet_of_card(nearest: NearestOption) -> str:
+    """Say how a card is described that differs from one with a file."""
+    node = read_option("hardware", option_files("hardware")[nearest.option])
+    described = f"hardware={nearest.option}"
+    if "base" not in node:
+        described = f"hardware=datasheet hardware.base={nearest.option}"
+    name = "-".join([nearest.option, *nearest.differences])
+    sizes = [match[1] for match in map(MEMORY_SIZE.fullmatch, nearest.differences) if match]
+    memory = f"{sizes[-1]}e9" if sizes else "BYTES"
+    return (
+        f"{described} hardware.name={name} hardware.memory={memory} and what else its datasheet "
+        "has otherwise"
+    )
 
 
 def _is_on_several(degree: object) -> bool:

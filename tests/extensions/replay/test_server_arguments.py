@@ -333,6 +333,7 @@ def test_defaults_of_a_server_are_silent():
         ("Llama-8B-quantized.w4a16", "int4", "w4a16"),
         ("Llama-8B-GPTQ-Int4", "int4", "int4"),
         ("Llama-8B-bf16", "", ""),
+        ("Llama-8B-fp16", "", ""),
     ],
 )
 def test_a_models_name_may_tell_its_weights(name, weights, word):

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from sarathi_lab.config.command_line import read_arguments
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
-from sarathi_lab.config.published_names import begins_with, option_of
+from sarathi_lab.config.sweeper import compose
 from sarathi_lab.extensions.replay.names import names_of_model
 from sarathi_lab.extensions.replay.real_run import ServerSettings
 from sarathi_lab.extensions.replay.server_arguments import Statement, table
@@ -711,42 +711,12 @@ def test_iterations_without_the_use_of_the_cache_are_read(tmp_path):
     assert case.run.logged.cached.isna().all()
 
 
-@pytest.mark.parametrize(
-    ("name", "option", "is_same"),
-    [
-        ("NVIDIA_H100_80GB_HBM3", "h100", True),
-        ("NVIDIA L40", "l4", False),
-        ("NVIDIA A100-SXM4-80GB", "a10", False),
-        ("NVIDIA GeForce RTX 4090", "rtx-4090", True),
-        ("Meta-Llama-3-8B-Instruct", "llama3-8b", True),
-        ("Llama-3.1-8B", "llama3-8b", False),
-    ],
-)
-def test_names_of_files_choose_the_option_that_they_begin_with(name, option, is_same):
-    assert begins_with(name, option) == is_same
-
-
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("TinyLlama-1.1B-Chat-v1.0", ""),
-        ("tiny-random-LlamaForCausalLM", ""),
-        ("auto-merged", ""),
-        ("13b-merged", ""),
-        ("13b", "13b"),
-        ("Qwen3-8B-base", "qwen3-8b"),
-    ],
-)
-def test_the_labs_own_shapes_are_no_published_models(name, option):
-    assert option_of("model", name) == option
-
-
 def test_a_models_path_has_its_name(client):
     for path in (
         "/models/Llama-3.1-8B-Instruct/",
         "/hub/models--meta--Llama-3.1-8B/snapshots/1a",
         "/snap --served-model-name meta/Llama-3.1-8B-Instruct",
-        "/runs/Llama-3.1-8B-ours/merged",
+        "/runs/Llama-3.1-8B-sft/merged",
     ):
         replay = replayed(client, "hardware=h100", f"task.server='vllm serve {path}'").as_run
         assert replay.spec.name == "llama3.1-8b"
@@ -779,6 +749,24 @@ def test_a_model_without_a_file_is_named_by_its_hub_id(client):
     assert "add model.path=a/B-9b, whose config.json is fetched, or model=NAME" in refused
 
 
+def test_a_model_or_card_that_is_nearly_that_of_a_file_is_refused_with_what_differs(client):
+    settings = ["task=validate", f"task.run={client}"]
+    model = refusal_of(*settings, "hardware=h100", "task.server='vllm serve zai-org/GLM-4.5V'")
+    assert 'by "4.5v" it may be another than glm-4.5' in model
+    assert "add model.path=zai-org/GLM-4.5V, whose config.json is fetched, or model=glm" in model
+    result = {**json.loads(client.read_text()), "model_id": MODEL, "gpu": "A100-SXM4-40GB"}
+    client.write_text(json.dumps(result))
+    card = refusal_of(*settings)
+    assert 'by "40gb" it may be another than a100' in card
+    *datasheet, option = [
+        word for word in card.split() if word.startswith(("hardware=", "hardware."))
+    ]
+    (job,) = compose([*settings, *datasheet]).jobs
+    (case,) = build(job.cfg.task).check(job.cfg)
+    assert case.as_run.backend.hardware.memory_bytes == 40e9
+    assert replayed(client, option).as_run.backend.hardware.name == "a100"
+
+
 @pytest.mark.parametrize(("version", "policy"), [("0.6.3", "prefill_first"), ("0.8.5", "vllm_v1")])
 def test_a_version_has_the_rules_of_its_engine(version, policy, client):
     """As a client's file, or meta.json beside it, states it."""
@@ -800,7 +788,11 @@ def test_a_version_has_the_rules_of_its_engine(version, policy, client):
         ("/mnt/models --served-model-name chat-awq", "weights=int4, as the served name chat-awq"),
         ("/hub/DeepSeek-R1-W8A8/quant", "weights=w8a8, as the folder DeepSeek-R1-W8A8 tells"),
         ("/mnt/models --served-model-name deepseek-r1-32b", ""),
+        ("deepseek-ai/DeepSeek-V3.1-Terminus", "weights=fp8, as the model's name DeepSeek-V3.1"),
         ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", ""),
+        ("unsloth/DeepSeek-V3-BF16", ""),
+        ("nvidia/Llama-3.1-8B-Instruct-FP4", "weights=nvfp4, as the model's name Llama-3.1-8B"),
+        ("our/Llama-3.1-8B-FP4", "state executor.weights=nvfp4 or mxfp4, whichever is nearer"),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B --served-model-name deepseek-r1", ""),
         ("/data/awq-tests/models/Llama-3.1-8B", ""),
         ("/data/awq-tests/merged --served-model-name Llama-3.1-8B", ""),
