@@ -62,7 +62,7 @@ class PythonCall:
     """A call in a script.
 
     Attributes:
-        function: Its name, with its module as in the script.
+        function: Its name, with the module that it is imported from.
         positional: Values without a name; --$(line_7) stands for any number of values.
         named: Values by name, as well.
         environment: The variables of the environment that the script has set by then.
@@ -140,6 +140,7 @@ class _Follower(ast.NodeVisitor):
         self.scopes = list[Scope]()
         self._scope: Scope = {}
         self._functions = list[tuple[ast.FunctionDef | ast.AsyncFunctionDef, Scope]]()
+        self._imported = dict[str, str]()  # names of functions and modules, by the script's
         self._changing = set[str]()  # functions of the script that may change a list
         self._shared = set[str]()  # variables that functions may change for others
         for node in ast.walk(script):
@@ -201,6 +202,16 @@ class _Follower(ast.NodeVisitor):
                         self._store(child, _untold(target))
 
     # -- statements --------------------------------------------------------------------------------
+
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
+        module = ""
+        if isinstance(node, ast.ImportFrom):
+            module = f"{node.module}."
+        for alias in node.names:
+            name = alias.asname or alias.name
+            self._imported[name] = f"{module}{alias.name}"
+
+    visit_ImportFrom = visit_Import
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self._functions.append((node, self._scope))
@@ -370,8 +381,10 @@ class _Follower(ast.NodeVisitor):
             for value in values:
                 if isinstance(value, list):
                     value.append(_several(node))
+        first, dot, attributes = function.partition(".")
+        name = self._imported.get(first, first) + dot + attributes
         environment = _environment(self._scope)
-        call = PythonCall(function, values, named, environment)
+        call = PythonCall(name, values, named, environment)
         self.calls.append(deepcopy(call))
         return _untold(node)
 

@@ -45,6 +45,7 @@ from sarathi_lab.extensions.replay.server_containers import (
 )
 from sarathi_lab.extensions.replay.server_programs import (
     ENVIRONMENT,
+    PROGRAM_WORDS,
     PROGRAMS,
     Server,
     notes_of_files,
@@ -73,7 +74,9 @@ TAGGED_BY_VERSION = (
     *("/vllm/vllm-openai", "/vllm/vllm-openai-rocm", "/vllm/vllm-openai-cpu"),
     *("/lmsysorg/sglang", "/nvidia/tensorrt-llm/release"),
 )
+# Calls that make a server, by the names that a script imports.
 PYTHON_CALLS = {
+    "trtllm": re.compile(r"\btensorrt_llm\.(?:\w+\.)*LLM\("),
     "sglang": re.compile(r"\b(?:sgl|sglang)\.(?:Engine|ServerArgs)\("),
     "vllm": re.compile(r"\b(?:LLM|AsyncEngineArgs|EngineArgs)\("),
 }
@@ -300,7 +303,8 @@ def _in_python(script: ast.Module) -> list[list[ShellCommand]]:
         for system, function in PYTHON_CALLS.items():
             if function.search(f"{call.function}("):
                 words = [*map(str, call.positional), *flags_of(call.named)]
-                commands.append(ShellCommand([system, "serve", *words], variables))
+                commands.append(ShellCommand([*PROGRAM_WORDS[system], *words], variables))
+                break
         for value in (*call.positional, [*call.positional]):
             if isinstance(value, str):
                 commands += commands_in(value, variables, PROGRAMS)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ import yaml
 
 from sarathi_lab.extensions.replay.server_arguments import as_object, find
 from sarathi_lab.extensions.replay.server_programs import (
+    PROGRAM_WORDS,
     PROGRAMS,
     VARIABLES_FILES,
     container,
@@ -43,10 +43,19 @@ RAY_MODELS = ("model_loading_config.model_source", "model_source", *RAY_NAMES)
 FORMATS_OF_VLLM = ("vLLM", "huggingface")
 PARALLEL = ("tensor", "pipeline", "data")
 # Keys by those of compose: of `docker inspect`, RunPod, units of Podman's (Quadlet), Dockerfiles.
-KEYS = {"Image": "image", "Entrypoint": "entrypoint", "Cmd": "command", "Env": "environment"}
-KEYS |= {"imageName": "image", "dockerArgs": "command", "Exec": "command"}
-KEYS |= {"Environment": "environment", "EnvironmentFile": "env_file"}
-KEYS |= {"ENTRYPOINT": "entrypoint", "CMD": "command"}
+KEYS = {
+    "Image": "image",
+    "imageName": "image",
+    "Entrypoint": "entrypoint",
+    "ENTRYPOINT": "entrypoint",
+    "Cmd": "command",
+    "CMD": "command",
+    "Exec": "command",
+    "dockerArgs": "command",
+    "Env": "environment",
+    "Environment": "environment",
+    "EnvironmentFile": "env_file",
+}
 # Numbers of replicas: of Kubernetes and dstack, compose, Helm, SkyPilot; the fewest of KServe, Ray.
 REPLICAS = (
     *("replicas", "deploy.replicas", "scale", "replicaCount", "service.replicas"),
@@ -59,20 +68,19 @@ ADDITIONAL_ARGS, HUB = "VLLM_ADDITIONAL_ARGS", "hf://"
 VARIABLES_KEYS = ("env", "environment", "envs")
 DOCKERFILE = re.compile(r"^[ \t]*FROM[ \t]+\S+", re.MULTILINE)
 INSTRUCTION = re.compile(r"^[ \t]*(FROM|ARG|ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
+STAGE = re.compile(r"(?<!\S)(?!--)\S+")  # its base, maybe AS and a name, behind flags
+NAME_AND_VALUE = re.compile(r"^(\w+)[ \t]+(.*)$")  # of ENV, which also takes assignments
 # A line of a unit of systemd's, of which Podman's Quadlet describes a container.
 UNIT_LINE = re.compile(r"^(Image|Exec|Entrypoint|Environment|EnvironmentFile)=(.*)$", re.MULTILINE)
 
 
 def containers_in(text: str) -> list[ShellCommand]:
     """Return the commands of the containers that YAML or JSON describes."""
-    try:
-        documents = [json.loads(text)]  # many times faster than as YAML
-    except ValueError:
-        try:
-            documents = list(yaml.safe_load_all(text))
-        except yaml.YAMLError:
-            return []
-    return [*containers_of(documents)]
+    with suppress(ValueError):
+        return [*containers_of(json.loads(text))]  # many times faster than as YAML
+    with suppress(yaml.YAMLError):
+        return [*containers_of([*yaml.safe_load_all(text)])]
+    return []
 
 
 def containers_of(content: object, replicas: int = 1) -> Iterator[ShellCommand]:
@@ -93,7 +101,7 @@ def containers_of(content: object, replicas: int = 1) -> Iterator[ShellCommand]:
     variables = dict[str, str]()
     for key in VARIABLES_KEYS:
         variables |= _variables_of(content.get(key))
-    program = ["vllm", "serve"]
+    program = PROGRAM_WORDS["vllm"]
     arguments = _arguments_of_vllm(content)
     if not arguments:
         program, arguments = _words_of_container(content)
@@ -104,9 +112,10 @@ def containers_of(content: object, replicas: int = 1) -> Iterator[ShellCommand]:
         script = content.get(key)
         if isinstance(script, list):
             script = "\n".join(map(str, script))
-        if isinstance(script, str):
-            for command in commands_in(script, variables, PROGRAMS):
-                yield replace(command, image=image, notes=notes)
+        if not isinstance(script, str):
+            continue
+        for command in commands_in(script, variables, PROGRAMS):
+            yield replace(command, image=image, notes=notes)
     for key, value in content.items():
         if key == "values" and isinstance(value, str):  # a chart's, as Argo CD has them
             yield from containers_in(value)
@@ -134,8 +143,10 @@ def _as_container(content: Mapping[str, object]) -> Mapping[str, object]:
         return {KEYS.get(key, key): value for key, value in content.items()}
     service = as_object(content.get("spec"))
     containers = _at(service, "template.containers")
-    first = containers[0] if isinstance(containers, list) and containers else {}
-    return {**as_object(first), **service, "kind": LLM_SERVICE}
+    container_of_model: Mapping[str, object] = {}
+    if isinstance(containers, list) and containers:
+        container_of_model = as_object(containers[0])
+    return {**container_of_model, **service, "kind": LLM_SERVICE}
 
 
 def _image_of(content: Mapping[str, object]) -> str:
@@ -145,9 +156,11 @@ def _image_of(content: Mapping[str, object]) -> str:
         return image
     fields = as_object(image) or content
     path = [str(fields[key]) for key in ("registry", "repository") if fields.get(key)]
-    tag = fields.get("tag")
     name = "/".join(path)
-    return f"{name}:{tag}" if tag and name else name
+    tag = fields.get("tag")
+    if name and tag:
+        return f"{name}:{tag}"
+    return name
 
 
 def _words_of_container(content: Mapping[str, object]) -> tuple[list[str], list[str]]:
@@ -276,8 +289,9 @@ def _variables_of(value: object) -> dict[str, str]:
 def list_in(text: str) -> list[ShellCommand]:
     """Return the command that is a list of words, in JSON or Python's."""
     text = text.strip()
-    is_list = text.startswith("[") and text.endswith("]")
-    return [ShellCommand(_argv_of(text))] if is_list else []
+    if text.startswith("[") and text.endswith("]"):
+        return [ShellCommand(_argv_of(text))]
+    return []
 
 
 def quadlet_in(text: str) -> list[ShellCommand]:
@@ -285,8 +299,11 @@ def quadlet_in(text: str) -> list[ShellCommand]:
     unit = dict[str, object]()
     for name, content in UNIT_LINE.findall(CONTINUED.sub(" ", text)):
         key = KEYS[name]
-        unit[key] = f"{unit.get(key, '')} {content}".strip()
-    return [*containers_of(unit)] if "image" in unit else []
+        before = unit.get(key, "")
+        unit[key] = f"{before} {content}".strip()
+    if "image" not in unit:
+        return []
+    return [*containers_of(unit)]
 
 
 def dockerfile_in(text: str) -> list[ShellCommand]:
@@ -298,20 +315,14 @@ def dockerfile_in(text: str) -> list[ShellCommand]:
     before_stages = stage
     for instruction, content in INSTRUCTION.findall(CONTINUED.sub(" ", text)):
         if instruction == "FROM":
-            words = substituted(content, _variables_of(before_stages["environment"])).split()
-            base, *name = [word for word in words if not word.startswith("--")]
+            variables = _variables_of(before_stages["environment"])
+            base, *name = STAGE.findall(substituted(content, variables))
             stage = {"image": base, "environment": "", **stages.get(base.lower(), {})}
             if name:  # BASE AS NAME
                 stages[name[-1].lower()] = stage
         elif instruction in ("ENV", "ARG"):
-            stage["environment"] = f"{stage['environment']} {_assignments(content)}"
+            assignments = NAME_AND_VALUE.sub(r"\1='\2'", content)
+            stage["environment"] = f"{stage['environment']} {assignments}"
         else:
             stage[KEYS[instruction]] = content
     return [*containers_of(stage)]
-
-
-def _assignments(content: str) -> str:
-    """Return assignments as NAME=value, which may be written as NAME and a value."""
-    return re.sub(
-        r"^(\w+)[ \t]+(.*)$", lambda match: f"{match[1]}={shlex.quote(match[2])}", content
-    )

@@ -25,6 +25,12 @@ SERVER_PROGRAM = re.compile(
     re.VERBOSE,
 )
 PROGRAMS = ("vllm", "sglang", "trtllm")  # a word of each of these, and of each image
+# The words that start a server where only its arguments are stated.
+PROGRAM_WORDS = {
+    "vllm": ["vllm", "serve"],
+    "sglang": ["sglang", "serve"],
+    "trtllm": ["trtllm-serve"],
+}
 REGISTRY = r"(?:[\w.:-]+/)*"
 TAG = r"(?::[\w.-]+)?(?:@\S+)?"
 # Images by name: many others are called vllm, such as those of routers, and folders are, too.
@@ -109,7 +115,7 @@ def container(
         for system, images in IMAGES.items():
             starts = has_flags or STARTING_IMAGE.fullmatch(image)
             if starts and images.fullmatch(image):
-                argv = [system, "serve", *argv]
+                argv = [*PROGRAM_WORDS[system], *argv]
     return ShellCommand(argv, variables, image=image, notes=notes)
 
 
@@ -161,17 +167,18 @@ def _in_container(command: ShellCommand) -> ShellCommand:
     argv = command.argv
     for position, word in enumerate(argv):
         image = word.removeprefix(f"{IMAGE_FLAG}=")
-        in_front = argv[:position]
-        if not any(images.fullmatch(image) for images in IMAGES.values()):
+        is_image = any(images.fullmatch(image) for images in IMAGES.values())
+        if not is_image or not _is_place_of_image(word, argv[:position]):
             continue
-        if not _is_place_of_image(word, in_front):
-            continue
-        arguments = argv[position + 1 :]
-        if IMAGE_FLAG in (*in_front, word.partition("=")[0]) and BEHIND_FLAGS in arguments:
-            arguments = arguments[arguments.index(BEHIND_FLAGS) + 1 :]
+        end = position + 1
+        is_of_kubectl = word != image or IMAGE_FLAG in argv[:end]
+        if is_of_kubectl and BEHIND_FLAGS in argv[end:]:
+            end = argv.index(BEHIND_FLAGS, end) + 1
+        in_front = argv[:end]
         notes = [*command.notes, *notes_of_files(in_front)]
         program = ENTRYPOINT.findall(END.join(in_front))
-        return container(image, program, arguments, _with_variables(command, in_front), notes)
+        variables = _with_variables(command, in_front)
+        return container(image, program, argv[end:], variables, notes)
     return command
 
 

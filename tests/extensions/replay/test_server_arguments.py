@@ -985,6 +985,13 @@ def test_calls_of_python_have_values_that_are_told():
     statement = find_command("N = 2**7\nLLM('m', max_model_len=8 * 1024, max_num_seqs=N)", "run.py")
     assert statement is not None
     assert statement.settings == {"model": "m", "max_model_len": 8192, "batch": 128}
+    for module, policy in (("vllm", ""), ("tensorrt_llm", "trtllm"), ("sglang", "sglang")):
+        name = "Engine" if module == "sglang" else "LLM"
+        script = f"from {module} import {name}\n{name}(model='m', tensor_parallel_size=2)"
+        statement = find_command(script, "run.py")
+        assert statement is not None
+        assert statement.policy == policy
+        assert statement.settings == {"model": "m", "executor.tensor_parallel": 2}
     for argument in ("max_num_seqs=options.n", "**options"):
         with pytest.raises(UserError, match=r"line 2: .* is known only when the script runs"):
             find_command(f"\nLLM('m', {argument})", "run.py")
