@@ -89,9 +89,17 @@ class SweepAxes(TypedDict, total=False):
 def print_device(context: RunContext, spec: ModelSpec, backend: Backend, policy: str) -> None:
     """Print the name of a run, its model, device and policy."""
     print_words(f"\n{context.name}", style="bold")
-    model = f"{spec.name} ({spec.size}, {backend.dtype_of(spec)})"
+    model = describe_model(spec, backend)
     print_words(f"  {model} on {backend.device_name}, policy {policy}")
     print_cautions(backend.cautions(spec), context)
+
+
+def describe_model(spec: ModelSpec, backend: Backend) -> str:
+    """Describe a model as it is served, such as "llama3.1-8b (8,030M parameters, float16)"."""
+    facts = [spec.size, backend.dtype_of(spec)]
+    if spec.stored is not None:
+        facts.append(f"weights in {spec.stored.name}")
+    return f"{spec.name} ({', '.join(facts)})"
 
 
 def print_cautions(cautions: Iterable[str], context: RunContext) -> None:

@@ -30,6 +30,7 @@ from sarathi_lab.results.metrics import CHUNK_RIDGES
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import (
     cell,
+    describe_model,
     first_of_sweep,
     graph_use_lines,
     operation_display,
@@ -359,8 +360,7 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     if context.is_brief:
         spec = plan.spec
         backend = plan.backend
-        millions = spec.num_params / 1e6
-        model = f"{spec.name} ({millions:,.0f}M parameters, {backend.dtype_of(spec)})"
+        model = describe_model(spec, backend)
         facts = [f"{model} on {backend.device_name}", *backend.cautions(spec)]
         print_cautions(facts, context)
         for key, line in _load_and_room(plan, context).items():
@@ -412,8 +412,8 @@ def _room_of(plan: Plan) -> str:
 
 
 def _further_facts(plan: Plan) -> list[str]:
-    """Return lines on a cluster, on drafts and on a server that lacks the policy, where there are
-    such.
+    """Return lines on a cluster, on drafts, on a server that lacks the policy, and on requests that
+    are longer than the model's context, where there are such.
     """
     engine = plan.engine
     lines = []
@@ -425,6 +425,12 @@ def _further_facts(plan: Plan) -> list[str]:
         lines.append(speculation)
     if plan.unserved is not None:
         lines.append(f"{plan.unserved}: only its rule is simulated")
+    longest = max(request.total_len for request in plan.load.requests)
+    if longest > plan.spec.max_position:
+        lines.append(
+            f"the longest request has {longest} tokens: {plan.spec.name} was made for "
+            f"{plan.spec.max_position}, and no server takes more without another checkpoint"
+        )
     return lines
 
 

@@ -138,7 +138,7 @@ class Trace(Arriving):
             short = filled[filled.prompt_len <= self.max_len - filled.output_len]
         first = self.part * (self.max_requests or 0)
         used = short[first:][: self.max_requests]
-        others = "after max_requests"
+        others = f"after workload.max_requests={self.max_requests}, of which null takes all"
         if self.part:
             others = f"outside part={self.part}"
         damaged = "damaged"

@@ -170,6 +170,15 @@ def test_compared_servers_are_said_to_differ_by_their_schedules(
     assert said == is_said
 
 
+def test_requests_beyond_the_models_context_are_named_and_weights_too(tmp_path, capsys):
+    long = ["workload.prompt_len=5000", "workload.output_len=2", "workload.num_requests=1"]
+    served = [*SIMULATED, "baselines=[]", "hardware=h100", "model=13b", "executor.weights=fp8"]
+    assert main([*served, "batch=1", *long, f"output={tmp_path}"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the longest request has 5002 tokens: 13b was made for 4096" in printed
+    assert "weights in fp8)" in printed
+
+
 def test_a_policy_is_called_by_its_option_with_what_differs_from_its_class(tmp_path, capsys):
     assert main(["policy=lars", "chunk=128", *SIMULATED, f"output={tmp_path}"]) == 0
     text = capsys.readouterr().out

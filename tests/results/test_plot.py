@@ -76,10 +76,14 @@ def test_undecided_rows_are_hollow_and_unsteady_ones_are_crossed():
 
 def test_only_a_look_that_is_thinned_leaves_out_markers():
     x = list(range(100))
-    for look, num_markers in ((BLUE, 100), (replace(BLUE, is_thinned=True), 20)):
-        _, axes = plot(table(look, x=x, value=x), x="x", grid=PanelLayout(["a"], 1, SIZE))
+    values = [0.0] * 100
+    values[41] = 9.0  # the peak has a marker, wherever it is
+    for look, num_markers in ((BLUE, 100), (replace(BLUE, is_thinned=True), 21)):
+        _, axes = plot(table(look, x=x, value=values), x="x", grid=PanelLayout(["a"], 1, SIZE))
         (line,) = axes["a"].get_lines()
-        assert len(x[:: line.get_markevery() or 1]) == num_markers
+        marked = line.get_markevery() or x
+        assert len(marked) == num_markers
+        assert 41 in marked
         assert len(line.get_xdata()) == 100
 
 

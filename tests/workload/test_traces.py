@@ -58,7 +58,7 @@ def test_azure_rows_reconcile_and_seven_digits_count(load):
     assert rows_of(few) == [(0.0, 30, 5), (0.5, 100, 10), (2.5, 40, 1)]
     assert few.describe().endswith(
         "6 rows read = 3 used + 3 dropped, 1 without prompt or output, 1 over max_len=1000, 1 "
-        "after max_requests"
+        "after workload.max_requests=3, of which null takes all"
     )
     assert few.requests[0].prompt_token_ids.shape == (30,)
     assert load(text).requests[2].arrival_time == 1.5000003
@@ -563,7 +563,7 @@ def test_a_changed_file_is_read_again(load):
         ("batch=2", "3 rows read = 2 used + 1 dropped, 1 over max_len=4096"),
         ("max_model_len=600", "3 rows read = 1 used + 2 dropped, 2 over max_len=600"),
         ("workload.max_len=6000", "3 rows read = 3 used + 0 dropped"),
-        ("workload.max_requests=1", "1 over max_len=4096, 1 after max_requests"),
+        ("workload.max_requests=1", "1 over max_len=4096, 1 after workload.max_requests=1"),
     ],
 )
 def test_rows_above_the_models_length_are_dropped_with_the_reason(tmp_path, setting, described):

@@ -20,6 +20,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 
 from sarathi_lab.results.plots import style
 
@@ -196,7 +197,7 @@ def _draw_points(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> No
     if not look.marker and len(rows) == 1:
         marks["marker"] = "o"  # a line of one point cannot be seen
     if look.is_thinned:
-        marks["markevery"] = math.ceil(len(rows) / MOST_MARKERS)
+        marks["markevery"] = _marked(upwards)
     marks |= _error_bars(rows, y)
     ax.errorbar(along, upwards, capsize=2, zorder=3, label=look.name, **marks)
     if "is_unsteady" in rows:
@@ -207,6 +208,15 @@ def _draw_points(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> No
         is_open = ~rows["is_decided"].to_numpy(bool)
         if is_open.any():
             ax.plot(along[is_open], upwards[is_open], **_hollow_marks(look))
+
+
+def _marked(values: NDArray[np.float64]) -> list[int]:
+    """Choose the points of a line that have a marker: every few, and its least and greatest."""
+    numbers = range(0, len(values), math.ceil(len(values) / MOST_MARKERS))
+    chosen = {*numbers}
+    if not np.isnan(values).all():
+        chosen |= {int(np.nanargmin(values)), int(np.nanargmax(values))}
+    return sorted(chosen)
 
 
 def _error_bars(rows: pd.DataFrame, y: str) -> dict[str, Any]:
