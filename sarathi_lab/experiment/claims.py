@@ -459,20 +459,17 @@ def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
     drawn = []
     for y_in_draw in np.array([*rows.draws]).T:
         drawn.append(take.measured(x, y_in_draw))
-    shapes: dict[str, None] = {}
-    for by_shape in take.eligible(rows).moved:
-        shapes |= dict.fromkeys(by_shape)
     moved = []
     mirrored = []
-    for shape in shapes:
-        moved_y = y.copy()  # a row without the shape stays as it was
-        opposite_y = y.copy()
-        for row, by_shape in enumerate(rows.moved):
-            moved_y[row] = by_shape.get(shape, y[row])
-            opposite_y[row] = mirror(y[row], moved_y[row])
-        moved.append(take.measured(x, moved_y))
+    for shape in _shapes_of(take.eligible(rows)):
+        # A row without the shape stays as it was.
+        moved_y = []
+        for y_of_row, by_shape in zip(y, rows.moved, strict=True):
+            moved_y.append(by_shape.get(shape, y_of_row))
+        opposite_y = list(map(mirror, y, moved_y))
+        moved.append(take.measured(x, np.array(moved_y)))
         # Where another row becomes the largest, an error to one side moves more than to the other.
-        mirrored.append(take.measured(x, opposite_y))
+        mirrored.append(take.measured(x, np.array(opposite_y)))
     if take.is_place:
         # An x of the sweep has no distribution: its interval spans all that are drawn.
         everywhere = [value, *drawn, *moved, *mirrored]
@@ -481,6 +478,14 @@ def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
     if math.isnan(ends.low):  # all errors cancel
         return Value(value, value, value)
     return Value(value, ends.low, ends.high)
+
+
+def _shapes_of(rows: pd.DataFrame) -> list[str]:
+    """Return the shapes whose own errors move some of the rows, each once."""
+    shapes: dict[str, None] = {}
+    for by_shape in rows.moved:
+        shapes |= dict.fromkeys(by_shape)
+    return list(shapes)
 
 
 def _missing(tables: Sequence[pd.DataFrame]) -> str | None:
@@ -558,7 +563,7 @@ def _ends_and_draws(row: Row, level: float) -> tuple[Ends, list[float]]:
     they do not show how far off they are, so it gets an unknown draw.
     """
     value = row["y"]
-    recorded = Ends(row["low"], row["high"], row["confidence"])
+    recorded = _recorded_ends(row)
     samples = _numbers(row["samples"])
     if samples and math.isnan(recorded.low):
         return recorded, [math.nan]
@@ -566,8 +571,7 @@ def _ends_and_draws(row: Row, level: float) -> tuple[Ends, list[float]]:
         # Seeds are independent; samples of a device follow one another and may drift.
         is_series = not row["is_simulated"]
         of_samples = ends_of_median(samples, level=level, is_series=is_series)
-        of_errors = ends_of_draws(value, row["draws"], row["moved"].values())
-        without_errors = without(value, recorded, of_errors)
+        without_errors = without(value, recorded, _ends_of_errors(row))
         return _not_below(without_errors, of_samples), row["draws"]
     if _has_errors(row):
         return Ends(value, value, math.nan), row["draws"]
@@ -577,6 +581,15 @@ def _ends_and_draws(row: Row, level: float) -> tuple[Ends, list[float]]:
 def _columns_of(bounds: Sequence[Ends], rows: pd.DataFrame) -> pd.DataFrame:
     """Return the interval of each row as columns."""
     return pd.DataFrame(bounds, rows.index, columns=list(Ends._fields), dtype=float)
+
+
+def _recorded_ends(row: Row) -> Ends:
+    return Ends(row["low"], row["high"], row["confidence"])
+
+
+def _ends_of_errors(row: Row) -> Ends:
+    """Return the interval of a row's value by the errors of the cost model."""
+    return ends_of_draws(row["y"], row["draws"], row["moved"].values())
 
 
 def _has_errors(row: Row) -> bool:
@@ -597,9 +610,8 @@ def _with_draws(rows: pd.DataFrame) -> pd.DataFrame:
     """Widen the intervals by those of the draws."""
     bounds = []
     for row in rows.to_dict("records"):
-        ends = Ends(row["low"], row["high"], row["confidence"])
-        of_draws = ends_of_draws(row["y"], row["draws"], row["moved"].values())
-        bounds.append(wider(row["y"], ends, of_draws))
+        ends = wider(row["y"], _recorded_ends(row), _ends_of_errors(row))
+        bounds.append(ends)
     columns = _columns_of(bounds, rows)
     return rows.assign(low=columns.low, high=columns.high, confidence=columns.confidence)
 
