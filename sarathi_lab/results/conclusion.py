@@ -13,7 +13,6 @@ from sarathi_lab.config.console import amount
 from sarathi_lab.config.instantiate import option_files
 from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.intervals import (
-    FEWEST_PAIRS,
     LEVEL,
     ends_of_median,
     level_of,
@@ -41,10 +40,6 @@ REPLAY_ERRORS = {
     "error/tbt_p99": "TBT P99",
 }
 LARGE_ERROR = 0.1
-ONE_DRAW = (
-    f"These are single draws of arrivals, of which a P99 is one or two requests; "
-    f"seed=range({FEWEST_PAIRS}) shows what they decide."
-)
 
 
 def arrive_over_time(runs: pd.DataFrame) -> bool:
@@ -111,8 +106,6 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     if base is None:
         remarks += _remark_on_reference(runs, are_compared=bool(verdicts))
     remarks += equal_runs(runs)
-    if verdicts and _are_single_draws(runs):
-        remarks.append(ONE_DRAW)
     caution = _caution_of_replay(runs)
     if caution:
         remarks.append(caution)
@@ -128,11 +121,18 @@ def _verdicts(comparison: _Comparison) -> list[str]:
     Without a reference only policies of one sweep are compared.
     """
     every_best = _best_of_workloads(comparison)
+    sentences: list[str] = []
     if comparison.base:
-        return _beside_reference(every_best, comparison)
-    if "swept" not in comparison.runs or _is_replay(comparison.runs):
-        return []
-    return _among_swept(every_best, comparison, num_workloads=len(every_best))
+        sentences = _beside_reference(every_best, comparison)
+    elif "swept" in comparison.runs and not _is_replay(comparison.runs):
+        sentences = _among_swept(every_best, comparison, num_workloads=len(every_best))
+    if sentences and _are_single_draws(comparison.runs):
+        num_settings = max(best.num_settings for best in every_best)
+        sentences.append(
+            "These are single draws of arrivals, of which a P99 is one or two requests; "
+            f"seed=range({samples_for(num_settings)}) shows what they decide."
+        )
+    return sentences
 
 
 def _beside_reference(every_best: Sequence[_Best], comparison: _Comparison) -> list[str]:

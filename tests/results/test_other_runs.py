@@ -112,8 +112,9 @@ def at_rates(waits_of_policy: dict[str, list[float]], **columns: object) -> pd.D
 
 
 def test_policies_without_a_reference_are_single_draws_too() -> None:
-    *_, remark = conclusion(at_rates({"sglang": [0.1], "vllm_v1": [0.2]}))
-    assert remark.startswith("These are single draws of arrivals")
+    _, caution, _ = conclusion(at_rates({"sglang": [0.1], "vllm_v1": [0.2]}))
+    assert caution.startswith("These are single draws of arrivals")
+    assert caution.endswith("seed=range(7) shows what they decide.")
     of_seeds = [at_rates({"sglang": [0.1], "vllm_v1": [0.2]}, seed=seed) for seed in range(6)]
     sentences = conclusion(pd.concat(of_seeds))
     assert sentences[0].endswith("; seed=range(7) has 95% for the best of 2 settings.")
