@@ -267,8 +267,6 @@ class Summary(Load):
             how += f", at most {client.users} at a time"
         elif client.users is not None:
             how = f"from {client.users} user{'s' * (client.users != 1)}"
-        if client.named_rate:
-            how += f", as the rate is {client.named_rate}"
         cautions = [*self.cautions]
         num_incomplete = count_of(self.numbers.get("num_incomplete"))
         if num_incomplete:
@@ -423,8 +421,6 @@ def _with_drawn_arrivals(
     how = client.timing
     if client.rate < math.inf:
         how = f"drawn {how}"
-    if client.named_rate:
-        how += f", as its rate is {client.named_rate}"
     if client.users:
         how += f", at most {client.users} at a time"
     caution = f"the file has no times at which requests were sent: here {how}"

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.extensions.replay.json_values import count_of, number_of
 
+RampStrategy = Literal["linear", "exponential"]
 # Where it is known from: a file, or the times of its requests. "": a clock is taken for it.
 Source = Literal["stated", "inferred", ""]
 # Of the time of an answer: within this share of it a request follows that answer.
@@ -35,17 +36,42 @@ POISSON, EVEN = 1.0, 0.0
 
 
 @dataclass(frozen=True)
+class Ramp:
+    """A rate that changes from the first request to the last one.
+
+    Attributes:
+        strategy: How it changes by the number of the request, as vLLM's client does it.
+        first: Requests per second.
+        last: The same, of the last request.
+    """
+
+    strategy: RampStrategy
+    first: float
+    last: float
+
+    def rates(self, number: int) -> NDArray[np.float64]:
+        """Return the rate at which each of as many requests follows the one before (1/s)."""
+        if self.strategy == "exponential":
+            return np.geomspace(self.first, self.last, number)
+        return np.linspace(self.first, self.last, number)
+
+    def __str__(self) -> str:
+        return f"{self.strategy} ramp from {self.first:g} to {self.last:g}/s"
+
+
+@dataclass(frozen=True)
 class Client:
     """How requests were sent.
 
     Attributes:
         users: Most unanswered requests at a time; None: no limit, the recorded times count.
-        rate: Requests due per second; infinity: all at once.
+        rate: Requests due per second; infinity: all at once. Of a ramp the mean.
         source: Where `users` is known from.
         due: Seconds at which each request was due, where the client drew them here; else empty.
         named_rate: What the file has in place of a rate, such as "trace".
         cv: Coefficient of variation of the gaps at this rate: 1 of a Poisson process, 0 of even
             ones, others of a gamma distribution.
+        ramp: How the rate changes; None: it does not.
     """
 
     users: int | None = None
@@ -54,6 +80,7 @@ class Client:
     due: Sequence[float] = ()
     named_rate: str = ""
     cv: float = POISSON
+    ramp: Ramp | None = None
 
     @property
     def timing(self) -> str:
@@ -61,21 +88,33 @@ class Client:
         if self.rate == math.inf:
             return "all at once"
         if self.cv == EVEN:
-            return f"evenly at {self.rate:g}/s"
-        timing = f"at random at {self.rate:g}/s"
+            return f"evenly {self.pace}"
+        timing = f"at random {self.pace}"
         if self.cv != POISSON:
             timing += f" with gamma gaps of cv={self.cv:.3g}"
         return timing
+
+    @property
+    def pace(self) -> str:
+        """The rate at which requests are due, such as "at 2/s"."""
+        if self.ramp is not None:
+            return f"by a {self.ramp}"
+        if self.named_rate:
+            return f"at {self.rate:.4g}/s, the mean, as the rate is {self.named_rate}"
+        return f"at {self.rate:g}/s"
 
     def drawn(self, number: int) -> NDArray[np.float64]:
         """Draw when as many requests are due (seconds, ascending)."""
         if self.rate == math.inf:
             return np.zeros(number)
+        rates = np.full(number, self.rate)
+        if self.ramp is not None:
+            rates = self.ramp.rates(number)
         if self.cv == EVEN:
-            return np.arange(number) / self.rate
+            return np.cumsum(1 / rates) - 1 / rates[:1]
         shape = self.cv**-2  # of a gamma distribution, whose gaps vary by `cv`
         gaps = np.random.default_rng(0).standard_gamma(shape, number)
-        return np.cumsum(gaps / (shape * self.rate))
+        return np.cumsum(gaps / (shape * rates))
 
     def limited_to(self, num_requests: int) -> Client:
         """Leave out a limit that so many requests can't reach, where a rate sends them."""
@@ -98,17 +137,29 @@ class Loop:
     due: tuple[float, ...]
 
 
-def client_of_rate(rate: object, users: object, cv: float = POISSON) -> Client:
-    """Make the client of a file with a request rate (maybe "inf", or a word such as "trace"), the
-    most requests at a time and the gaps' coefficient of variation. Raises ValueError for a rate of
-    nothing.
+def client_of_rate(
+    rate: object, users: object, cv: float = POISSON, *, mean_rate: float = math.nan
+) -> Client:
+    """Make the client of a file with a request rate.
+
+    Args:
+        rate: Requests per second, maybe "inf", or a word such as "trace"; None: all at once.
+        users: The most requests at a time, or no number.
+        cv: Coefficient of variation of the gaps.
+        mean_rate: Requests per second over the whole run, in place of a word; NaN: not stated.
+
+    Raises:
+        ValueError: For a rate of nothing, or a word without a mean.
     """
     number = math.inf  # all at once, as where a file has no rate
     named_rate = ""
-    if not math.isnan(number_of(rate)):
+    if rate is not None:
         number = number_of(rate)
-    elif rate is not None:
+    if math.isnan(number):
+        number = mean_rate
         named_rate = str(rate)
+    if math.isnan(number):
+        raise ValueError(f"request_rate={rate} is no number, and no mean rate is stated")
     if not number > 0:
         raise ValueError(f"request_rate={rate} is not above 0")
     return Client(
@@ -118,6 +169,16 @@ def client_of_rate(rate: object, users: object, cv: float = POISSON) -> Client:
         named_rate=named_rate,
         cv=cv,
     )
+
+
+def client_of_ramp(ramp: Ramp, number: int, users: object, cv: float) -> Client:
+    """Make the client that sends a `number` of requests at a rate that changes. Raises ValueError
+    for a rate of nothing.
+    """
+    if not min(ramp.first, ramp.last) > 0:
+        raise ValueError(f"a {ramp} is not above 0")
+    mean_rate = float(number / np.sum(1 / ramp.rates(number)))
+    return replace(client_of_rate(mean_rate, users, cv), ramp=ramp)
 
 
 def cv_of_gamma(shape: object) -> float:
@@ -244,7 +305,7 @@ def describe(loop: Loop, client: Client) -> str:
     if loop.think_time >= 5e-4:
         description += f", {loop.think_time:.3g} s between an answer and the next request"
     if client.rate < math.inf:
-        description += f", whose requests are due at {client.rate:g}/s"
+        description += f", whose requests are due {client.pace}"
     return description
 
 

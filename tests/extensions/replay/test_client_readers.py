@@ -372,6 +372,20 @@ def test_summaries_as_csv_are_read_and_lack_how_requests_were_sent(to, client, t
     assert "does not state how requests were sent" in benchmark.cautions[0]
 
 
+@pytest.mark.parametrize(("latency", "unit"), [("1.4", "s"), ("1400000", "us"), ("1400", "ms")])
+def test_times_of_a_summary_are_in_the_unit_that_it_states(latency, unit, tmp_path):
+    path = tmp_path / "profile_export.csv"
+    text = CSV.replace('Request Latency (ms),"1,400.00"', f"Request Latency ({unit}),{latency}")
+    path.write_text(text.format(to="to"))
+    (benchmark,) = read_benchmarks(path)
+    assert benchmark.means["latency"] == pytest.approx(1.4)
+    path.write_text(
+        text.format(to="to").replace(f"Request Latency ({unit})", "Request Latency (min)")
+    )
+    with pytest.raises(UserError, match="request_latency is in min, not in one of s, "):
+        read_benchmarks(path)
+
+
 GUIDELLM_CSV = {
     "older": (
         "Type,Run Id,Id,Name,Duration,Args,Successful Requests per second mean,"
@@ -600,7 +614,14 @@ def test_what_is_drawn_otherwise_than_at_random_is_said(tmp_path):
     assert "are sent evenly at 2/s" in cautions_of(tmp_path, SUMMARIES["genai-perf"])
     ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9}
     said = cautions_of(tmp_path, {**SUMMARIES["vllm"], "request_rate": "inf", **ramp})
-    assert "are sent all at once, as the rate is a linear ramp from 1 to 9/s" in said
+    assert "are sent at random by a linear ramp from 1 to 9/s, and" in said
+    del content["burstiness"]
+    assert "here drawn at random by a linear ramp" in cautions_of(tmp_path, {**content, **ramp})
+    for unknown in ({"request_rate": "trace"}, {**ramp, "ramp_up_strategy": "cubic"}):
+        said = cautions_of(tmp_path, {**SUMMARIES["vllm"], **unknown, "duration": 3.0})
+        assert "are sent at random at 2/s, the mean, as the rate is" in said
+    with pytest.raises(UserError, match="a linear ramp from 0 to 9/s is not above 0"):
+        cautions_of(tmp_path, {**SUMMARIES["vllm"], **ramp, "ramp_up_start_rps": 0})
     with pytest.raises(UserError, match="burstiness=0 is not above 0"):
         cautions_of(tmp_path, {**SUMMARIES["vllm"], "burstiness": 0})
 

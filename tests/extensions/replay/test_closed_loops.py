@@ -15,7 +15,14 @@ from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.extensions.replay.bench_files import read_benchmarks
-from sarathi_lab.extensions.replay.clients import client_of_rate, concurrency
+from sarathi_lab.extensions.replay.clients import (
+    EVEN,
+    POISSON,
+    Ramp,
+    client_of_ramp,
+    client_of_rate,
+    concurrency,
+)
 
 USERS, THINK_TIME, RATE = 3, 0.004, 30.0
 SERVER = {"tensor_parallel_size": 1, "max_num_batched_tokens": 512, "max_num_seqs": 8}
@@ -258,3 +265,17 @@ def test_a_trace_is_served_to_users(tmp_path):
     result = run(tmp_path, "task=serve", *settings)
     assert concurrency(result.tables["requests.parquet"]) == 2
     assert result.tables["requests.parquet"].finish_time.max() < 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gaps"), [("linear", [1 / 2, 1 / 3]), ("exponential", [1 / 3**0.5, 1 / 3])]
+)
+def test_a_ramp_is_drawn_at_the_rate_of_each_request(strategy, gaps):
+    even = client_of_ramp(Ramp(strategy, 1, 3), 3, None, EVEN)
+    assert np.diff(even.drawn(3)) == pytest.approx(gaps)
+    assert even.rate == pytest.approx(3 / (1 + sum(gaps)))
+    ramp = Ramp(strategy, 1, 9)
+    drawn = client_of_ramp(ramp, 4000, None, POISSON).drawn(4000)
+    for half in np.split(np.arange(4000), 2):
+        expected = np.sum(1 / ramp.rates(4000)[half])
+        assert np.ptp(drawn[half]) == pytest.approx(expected, rel=0.1)

@@ -53,7 +53,7 @@ def test_a_clients_command_above_its_table_tells_model_and_rate(tmp_path):
 
 def test_an_older_table_without_its_rate_says_so(tmp_path):
     path = tmp_path / "table.txt"
-    said = "all at once, as the rate is not stated"
+    said = "at 0.485/s, the mean, as the rate is not stated"
     path.write_text(TABLE.format(above="", inside="", number=20))
     assert said in " ".join(read_benchmarks(path)[0].cautions)
     path.write_text(TABLE.format(above="", inside="Failed requests:   0", number=20))

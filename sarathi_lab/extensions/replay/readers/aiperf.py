@@ -36,6 +36,7 @@ from sarathi_lab.extensions.replay.readers.content import (
     Object,
     field,
     stated_numbers,
+    stated_unit,
     stated_values,
     value_at,
 )
@@ -59,6 +60,7 @@ REQUEST = {
     "session": field("metadata.x_correlation_id", "metadata.conversation_id"),
     "turn": field("metadata.turn_index"),
 }
+GAPS = "metrics.inter_chunk_latency.value"
 # Of a summary.
 NUMBERS = {
     "ttft": field("time_to_first_token.avg", unit=MILLISECOND),
@@ -104,7 +106,8 @@ def read_aiperf(content: Content, _: Object) -> Load:
 
 def _row(record: Object) -> dict[str, object]:
     metadata = as_object(record.get("metadata"))
-    gaps = numbers_of(value_at(record, "metrics.inter_chunk_latency.value"))
+    gaps = numbers_of(value_at(record, GAPS))
+    unit = stated_unit(record, GAPS, MILLISECOND)
     status = FINISHED
     if metadata.get("benchmark_phase") not in PROFILING:
         status = "of the warm-up"
@@ -114,7 +117,7 @@ def _row(record: Object) -> dict[str, object]:
         status = FAILED
     return {
         **stated_values(record, REQUEST),
-        "gaps": tuple(MILLISECOND * gap for gap in gaps),
+        "gaps": tuple(unit * gap for gap in gaps),
         "status": status,
     }
 
@@ -168,8 +171,9 @@ def _client_of_aiperf(summary: Object) -> Client:
     """Read how requests were sent from the configuration in a summary, if it is there."""
     config = as_object(summary.get("input_config"))
     phases = config.get("phases")
+    mean_rate = stated_numbers(summary, NUMBERS).get("request_throughput", math.nan)
     if isinstance(phases, list):
-        return _client_of_phases([as_object(phase) for phase in phases])
+        return _client_of_phases([as_object(phase) for phase in phases], mean_rate)
     load = as_object(config.get("loadgen"))
     cv = _cv_of_aiperf(load)
     if not load:
@@ -177,12 +181,14 @@ def _client_of_aiperf(summary: Object) -> Client:
         cv = EVEN  # perf_analyzer's default, which genai-perf leaves as it is
     if not (load.get("concurrency") or load.get("request_rate")):
         return CLOCK
-    return client_of_rate(load.get("request_rate"), load.get("concurrency"), cv)
+    return client_of_rate(
+        load.get("request_rate"), load.get("concurrency"), cv, mean_rate=mean_rate
+    )
 
 
-def _client_of_phases(phases: Sequence[Object]) -> Client:
-    """Read how requests of the measured phase were sent, as AIPerf writes it from 0.10 on; a rate
-    that changes is named, as it is not drawn here.
+def _client_of_phases(phases: Sequence[Object], mean_rate: float) -> Client:
+    """Read how requests of the measured phase were sent, as AIPerf writes it from 0.10 on; of a
+    rate that changes the mean of answers is taken.
     """
     measured = [phase for phase in phases if not phase.get("exclude_from_results")]
     if len(measured) != 1:
@@ -198,7 +204,7 @@ def _client_of_phases(phases: Sequence[Object]) -> Client:
         cv = EVEN
     elif phase.get("type") == "gamma":
         cv = cv_of_gamma(phase.get("smoothness"))
-    return client_of_rate(rate, phase.get("concurrency"), cv)
+    return client_of_rate(rate, phase.get("concurrency"), cv, mean_rate=mean_rate)
 
 
 def _cv_of_aiperf(load: Object) -> float:

@@ -17,6 +17,11 @@ from sarathi_lab.workload.text_files import read_text
 Object = Mapping[str, object]
 MILLISECOND = 1e-3
 NANOSECOND = 1e-9
+# Seconds of the units that files state of times.
+TIME_UNITS = dict.fromkeys(("s", "sec", "seconds"), 1.0)
+TIME_UNITS |= dict.fromkeys(("ms", "milliseconds"), MILLISECOND)
+TIME_UNITS |= dict.fromkeys(("us", "microseconds"), 1e-6)
+TIME_UNITS |= dict.fromkeys(("ns", "nanoseconds"), NANOSECOND)
 
 
 @dataclass(frozen=True)
@@ -59,22 +64,26 @@ class Field(NamedTuple):
     Attributes:
         paths: One for each of the format's versions; the first that a file has counts. Keys of
             nested objects are joined by a dot.
-        unit: Seconds of a time's unit; 1 also of values that are no times, which are not changed.
+        unit: Seconds of a time's unit, where the file states none beside it; 1 also of values that
+            are no times, which are not changed.
     """
 
     paths: Sequence[str]
     unit: float = 1.0
 
     def read(self, content: Object) -> object:
-        """Return the value in seconds, or as it is; None or NaN where it is missing."""
+        """Return the value in seconds, or as it is; None or NaN where it is missing. Raises
+        ValueError for a stated unit that is none of a time.
+        """
         stated = None
+        path = ""
         for path in self.paths:
             stated = value_at(content, path)
             if stated not in (None, ""):  # as an empty cell of CSV is
                 break
         if self.unit == 1.0:
             return stated
-        return self.unit * number_of(stated)
+        return stated_unit(content, path, self.unit) * number_of(stated)
 
 
 def field(*paths: str, unit: float = 1.0) -> Field:
@@ -88,6 +97,19 @@ def value_at(content: Object, path: str) -> object:
     for key in path.split("."):
         value = as_object(value).get(key)
     return value
+
+
+def stated_unit(content: Object, path: str, default: float) -> float:
+    """Return the seconds of the unit that an object states beside the time at a path, such as
+    {"avg": 1.37, "unit": "sec"}; `default` where it states none. Raises ValueError for another.
+    """
+    beside, _, _ = path.rpartition(".")
+    unit = as_object(value_at(content, beside)).get("unit")
+    if unit is None:
+        return default
+    if unit not in TIME_UNITS:
+        raise ValueError(f"{beside} is in {unit}, not in one of {', '.join(TIME_UNITS)}")
+    return TIME_UNITS[str(unit)]
 
 
 def stated_values(content: Object, fields: Mapping[str, Field]) -> dict[str, object]:

@@ -5,6 +5,7 @@ its `summary_lifecycle_metrics.json`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
@@ -114,7 +115,7 @@ def read_inference_perf_summary(content: Content, summary: Object) -> Load:
         client_name="inference-perf",
         numbers=numbers,
         record="per_request_lifecycle_metrics.json of the same run",
-        client=client_of_rate(rate, None),
+        client=client_of_rate(rate, None, mean_rate=answers_a_second or math.nan),
         cautions=cautions,
     )
 

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, cast, get_args
 
 import pandas as pd
 
 from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
-from sarathi_lab.extensions.replay.clients import Client, client_of_rate, cv_of_gamma
-from sarathi_lab.extensions.replay.json_values import list_of, number_of, numbers_of
+from sarathi_lab.extensions.replay.clients import (
+    Client,
+    Ramp,
+    RampStrategy,
+    client_of_ramp,
+    client_of_rate,
+    cv_of_gamma,
+)
+from sarathi_lab.extensions.replay.json_values import count_of, list_of, number_of, numbers_of
 from sarathi_lab.extensions.replay.readers.content import (
     MILLISECOND,
     Content,
@@ -131,14 +138,28 @@ def _policy_of(result: Object) -> str:
 
 
 def _client_of(result: Object) -> Client:
-    """Read how requests were sent; a rate that rises is named, as it is not drawn here."""
+    """Read how requests were sent."""
     rate = result.get("request_rate")
-    ramp = result.get("ramp_up_strategy")
-    if ramp:
-        first, last = result.get("ramp_up_start_rps"), result.get("ramp_up_end_rps")
-        rate = f"a {ramp} ramp from {first} to {last}/s"
+    users = result.get("max_concurrency")
     cv = cv_of_gamma(result.get("burstiness"))
-    return client_of_rate(rate, result.get("max_concurrency"), cv)
+    strategy = result.get("ramp_up_strategy")
+    first_rate = number_of(result.get("ramp_up_start_rps"))
+    last_rate = number_of(result.get("ramp_up_end_rps"))
+    number = count_of(result.get("num_prompts")) or count_of(result.get("completed"))
+    if strategy in get_args(RampStrategy) and number:
+        ramp = Ramp(cast("RampStrategy", strategy), first_rate, last_rate)
+        return client_of_ramp(ramp, number, users, cv)
+    if strategy:
+        rate = f"a {strategy} ramp from {first_rate:g} to {last_rate:g}/s"
+    return client_of_rate(rate, users, cv, mean_rate=_mean_rate(result))
+
+
+def _mean_rate(result: Object) -> float:
+    """Return the answered requests per second of the whole run; NaN: not stated."""
+    duration = number_of(result.get("duration"))
+    if duration > 0:
+        return number_of(result.get("completed")) / duration
+    return number_of(result.get("request_throughput"))
 
 
 def _labels(result: Object) -> dict[str, object]:
