@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import operator
+import posixpath
 import re
 import shlex
 import textwrap
@@ -27,6 +28,7 @@ CONVERSIONS: dict[str, Callable[..., object]] = {
     "int": int,
     "float": float,
     "Path": str,
+    "os.path.join": posixpath.join,
     "' '.join": " ".join,
     "json.dumps": json.dumps,
     "shlex.join": shlex.join,
@@ -36,6 +38,7 @@ CONVERSIONS: dict[str, Callable[..., object]] = {
 OPERATORS: dict[type[ast.AST], Callable[..., object]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
+    ast.Div: posixpath.join,  # of paths
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Pow: operator.pow,
@@ -184,6 +187,8 @@ class _Follower(ast.NodeVisitor):
                 continue
             if isinstance(current, list):
                 current.append(_several(statements[0]))
+            elif isinstance(value, list):  # which may be a server's command, and is refused as one
+                before[name] = [*value, _several(statements[0])]
             else:
                 before[name] = _untold(statements[0])
 
@@ -196,10 +201,14 @@ class _Follower(ast.NodeVisitor):
             case ast.Subscript():
                 self._scope[f"${self.visit(target.slice)}"] = value
                 self._store(target.value, _untold(target))
-            case _:
-                for child in ast.iter_child_nodes(target):
-                    if isinstance(child, ast.expr):
-                        self._store(child, _untold(target))
+            case ast.Tuple(elts=targets) | ast.List(elts=targets):
+                values = [_untold(target)] * len(targets)
+                if isinstance(value, list) and len(value) == len(targets):
+                    values = value
+                for part, value_of_part in zip(targets, values, strict=True):
+                    self._store(part, value_of_part)
+            case ast.Starred():
+                self._store(target.value, _untold(target))
 
     # -- statements --------------------------------------------------------------------------------
 

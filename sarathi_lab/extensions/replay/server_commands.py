@@ -74,6 +74,9 @@ TAGGED_BY_VERSION = (
     *("/vllm/vllm-openai", "/vllm/vllm-openai-rocm", "/vllm/vllm-openai-cpu"),
     *("/lmsysorg/sglang", "/nvidia/tensorrt-llm/release"),
 )
+# Packages of servers, and how an installation of one names its version.
+PACKAGES = {"vllm": r"\bvllm", "sglang": r"\bsglang", "trtllm": r"\btensorrt[-_]llm"}
+PINNED = r"(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)?)"
 # Calls that make a server, by the names that a script imports.
 PYTHON_CALLS = {
     "trtllm": re.compile(r"\btensorrt_llm\.(?:\w+\.)*LLM\("),
@@ -163,7 +166,7 @@ def find_container(text: str, source: str) -> Statement | None:
     UserError as `find_command` does.
     """
     server = _server_in(containers_in(text), source)
-    return None if server is None else _read_server(server, source)
+    return None if server is None else _read_server(server, source, text)
 
 
 def find_command(text: str, source: str) -> Statement | None:
@@ -193,7 +196,7 @@ def find_command(text: str, source: str) -> Statement | None:
     for commands in descriptions:
         server = _server_in(commands, source)
         if server is not None:
-            return _read_server(server, source)
+            return _read_server(server, source, text)
     return None
 
 
@@ -222,8 +225,8 @@ def _check_is_one(servers: Sequence[object], source: str) -> None:
         )
 
 
-def _read_server(server: Server, source: str) -> Statement:
-    """Read a command that starts a server."""
+def _read_server(server: Server, source: str, text: str) -> Statement:
+    """Read a command that starts a server, and the version that the text around it installs."""
     system = server.system
     behind = takewhile(lambda word: SHELL.match(word) is None, server.arguments)
     arguments, unread = _arguments_of(system, list(behind))
@@ -233,6 +236,9 @@ def _read_server(server: Server, source: str) -> Statement:
         arguments["version"] = image[2]
     elif image is not None:
         not_read.append(f"{image[0]} (its tag may be no version of {system})")
+    installed = set(re.findall(PACKAGES[system] + PINNED, text))
+    if len(installed) == 1:
+        arguments = {"version": installed.pop(), **arguments}
     environment = _environment(server.command.variables)
     if system == "vllm":
         arguments = {**_of_config_file(arguments), **arguments}
@@ -306,7 +312,7 @@ def _in_python(script: ast.Module) -> list[list[ShellCommand]]:
                 commands.append(ShellCommand([*PROGRAM_WORDS[system], *words], variables))
                 break
         for value in (*call.positional, [*call.positional]):
-            if isinstance(value, str):
+            if isinstance(value, str) and " " in value:
                 commands += commands_in(value, variables, PROGRAMS)
             elif isinstance(value, list) and len(value) > 1:
                 commands.append(ShellCommand([str(word) for word in value], variables))

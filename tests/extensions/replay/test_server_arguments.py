@@ -934,6 +934,10 @@ PYTHON = "cmd = ['vllm', 'serve', 'm']\n%s\nsubprocess.Popen(cmd)"
         ("cmd = ' '.join(cmd) + ' --max-num-seqs 8'", {"batch": 8}),
         ("def run(cmd):\n    subprocess.run(cmd)\nrun(cmd)", {}),
         ("def end():\n    return ['-tp', '8']\nprint(cmd)", {}),
+        ("kind, n = 'H100', 8\ncmd.append(f'--max-num-seqs={n}')", {"batch": 8}),
+        ("cmd[2:] = []\ncmd = ['vllm', 'serve', Path('/a') / 'm']", {"model": "/a/m"}),
+        ("image = Image.from_registry('vllm/vllm-openai:v0.6.3')", {}),
+        ("image = image.pip_install('vllm==0.11.2', 'x==1.0')", {"version": "0.11.2"}),
     ],
 )
 def test_a_python_script_is_followed(script, stated):
@@ -958,6 +962,8 @@ def test_variables_of_the_environment_that_a_python_script_sets_count():
     ("script", "line", "name"),
     [
         ("if options.fast:\n    cmd.append('--enforce-eager')", 3, "an argument"),
+        ("if options.fast:\n    cmd = ['vllm', 'serve', 'n']", 3, "an argument"),
+        ("cmd = None\nif options.fast:\n    cmd = ['vllm', 'serve', 'n']", 4, "an argument"),
         ("for n in (1, 2):\n    cmd += ['--max-num-seqs', str(n)]", 3, "an argument"),
         ("for n in (1, 2):\n    pass\ncmd += ['--max-num-seqs', str(n)]", 4, "max_num_seqs"),
         ("cmd += ['--max-num-seqs', os.environ['N']]", 2, "max_num_seqs"),
