@@ -326,10 +326,11 @@ class JobStatus(Callback):
     def on_job_start(
         self, config: DictConfig, *, task_function: TaskFunction, **kwargs: object
     ) -> None:
+        """Begin to time the job; of another process, lock the sweep and divert what is printed."""
         hydra = config.hydra
         self._start = time.monotonic()
         self._stack = ExitStack()
-        if hydra.mode != RunMode.MULTIRUN or hydra.runtime.choices["hydra/launcher"] == "basic":
+        if not _is_launched(hydra):
             return
         # A job may outlive the command that started it.
         alive = lock(Path(hydra.sweep.dir) / LOCK, shared=True) or ExitStack()
@@ -338,17 +339,25 @@ class JobStatus(Callback):
             self._stack.enter_context(context)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
-        folder = Path(config.hydra.runtime.output_dir)
+        """Record how a sweep's job ended; a run alone is not resumed, and leaves no such record."""
+        hydra = config.hydra
+        folder = Path(hydra.runtime.output_dir)
         error = error_of(job_return)
         with self._stack:  # closed last, so that output.txt has why a job failed
-            if config.hydra.mode != RunMode.MULTIRUN:
-                return  # a run alone is not resumed
+            if hydra.mode != RunMode.MULTIRUN:
+                return
             if error is not None:
-                # Of a job in this process, the sweep prints how it ended.
-                is_alone = config.hydra.runtime.choices["hydra/launcher"] != "basic"
-                _record_failure(folder, error, is_printed=is_alone)
+                # Of a job in the sweep's process, the sweep prints how it ended.
+                _record_failure(folder, error, is_printed=_is_launched(hydra))
             else:
-                write_json(folder / FINISHED, {"seconds": time.monotonic() - self._start})
+                seconds = time.monotonic() - self._start
+                write_json(folder / FINISHED, {"seconds": seconds})
+
+
+def _is_launched(hydra: DictConfig) -> bool:
+    """Return whether a sweep's job is run by a launcher, in another process than the sweep's."""
+    is_of_sweep = hydra.mode == RunMode.MULTIRUN
+    return is_of_sweep and hydra.runtime.choices["hydra/launcher"] != "basic"
 
 
 def error_of(job: JobReturn) -> Exception | None:

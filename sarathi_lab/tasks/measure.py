@@ -215,12 +215,13 @@ class Measure(Task):
             raise UserError(
                 f"model={chosen} has no effect: {name} is of the paper's models; drop it"
             )
-        sizes = self.declared.sizes("paper", self.sizes)
-        at_points = self.declared.paper_sizes(self.every, self.sizes)
-        for size in sizes:
+        stated = self.declared.sizes("paper", self.sizes)
+        taken = self.declared.paper_sizes(self.every, self.sizes)
+        for size, value in stated.items():
             typed = self._typed.get(f"{SIZES}paper.{size}")
-            is_replaced = at_points.get(size) is not sizes[size]
-            if is_replaced and typed is not None:
+            # By identity: a size of the paper's points may be a table.
+            is_taken = taken.get(size) is value
+            if typed is not None and not is_taken:
                 raise UserError(
                     f"{typed} has no effect: {name} is recomputed at the paper's points; drop it"
                 )

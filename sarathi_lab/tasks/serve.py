@@ -358,17 +358,7 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
 def print_plan(plan: Plan, context: RunContext) -> None:
     """Print what a run serves, where and how; of a sweep's run only what no run before had."""
     if context.is_brief:
-        spec = plan.spec
-        backend = plan.backend
-        model = describe_model(spec, backend)
-        facts = [f"{model} on {backend.device_name}", *backend.cautions(spec)]
-        print_cautions(facts, context)
-        for key, line in _load_and_room(plan, context).items():
-            if first_of_sweep([key], context):
-                print_words(f"  {line}")
-        print_cautions([*_further_facts(plan), *cap_caution(plan.engine)], context)
-        if plan.assumed is not None and first_of_sweep([plan.assumed], context):
-            print_words(f"  assumed unless stated{_first_for(context)}: {plan.assumed}")
+        _print_new_of_plan(plan, context)
         return
     policy = f"{context.policy or plan.policy.name}{plan.policy.describe()}"
     print_device(context, plan.spec, plan.backend, policy)
@@ -379,20 +369,33 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     print_cautions(cap_caution(plan.engine), context)
 
 
-def _load_and_room(plan: Plan, context: RunContext) -> dict[str, str]:
-    """Return the lines on the workload and on the batch and its cache, by what they state apart
-    from the seed: it draws other lengths, and an automatic cache holds the longest. Defaults of a
-    serving system are of the policy that follows it, which is named.
-    """
+def _print_new_of_plan(plan: Plan, context: RunContext) -> None:
+    """Print what a sweep's run serves, where and how, as far as no run before had it."""
+    spec = plan.spec
+    backend = plan.backend
+    model = describe_model(spec, backend)
+    facts = [f"{model} on {backend.device_name}", *backend.cautions(spec)]
+    print_cautions(facts, context)
+    # Apart from each other, as most runs of a sweep share one of the two.
     workload = _workload_without_seed(plan)
-    room = _room_of(plan)
-    key_of_room = room
-    if plan.cfg.cache.num_blocks is None:
-        key_of_room = f"batch {plan.engine.batch_size} and its cache, {workload}"
-    if plan.assumed is not None:
-        room = f"{context.policy or plan.policy.name}: {room}"
-    # They are apart, as most runs of a sweep share one of the two.
-    return {workload: plan.load.describe(), key_of_room: room}
+    if first_of_sweep([workload], context):
+        print_words(f"  {plan.load.describe()}")
+    if first_of_sweep([_room_without_seed(plan)], context):
+        room = _room_of(plan)
+        if plan.assumed is not None:  # defaults of the system that the policy is of
+            room = f"{context.policy or plan.policy.name}: {room}"
+        print_words(f"  {room}")
+    print_cautions([*_further_facts(plan), *cap_caution(plan.engine)], context)
+    if plan.assumed is not None and first_of_sweep([plan.assumed], context):
+        print_words(f"  assumed unless stated{_first_for(context)}: {plan.assumed}")
+
+
+def _room_without_seed(plan: Plan) -> str:
+    """Return a text that is equal for batches and caches that differ by the seed only."""
+    if plan.cfg.cache.num_blocks is not None:
+        return _room_of(plan)
+    # The cache holds the longest requests, whose lengths the seed draws.
+    return f"batch {plan.engine.batch_size} and its cache, {_workload_without_seed(plan)}"
 
 
 def _workload_without_seed(plan: Plan) -> str:
