@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sarathi_lab.config.console import amount
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import copied
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.hardware import WEIGHTS
 from sarathi_lab.executor.tables import ATTENTION
 from sarathi_lab.extensions.under_load.search import mean_rate, most_late
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.results.serving_metrics import Slo
-from sarathi_lab.tasks.plan import Plan
+from sarathi_lab.tasks.plan import Plan, make_plan
 
 MARGIN = 1.05  # by which a limit is to be passed, as sizes between those that are tried differ
 MOST_TOKENS = 16_384  # of the iterations that are tried
+EIGHT_BITS = "fp8"
 MOST_DECODES = 256  # whose mean attention is that of a decode beside others
 
 
@@ -106,6 +110,7 @@ def out_of_reach(plan: Plan, slo: Slo) -> list[str]:
         if bound is not None and gap > MARGIN * bound:
             lines.append(
                 f"no rate meets slo.{name}={bound:g}: a decode takes {_ms(gap)} even alone"
+                f"{_in_8_bits(plan)}"
             )
     if slo.ttft is not None:
         prompt_len = limits.prompt_in_time(slo.quantile)
@@ -116,6 +121,19 @@ def out_of_reach(plan: Plan, slo: Slo) -> list[str]:
                 f"{_ms(seconds)} even alone"
             )
     return lines
+
+
+def _in_8_bits(plan: Plan) -> str:
+    """State the time of a decode with weights in 8 bits, where a plan has more."""
+    if plan.spec.stored is not None:
+        return ""
+    cfg = copied(plan.cfg)
+    cfg.executor.weights = EIGHT_BITS
+    try:
+        gap = Limits(make_plan(cfg)).gap
+    except UserError:  # such as of a device without such products
+        return ""
+    return f", with {WEIGHTS}={EIGHT_BITS} {_ms(gap)}"
 
 
 def too_many(plan: Plan) -> list[str]:

@@ -25,6 +25,7 @@ from sarathi_lab.extensions.advise.sequences import MoreSequences, more_sequence
 from sarathi_lab.extensions.under_load.capacity import FindCapacity
 from sarathi_lab.extensions.under_load.search import (
     WAITS,
+    Capacity,
     LateTokens,
     ObjectiveMissed,
     mean_rate,
@@ -36,6 +37,7 @@ from sarathi_lab.tasks.plan import Plan, make_plan
 NAMES = {"ttft": "TTFT", "tbt": "TBT", "tpot": "TPOT", "scheduling_delay": "scheduling delay"}
 MOST_REPLICAS = 16
 MOST_SEARCHED = 3  # chunks for which a rate is searched
+SHORT_SEARCH = FindCapacity(doublings=1)  # that tells chunks from each other
 TRIED_REPLICAS = 3  # numbers of them, from the one that the highest rate suggests
 DIGITS = 3  # of a looser bound
 NOT_REPEATED = ("task", "output", "tracking", "resume", "hydra")  # in commands
@@ -65,16 +67,20 @@ class Trial:
     Attributes:
         runs: The policy.
         row: The run with the chunk, of its table.
-        rate: The highest rate (requests/s); 0: none meets it, None: none was searched.
-        is_settled: Whether longer runs give the same rate.
-        refused: Why no rate was searched; "": one was, or no request has a time.
+        capacity: The search of the rate; None where there was none.
+        refused: Why there was none; "": there was, no rate meets the objective, or no request has a
+            time.
     """
 
     runs: PolicyRuns
     row: Row
-    rate: float | None = None
-    is_settled: bool = True
+    capacity: Capacity | None = None
     refused: str = ""
+
+    @property
+    def rate(self) -> float:
+        """The highest rate (requests/s); 0 where none meets the objective, or none was searched."""
+        return 0.0 if self.capacity is None else self.capacity.rate
 
     @property
     def name(self) -> str:
@@ -190,7 +196,11 @@ def _larger_batch(larger: MoreSequences, context: RunContext) -> Remedy:
 
 
 def _of_as_many_sequences(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
-    trial = _with_rate(best)
+    nearest = Trial(best, row)
+    if out_of_reach(best.plan, nearest.slo):  # also at a lower rate, and in replicas
+        looser_bound = _looser_bound(nearest, context)
+        return Remedies([] if looser_bound is None else [looser_bound])
+    trial = _with_rate(best, nearest.slo)
     lower_rate = _lower_rate(trial, context)
     notes = _notes_on_rate(trial)
     more_replicas = None
@@ -198,7 +208,7 @@ def _of_as_many_sequences(best: PolicyRuns, row: Row, context: RunContext) -> Re
         more_replicas = _more_replicas(trial, context)
     except UserError as error:  # such as of a model in stages, which replicas can't have
         notes.append(f"not tried: more replicas ({error})")
-    looser_bound = _looser_bound(Trial(best, row), context)
+    looser_bound = _looser_bound(nearest, context)
     tried = [lower_rate, more_replicas, looser_bound]
     server = None
     if lower_rate is not None:
@@ -209,20 +219,19 @@ def _of_as_many_sequences(best: PolicyRuns, row: Row, context: RunContext) -> Re
     return Remedies([remedy for remedy in tried if remedy is not None], server, notes)
 
 
-def _with_rate(best: PolicyRuns) -> Trial:
-    """Search the highest rate at which a policy meets the objective, with each of the chunks that
-    may have it.
+def _with_rate(best: PolicyRuns, slo: Slo) -> Trial:
+    """Search the highest rate at which a policy meets the objective: in short runs with each of the
+    chunks that may have it, then in longer ones with the best of these.
     """
-    assert best.slo is not None, "what has no objective needs no remedy"
-    first, *others = _chunks_for_a_rate(best, best.slo)
-    if out_of_reach(best.plan, best.slo):
-        return Trial(best, first, rate=0.0)
-    highest = _searched(Trial(best, first))
+    first, *others = _chunks_for_a_rate(best, slo)
+    highest = Trial(best, first)
+    if others:
+        highest = _searched(highest, SHORT_SEARCH)
     for row in others:
-        trial = _searched(Trial(best, row), above=highest.rate or 0.0)
-        if (trial.rate or 0.0) > (highest.rate or 0.0):
+        trial = _searched(Trial(best, row), SHORT_SEARCH, above=highest.rate)
+        if trial.rate > highest.rate:
             highest = trial
-    return highest
+    return _searched(highest, FindCapacity())
 
 
 def _chunks_for_a_rate(best: PolicyRuns, slo: Slo) -> list[pd.Series]:
@@ -251,18 +260,15 @@ def _chunks_for_a_rate(best: PolicyRuns, slo: Slo) -> list[pd.Series]:
     return [nearest, *[row for _, row in shortest.iterrows()]]
 
 
-def _searched(trial: Trial, *, above: float = 0.0) -> Trial:
-    """Return a trial with its rate, where its requests may have one that is `above` another."""
+def _searched(trial: Trial, task: FindCapacity, *, above: float = 0.0) -> Trial:
+    """Return a trial with its search of a rate `above` another, where its requests may have one."""
     if trial.runs.plan.load.waits_for_answers:
         return trial
-    task = FindCapacity()
+    least = max(_least_rate(trial), (1 + task.precision) * above)
     try:
-        if above and not task.meets_above(trial.at_a_rate, above):
-            return trial
-        capacity = task.highest_rate(trial.at_a_rate, _least_rate(trial))
+        return replace(trial, capacity=task.highest_rate(trial.at_a_rate, least))
     except UserError as error:  # such as of requests that have no rate
         return replace(trial, refused=str(error))
-    return replace(trial, rate=capacity.rate, is_settled=capacity.is_settled)
 
 
 def _least_rate(trial: Trial) -> float:
@@ -274,10 +280,10 @@ def _least_rate(trial: Trial) -> float:
 
 
 def _notes_on_rate(trial: Trial) -> list[str]:
-    """Say why there is no lower rate that meets the objective, where bounds alone do not."""
+    """Say why there is no lower rate that meets the objective."""
     if trial.refused:
         return [f"not tried: a lower rate ({trial.refused})"]
-    if trial.rate != 0 or out_of_reach(trial.runs.plan, trial.slo):
+    if trial.capacity is None or trial.rate:
         return []
     least = _least_rate(trial)
     if not least:
@@ -290,12 +296,15 @@ def _lower_rate(trial: Trial, context: RunContext) -> Remedy | None:
     is_stated = math.isfinite(stated) and trial.runs.plan.load.has_times
     if not trial.rate or (is_stated and trial.rate >= stated):
         return None
+    assert trial.capacity is not None, "it has a rate"
     rate = amount(trial.rate)
-    if not trial.is_settled:
+    if not trial.capacity.is_settled:
         rate = f"about {rate}"
     text = f"a lower rate: {trial.name} meets it up to {rate} requests/s"
     if is_stated:
         text += f", of {amount(stated)} here"
+    if not trial.capacity.is_settled:
+        text += f" ({trial.capacity.history})"
     settings = ["task=capacity", *_sizes(trial.at_a_rate)]
     command = trial.command(context, *settings, without=["workload.rate"])
     return Remedy(text, command)
@@ -326,7 +335,8 @@ def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
     """
     plan = trial.runs.plan
     arrives = plan.load.has_times or plan.load.waits_for_answers
-    if trial.rate == 0 or not arrives or plan.backend.num_stages > 1:
+    has_none = trial.capacity is not None and not trial.rate
+    if has_none or not arrives or plan.backend.num_stages > 1:
         return None
     present = plan.engine.cluster.num_instances
     fewest = present + 1

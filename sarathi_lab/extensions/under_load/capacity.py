@@ -94,17 +94,6 @@ class FindCapacity(Task):
         plan = self.check(cfg)
         return self._search(plan, ends_early=True, least=least).capacity
 
-    def meets_above(self, cfg: DictConfig, rate: float) -> bool:
-        """Return whether the longest run of a search meets the objective at the next rate of its
-        grid above `rate` (1/s): else no search finds a higher one. Raises UserError.
-        """
-        plan = self.check(cfg)
-        server, slo = _server_of(plan)
-        requests = plan.load.requests
-        grid = RateGrid(self.precision)
-        search = RateSearch(server, requests, grid, ends_early=True)
-        return search.passes(len(requests), grid.step(rate) + 1, slo)
-
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         # Its import takes half a second, and task=advise searches rates without a picture.
         from sarathi_lab.extensions.under_load.rate_curves import rate_curves

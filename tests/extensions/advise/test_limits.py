@@ -42,7 +42,10 @@ def test_no_run_passes_the_limits(chunk: int, policy: str) -> None:
 def test_bounds_that_a_request_misses_alone_are_named() -> None:
     plan = plan_of("workload.rate=1")
     gap, first_token = out_of_reach(plan, Slo(name="", tbt=0.05, ttft=0.1))
-    assert gap == "no rate meets slo.tbt=0.05: a decode takes 64.5 ms even alone"
+    assert gap == (
+        "no rate meets slo.tbt=0.05: a decode takes 64.5 ms even alone, with executor.weights=fp8 "
+        "36 ms"
+    )
     assert first_token.startswith("no rate meets slo.ttft=0.1: a prompt of 3,000 tokens takes ")
     assert out_of_reach(plan, Slo(name="", tbt=0.07, ttft=2)) == []
     assert too_many(plan) == []
