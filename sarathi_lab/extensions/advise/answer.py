@@ -20,6 +20,7 @@ from sarathi_lab.results.report import cell
 from sarathi_lab.results.result import DisplayTable
 from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.results.table import heading
+from sarathi_lab.tasks.plan import Plan
 
 AS_GOOD_MARK = " *"
 LONG_STALLS = 2  # times the longest gap of another policy, from which it is pointed out
@@ -346,6 +347,18 @@ def flag_lines(servers: Sequence[ServerFlags], *, is_met: bool, has_server: bool
         lines.append(f"    {server.command} {server.flags}")
         lines += [f"      options.yaml: {line}" for line in server.file]
     return lines
+
+
+def longest_line(plan: Plan) -> list[str]:
+    """Say that the flags bound sequences to the length that all requests of a plan have."""
+    lengths = {request.total_len for request in plan.load.requests}
+    if len(lengths) > 1 or plan.config["max_model_len"] is not None:
+        return []
+    (length,) = lengths
+    return [
+        f"  so started a server refuses sequences of more than {length:,} tokens, which all these "
+        f"requests have; max_model_len={2 * length} states another bound"
+    ]
 
 
 def closing(table: pd.DataFrame, runs: PolicyRuns, seed: int) -> str:

@@ -235,6 +235,7 @@ class Advise(Task):
             *answer.longer_run_lines(advice.best, runs),
             *advice.without_server,
             *answer.flag_lines(flags, is_met=advice.is_met, has_server=remedied.server is not None),
+            *(answer.longest_line(plan) if flags else []),
             answer.closing(advice.table, runs, plan.config["seed"]),
         ]
         numbers = advice.best.drop(["policy", "is_as_good"]).to_dict()

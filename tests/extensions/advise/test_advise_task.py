@@ -432,6 +432,7 @@ def test_a_rate_is_searched_with_the_sequences_that_the_chunk_has_room_for(tmp_p
     result = run(tmp_path, *load, "task.policies=[]", "task.chunks=[256]")
     text = lines_of(result)
     assert "--max_num_tokens 256 --max_batch_size 225" in text
+    assert "refuses sequences of more than 1,024 tokens, which all these requests have" in text
     for_a_rate, for_replicas = commands_in(text)
     assert for_a_rate[0] == "task=capacity"
     assert "batch=225" in for_a_rate
