@@ -351,7 +351,8 @@ class RateSearch:
             saturation: The rate (1/s) of which `LIMITS` are shares.
             lengths: Requests per run, ascending.
             is_confirmed: Whether a capacity must also pass in a run of the longest of `lengths`,
-                as two short runs may agree on a rate that no long one sustains.
+                and the lowest rate fail there if none passes: two short runs may agree on what no
+                long one does.
             least: The lowest rate (1/s) that is asked for, where it is above that of `LIMITS`.
         """
         least_share, most_share = LIMITS
@@ -372,6 +373,8 @@ class RateSearch:
             capacity = Capacity(self.grid, lowest, highest, dict(steps))
             if not capacity.is_settled:
                 continue
-            if not is_confirmed or step < lowest or passes(step, lengths[-1]):
+            # Of few requests one late one may fail every rate.
+            is_none = step < lowest
+            if not is_confirmed or passes(max(step, lowest), lengths[-1]) != is_none:
                 break
         return capacity

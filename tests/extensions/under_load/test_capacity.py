@@ -123,6 +123,18 @@ def test_runs_are_doubled_until_a_growing_queue_no_longer_passes():
     assert "1.22/s in runs of 20, 1.1/s in runs of 40" in cut.remark
 
 
+def test_a_late_request_of_a_few_does_not_decide_that_no_rate_passes():
+    """The second of two that come at once waits for the first at any rate."""
+    search = queue(320)
+    requests = [replace(request, arrival_time=0.0) for request in search.requests[:2]]
+    search.requests = [*requests, *search.requests[2:]]
+    slo = Slo(name="x", ttft=1.5)
+    lengths = [20, 40, 80, 160, 320]
+    assert search.capacity(slo, 1.0, 1.0, lengths).rate == 0.0
+    capacity = search.capacity(slo, 1.0, 1.0, lengths, is_confirmed=True)
+    assert capacity.rate == pytest.approx(1.0, rel=0.05)
+
+
 @pytest.mark.parametrize("bound", [1.001, 2.5, 5.0])
 @pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99, 1.0])
 def test_runs_that_end_when_the_objective_is_missed_give_the_same_capacity(bound, quantile):
