@@ -64,26 +64,39 @@ def confirmed(runs: PolicyRuns, leader: Leader | None = None) -> pd.DataFrame:
 def with_longer_runs(compared: Mapping[str, PolicyRuns]) -> dict[str, PolicyRuns]:
     """Return the runs of policies with a longer one of each that is to be judged without one: those
     that `confirmed` left out as overloaded.
-
-    If all are, it is those that stall requests nearly as short as the one that does so the
-    shortest; none where that is one alone.
     """
-    nearest = {label: choose(runs.table) for label, runs in compared.items()}
-    pending = [label for label, runs in compared.items() if runs.confirmed.empty]
-    if len(pending) == len(compared):
-        first, *_ = compared.values()
-        if not first.has_longer:
-            return dict(compared)
-        least = min(row["stall_class"] for row in nearest.values())
-        pending = [label for label in pending if nearest[label]["stall_class"] <= least + 1]
-        if all(is_same_run(nearest[label], nearest[pending[0]]) for label in pending):
-            return dict(compared)
     with_longer = dict(compared)
-    for label in pending:
-        runs = with_longer[label]
-        longer = runs.longer(nearest[label])
+    for label in _to_repeat(compared):
+        runs = compared[label]
+        longer = runs.longer(choose(runs.table))
         with_longer[label] = replace(runs, confirmed=pd.DataFrame([longer]))
     return with_longer
+
+
+def _to_repeat(compared: Mapping[str, PolicyRuns]) -> list[str]:
+    """Return the labels of overloaded policies that are to have longer runs.
+
+    If all are overloaded, it is those that stall requests nearly as short as the one that does so
+    the shortest; none where that is one alone, or its twins.
+    """
+    overloaded = {}
+    for label, runs in compared.items():
+        if runs.has_longer and runs.confirmed.empty:
+            overloaded[label] = choose(runs.table)
+    if len(overloaded) < len(compared):
+        return list(overloaded)
+    shortest = min(overloaded.values(), key=_stall_class)
+    rivals = []
+    is_alone = True
+    for label, row in overloaded.items():
+        if _stall_class(row) <= _stall_class(shortest) + 1:
+            rivals.append(label)
+            is_alone = is_alone and is_same_run(row, shortest)
+    return [] if is_alone else rivals
+
+
+def _stall_class(row: Row) -> int:
+    return int(row["stall_class"])
 
 
 @dataclass
@@ -114,11 +127,13 @@ class _LongerRuns:
         if longer["slo_met"]:
             self.least_use = min(self.least_use, longer["worst_use"])
         elif not longer["is_steady"]:
-            self.overload = max(self.overload, (1 - AS_GOOD) * row["throughput"])
+            served = (1 - AS_GOOD) * row["throughput"]
+            self.overload = max(self.overload, served)
 
     def predict_miss(self, row: Row) -> bool:
         """Return whether they let expect that a longer run of a row's chunk exceeds a bound."""
-        return row["throughput"] < self.overload or _is_close_to_missed(row, self.rows)
+        is_overload = row["throughput"] < self.overload
+        return is_overload or _is_close_to_missed(row, self.rows)
 
 
 def _best_first(within: pd.DataFrame, leader: Leader | None) -> pd.DataFrame:
@@ -127,8 +142,9 @@ def _best_first(within: pd.DataFrame, leader: Leader | None) -> pd.DataFrame:
     """
     least = (1 - AS_GOOD) * within["throughput"].max()
     is_behind = within["throughput"] < least
-    growths = [1.0 if leader is None else leader.growth(chunk) for chunk in within["chunk"]]
-    expected_use = growths * within["worst_use"]
+    expected_use = within["worst_use"]
+    if leader is not None:
+        expected_use = expected_use * within["chunk"].map(leader.growth)
     ranks = within.assign(is_behind=is_behind, expected_use=expected_use)
     return ranked(ranks, "is_behind", "expected_use")
 
@@ -136,8 +152,8 @@ def _best_first(within: pd.DataFrame, leader: Leader | None) -> pd.DataFrame:
 def _is_close_to_missed(row: Row, longer_rows: list[dict[str, Any]]) -> bool:
     """Return whether a longer run of nearly the same chunk exceeds a bound."""
     for longer in longer_rows:
-        larger = max(row["chunk"], longer["chunk"])
-        smaller = min(row["chunk"], longer["chunk"])
-        if longer["bounds_missed"] and larger <= (1 + CLOSE) * smaller:
+        chunks = row["chunk"], longer["chunk"]
+        is_close = max(chunks) <= (1 + CLOSE) * min(chunks)
+        if is_close and longer["bounds_missed"]:
             return True
     return False
