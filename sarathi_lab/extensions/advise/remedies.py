@@ -20,7 +20,7 @@ from sarathi_lab.config.run_context import RunContext, as_command
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.experiment.advise import Row, choose, missed_bounds, ranked
 from sarathi_lab.extensions.advise.limits import in_time_alone, out_of_reach
-from sarathi_lab.extensions.advise.options import PolicyRuns, with_fitting_sequences
+from sarathi_lab.extensions.advise.options import LONGER, PolicyRuns, with_fitting_sequences
 from sarathi_lab.extensions.advise.sequences import MoreSequences, more_sequences
 from sarathi_lab.extensions.under_load.capacity import FindCapacity
 from sarathi_lab.extensions.under_load.search import (
@@ -114,8 +114,8 @@ class Trial:
         return with_fitting_sequences(cfg, FindCapacity().check(cfg))
 
     def in_replicas(self, number: int) -> DictConfig:
-        """Return its configuration with `number` engines, and as many requests for each as now.
-        Raises UserError.
+        """Return its configuration with `number` engines, and as many requests for each as now, but
+        no more in all than the longer runs of advice have. Raises UserError.
         """
         cfg = self.cfg
         present = self.runs.plan.engine.cluster.num_instances
@@ -124,7 +124,8 @@ class Trial:
         cfg.cluster.num = number
         num_requests = cfg.workload.get("num_requests")
         if isinstance(num_requests, int):
-            cfg.workload.num_requests = num_requests * number // present
+            as_many_each = num_requests * number // present
+            cfg.workload.num_requests = min(as_many_each, LONGER * num_requests)
         return with_fitting_sequences(cfg, make_plan(cfg))
 
     def command(self, context: RunContext, *added: str, without: Sequence[str] = ()) -> str:
