@@ -262,14 +262,18 @@ def _chunks_for_a_rate(best: PolicyRuns, slo: Slo) -> list[pd.Series]:
 
 
 def _searched(trial: Trial, task: FindCapacity, *, above: float = 0.0) -> Trial:
-    """Return a trial with its search of a rate `above` another, where its requests may have one."""
+    """Return a trial with its search of a rate `above` another, where its requests may have one;
+    from the rate on that it has.
+    """
     if trial.runs.plan.load.waits_for_answers:
         return trial
     least = max(_least_rate(trial), (1 + task.precision) * above)
+    start = trial.rate or None
     try:
-        return replace(trial, capacity=task.highest_rate(trial.at_a_rate, least))
+        capacity = task.highest_rate(trial.at_a_rate, least=least, start=start)
     except UserError as error:  # such as of requests that have no rate
         return replace(trial, refused=str(error))
+    return replace(trial, capacity=capacity)
 
 
 def _least_rate(trial: Trial) -> float:

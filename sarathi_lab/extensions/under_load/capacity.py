@@ -87,12 +87,19 @@ class FindCapacity(Task):
         at_rate(shortest_run, 1.0)  # raises for requests without gaps
         return plan
 
-    def highest_rate(self, cfg: DictConfig, least: float = 0.0) -> Capacity:
-        """Search the capacity as `run` does, without its tables, from the rate `least` (1/s) on.
-        Raises UserError for what makes no search.
+    def highest_rate(
+        self, cfg: DictConfig, *, least: float = 0.0, start: float | None = None
+    ) -> Capacity:
+        """Search the capacity as `run` does, without its tables. Raises UserError for what makes no
+        search.
+
+        Args:
+            cfg: The configuration of the run.
+            least: The lowest rate (1/s) that is asked for.
+            start: The rate (1/s) of the first run; None: that of all requests at once.
         """
         plan = self.check(cfg)
-        return self._search(plan, ends_early=True, least=least).capacity
+        return self._search(plan, ends_early=True, least=least, start=start).capacity
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         # Its import takes half a second, and task=advise searches rates without a picture.
@@ -138,7 +145,14 @@ class FindCapacity(Task):
             return run_lengths(num_requests, doublings=1)
         return run_lengths(num_requests, self.doublings)
 
-    def _search(self, plan: Plan, *, ends_early: bool = False, least: float = 0.0) -> Searched:
+    def _search(
+        self,
+        plan: Plan,
+        *,
+        ends_early: bool = False,
+        least: float = 0.0,
+        start: float | None = None,
+    ) -> Searched:
         lengths = self._lengths(plan)
         requests = plan.load.requests
         server, slo = _server_of(plan)
@@ -150,7 +164,7 @@ class FindCapacity(Task):
             grid = RateGrid(self.precision)
             search = RateSearch(server, requests, grid, ends_early, watch=progress)
             capacity = search.capacity(
-                slo, saturation, saturation, lengths, is_confirmed=True, least=least
+                slo, start or saturation, saturation, lengths, is_confirmed=True, least=least
             )
         return Searched(search, slo, saturation, capacity)
 
