@@ -85,6 +85,10 @@ class Quantisation:
     table_bytes: float | None = None
     head_bytes: float | None = None
 
+    def __post_init__(self) -> None:
+        # A file states a list, which has no hash.
+        object.__setattr__(self, "parts", tuple(self.parts))
+
     def part(self, kind: KindName | None) -> StoredPart:
         """Return how products of a kind are stored (None: of a kind that is not quantised)."""
         for part in self.parts:

@@ -335,6 +335,14 @@ def test_experts_may_have_fewer_bits_than_the_file_says() -> None:
     assert every.stored.part("experts").weight_bytes == 1
 
 
+def test_the_lab_s_deepseek_v4_flash_is_the_published_one() -> None:
+    fields = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    fields |= {"expert_dtype": "fp4", "max_position_embeddings": 2**20}
+    preset = load_option("model", "deepseek-v4-flash")
+    assert replace(published("DeepSeek-V4-Flash", **fields), name=preset.name) == preset
+    assert hash(preset.quantisation) is not None
+
+
 @pytest.mark.parametrize(
     ("fields", "num_layers"),
     [
