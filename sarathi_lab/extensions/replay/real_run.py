@@ -64,6 +64,8 @@ NAMES = ("version", "model", "hardware")
 # Further names of a model; the size of one cache that logs and descriptions count differently.
 NOT_COMPARED = (SERVED_NAMES, LOGGED_CACHE)
 WEIGHTS = "executor.weights"
+NUM_BLOCKS = "cache.num_blocks"
+VERSION_OF_RULES = "policy.version"
 UNTOLD_WEIGHTS = tuple(f"quantization={method} " for method in METHODS_OF_CHECKPOINTS)
 VLLM = "vllm_v1"
 # Servers by their policies, each with versions of its own; other policies are vLLM's.
@@ -100,6 +102,27 @@ class ServerSettings:
         """Whether a source has all arguments that are not the server's defaults."""
         return any(statement.is_complete for statement in self.statements)
 
+    def tell(self, name: str) -> bool:
+        """Return whether the sources tell a setting: one states it, or has all arguments, so that
+        it is the server's default. What a server finds when it starts is no default, nor are the
+        weights of a checkpoint, or a version.
+        """
+        stated = self.stated
+        if name == NUM_BLOCKS:
+            return self.num_blocks is not None
+        if name == VERSION_OF_RULES:
+            return "version" in stated
+        is_default = self.is_complete
+        if name == WEIGHTS:
+            is_default = is_default and not self._leave_weights_open()
+        return name in stated or is_default
+
+    def _leave_weights_open(self) -> bool:
+        """Return whether weights have a type that is named, and can't be told or simulated."""
+        told = self._weights_by_name(self._settings())
+        is_untold = bool(told.word) and not told.weights
+        return is_untold or any(name.startswith("quantization") for name in self._not_simulated())
+
     @property
     def policy(self) -> str:
         """The scheduler that a source states, by its name in conf/policy; "": none does."""
@@ -115,8 +138,8 @@ class ServerSettings:
     def num_blocks(self) -> int | None:
         """Blocks that requests can have."""
         stated = self.stated
-        if "cache.num_blocks" in stated or "cache.tokens" not in stated:
-            return stated.get("cache.num_blocks")
+        if NUM_BLOCKS in stated or "cache.tokens" not in stated:
+            return stated.get(NUM_BLOCKS)
         return int(stated["cache.tokens"] // stated.get("cache.block_size", BLOCK_SIZE))
 
     def _weights_by_name(self, settings: Mapping[str, object]) -> ToldWeights:

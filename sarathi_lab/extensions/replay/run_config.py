@@ -39,7 +39,11 @@ from sarathi_lab.extensions.replay.server_arguments import (
     WHOLE_PROMPTS_V0,
     LoggedCache,
 )
-from sarathi_lab.extensions.replay.settings import typed_settings, with_settings
+from sarathi_lab.extensions.replay.settings import (
+    SERVER_DEFAULTS,
+    typed_settings,
+    with_settings,
+)
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
@@ -119,7 +123,10 @@ def _parameters(hardware: DictConfig) -> dict[str, object]:
 def _find_host(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     name = cfg.host.name
     if name == AUTO:
-        degree = run.settings.stated.get("executor.tensor_parallel", cfg.executor.tensor_parallel)
+        name_of_degree = "executor.tensor_parallel"
+        degree = run.settings.stated.get(name_of_degree, SERVER_DEFAULTS[name_of_degree])
+        if not run.settings.tell(name_of_degree):
+            degree = cfg.executor.tensor_parallel
         host = _host(run, is_on_several=_is_on_several(degree))
         from_files.settings["host"] = host
         if not run.version:

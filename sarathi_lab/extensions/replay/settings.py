@@ -1,8 +1,8 @@
 """Settings of a replay: what the files state of the server, what the user states, what is assumed.
 
-One rule for all of them: a file's statement holds for the run as it was; where no file states a
-setting, the user's does, and else the server's default. What the user states otherwise than a file
-is the setting of a further replay.
+One rule for all of them: a file's statement holds for the run as it was, and one with all arguments
+of a server states its defaults, too. Where no file states a setting, the user's holds, and else the
+server's default. What the user states otherwise than a file is the setting of a further replay.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sarathi_lab.config.instantiate import (
     top_level,
 )
 from sarathi_lab.engine.queues import QueueOrder
-from sarathi_lab.extensions.replay.real_run import BLOCK_SIZE, RealRun
+from sarathi_lab.extensions.replay.real_run import BLOCK_SIZE, VERSION_OF_RULES, RealRun
 from sarathi_lab.extensions.replay.server_arguments import GRAPH_MODE, UNCUT
 from sarathi_lab.policy import Policy, VllmV1
 from sarathi_lab.policy.vllm import rules_of
@@ -141,14 +141,14 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
     by_user = _stated_by_user(cfg, typed)
     if not of_other_policy:
         by_user |= _policy_fields(cfg, policy, run, typed)
-    facts = run.settings.stated
     notes = []
-    as_run = dict(SERVER_DEFAULTS)
+    # Of the server, not of the command line; its defaults are looked up later.
+    as_run = {**SERVER_DEFAULTS, "chunk": None, "batch": None}
     if "version" in policy:
-        as_run["policy.version"] = rules_of(run.version)
+        as_run[VERSION_OF_RULES] = rules_of(run.version)
     for name, value in by_user.items():
         is_of_other_policy = of_other_policy and name == "chunk"
-        if name not in facts and not is_of_other_policy:
+        if not run.settings.tell(name) and not is_of_other_policy:
             as_run[name] = value
             notes.append(f"as you state: {name}={_shown(value)}")
     of_files, notes_of_files = _settings_of_files(run, policy)
@@ -164,7 +164,7 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
     assumed = []
     if not run.settings.is_complete:
         for name in NAMED_WHERE_ASSUMED:
-            if name not in facts and name not in by_user:
+            if not run.settings.tell(name) and name not in by_user:
                 assumed.append(f"{name}={_shown(as_run[name])}")
     return ReplaySettings(policy, as_run, by_user, of_other_policy, assumed, notes)
 

@@ -51,10 +51,10 @@ class Validate(Task):
 
     Model, GPU, host, policy, sizes and arrivals are those of the run's files, of the server's `log`
     and of the command line `server` that started it. What none of them states is taken from the
-    user, else it is the server's default; what the user states otherwise than a file is the setting
-    of a further replay. Only hardware, host, model and dtype are then those of both. `chunk` and
-    `batch` are the server's, in any case; `stated` has the settings of the command line (see
-    `settings`).
+    user, else it is the server's default, which a source with all arguments states, too; what the
+    user states otherwise than a file is the setting of a further replay. Only hardware, host, model
+    and dtype are then those of both. `chunk` and `batch` are the server's, in any case; `stated`
+    has the settings of the command line (see `settings`).
     """
 
     has_runs = True

@@ -512,6 +512,34 @@ def test_what_the_user_states_otherwise_than_a_file_is_a_further_replay(result):
         assert any(setting in change for change in case.changed)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("executor.tensor_parallel=2", "executor.weights=fp8", "cache.prefix=false", "chunk=512"),
+        *("cache.dtype=fp8", "cache.block_size=32", "batch=16", "max_model_len=8192"),
+        "policy.enable_chunked_prefill=false",
+    ],
+)
+def test_a_command_has_its_servers_defaults_and_what_is_typed_is_a_further_replay(setting, result):
+    command = "task.server='vllm serve meta-llama/Llama-3.1-8B'"
+    alone = replayed(result, command)
+    case = replayed(result, command, setting)
+    assert case.as_run.does_the_same_as(alone.as_run)
+    (change,) = [change for change in case.changed if change.startswith(setting)]
+    assert change != f"{setting} ({setting.partition('=')[2]})"
+    assert "as you state" not in " ".join(case.as_run.describe())
+
+
+def test_what_a_command_does_not_tell_is_the_users(result):
+    """The cache that a server finds when it starts, its version, and weights of no such type."""
+    command = "task.server='vllm serve our/Llama-3.1-8B-FP4'"
+    settings = ["cache.num_blocks=999", "executor.weights=nvfp4", "policy.version=0.33"]
+    case = replayed(result, command, *settings)
+    assert case.what_if is None
+    said = " ".join(case.as_run.describe())
+    assert all(f"as you state: {setting}" in said for setting in settings)
+
+
 def test_a_replay_with_other_devices_has_their_cache(result):
     as_vllm(result, num_gpu_blocks_override=400, tensor_parallel_size=1)
     case = replayed(result, "executor.tensor_parallel=2")
