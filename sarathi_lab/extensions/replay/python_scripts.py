@@ -14,6 +14,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -54,8 +55,16 @@ OPERATORS: dict[type[ast.AST], Callable[..., object]] = {
     ast.GtE: operator.ge,
 }
 # Values of names that a script has from elsewhere.
-VALUES = {"__name__": "__main__", "sys.executable": "python"}
-VALUES |= {f"torch.{dtype}": dtype for dtype in ("bfloat16", "float16", "float32")}
+VALUES = {
+    "__name__": "__main__",
+    "sys.executable": "python",
+    "torch.bfloat16": "bfloat16",
+    "torch.float16": "float16",
+    "torch.float32": "float32",
+}
+# Beyond these no number is computed, which might take a machine's memory.
+LARGEST = 2**40
+LARGEST_POWER = 64
 Located = ast.stmt | ast.expr | ast.arg
 Scope = dict[str, object]  # values by variable; with $ in front, by variable of the environment
 
@@ -79,8 +88,10 @@ class PythonCall:
 
 def parsed(text: str) -> ast.Module | None:
     """Parse a script; None for other text."""
+    if text.lstrip("\n")[:1] in (" ", "\t"):
+        text = textwrap.dedent(text)
     try:
-        return ast.parse(textwrap.dedent(text))
+        return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -90,7 +101,8 @@ def calls_in(script: ast.Module) -> list[PythonCall]:
     its variables, as calls without a name.
     """
     follower = _Follower(script)
-    follower.follow(script.body, {**VALUES})
+    with suppress(RecursionError):  # of an expression of many hundred parts
+        follower.follow(script.body, {**VALUES})
     calls = [call for call in follower.calls if not call.function.endswith(PRINTING)]
     for scope in follower.scopes:
         environment = _environment(scope)
@@ -402,7 +414,7 @@ def _added(method: str, values: Sequence[object], node: Located) -> list[object]
     """Return the words that a call of a list's method adds to it."""
     if method == "append":
         return [*values]
-    if method == "extend":
+    if method == "extend" and values:
         return _spliced(values[0], node)
     return [_several(node)]
 
@@ -418,7 +430,16 @@ def _applied(operation: ast.AST, values: Sequence[object], node: Located) -> obj
     function = OPERATORS.get(type(operation))
     if function is None or is_untold(values):
         return _untold(node)
+    if isinstance(operation, ast.Mult | ast.Pow) and not all(map(_is_small, values)):
+        return _untold(node)
+    if isinstance(operation, ast.Pow) and values[1] not in range(LARGEST_POWER):
+        return _untold(node)
     return _result(function, values, node)
+
+
+def _is_small(value: object) -> bool:
+    """Return whether a value is a number that others may be computed of."""
+    return isinstance(value, int | float) and abs(value) < LARGEST
 
 
 def _result(function: Callable[..., object], values: Sequence[object], node: Located) -> object:

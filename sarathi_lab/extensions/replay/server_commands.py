@@ -121,7 +121,7 @@ NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 LONG_DASH = re.compile(r"^[‐-―−](?=[A-Za-z])")  # what a text editor makes of two hyphens
 DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)\n[ \t]*\2[ \t]*(?:\n|$)", re.DOTALL)
 # Behind comments, it begins with FROM or with variables of it; a script may write one elsewhere.
-BEGINS_DOCKERFILE = re.compile(r"(?:\s*#.*\n|\s*\n)*[ \t]*(?:FROM|ARG)[ \t]+\S+")
+BEGINS_DOCKERFILE = re.compile(r"(?:[ \t]*(?:#.*)?\r?\n)*[ \t]*(?:FROM|ARG)[ \t]+\S+")
 V0_SWITCH = "VLLM_USE_V1"
 
 

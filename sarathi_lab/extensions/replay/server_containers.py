@@ -66,6 +66,10 @@ LLM_SERVICE = "LLMInferenceService"
 ADDITIONAL_ARGS, HUB = "VLLM_ADDITIONAL_ARGS", "hf://"
 # Of Kubernetes, compose, and SkyPilot.
 VARIABLES_KEYS = ("env", "environment", "envs")
+# Behind comments, it begins with a key, or with an entry of a list.
+BEGINS_YAML = re.compile(
+    r"""(?:[ \t]*(?:(?:[#%]|---).*)?\r?\n)*[ \t]*(?:-\s|[{\[]|["']?[\w./-]+["']?[ \t]*:(?:\s|$))"""
+)
 DOCKERFILE = re.compile(r"^[ \t]*FROM[ \t]+\S+", re.MULTILINE)
 INSTRUCTION = re.compile(r"^[ \t]*(FROM|ARG|ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
 STAGE = re.compile(r"(?<!\S)(?!--)\S+")  # its base, maybe AS and a name, behind flags
@@ -78,8 +82,9 @@ def containers_in(text: str) -> list[ShellCommand]:
     """Return the commands of the containers that YAML or JSON describes."""
     with suppress(ValueError):
         return [*containers_of(json.loads(text))]  # many times faster than as YAML
-    with suppress(yaml.YAMLError):
-        return [*containers_of([*yaml.safe_load_all(text)])]
+    if BEGINS_YAML.match(text):  # as reading a long log as YAML takes minutes
+        with suppress(yaml.YAMLError):
+            return [*containers_of([*yaml.safe_load_all(text)])]
     return []
 
 

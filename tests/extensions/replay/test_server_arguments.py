@@ -904,6 +904,7 @@ def test_names_of_folders_and_other_images_are_no_server(text, version):
         "cp -r workspace/vllm-fork /opt",
         "cp -r workspace/vllm-openai /opt",
         "docker run rocm/vllm-dev:latest bash",
+        "\n" * 60 + "make vllm",  # in no more time than a line
         f"FROM {OPENAI} AS build\nENTRYPOINT vllm serve Qwen/Qwen3-8B\nFROM alpine\nCMD sh",
     ],
 )
@@ -997,6 +998,8 @@ def test_variables_of_the_environment_that_a_python_script_sets_count():
         ("cmd += ['--max-num-seqs', os.environ['N']]", 2, "max_num_seqs"),
         ("with open('n') as n:\n    cmd += ['--max-num-seqs', n]", 2, "max_num_seqs"),
         ("cmd += options.more", 2, "an argument"),
+        ("cmd += ['-tp', 2**10**9]", 2, "tensor_parallel_size"),
+        ("cmd += ['-tp', 'a' * 10**12]", 2, "tensor_parallel_size"),
         ("cmd.insert(2, '--enforce-eager')", 2, "an argument"),
         ("cmd.append('--enforce-eager' if options.fast else '-O0')", 2, "an argument"),
         ("def add(cmd):\n    cmd.append('-tp8')\nadd(cmd)", 4, "an argument"),
