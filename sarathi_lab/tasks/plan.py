@@ -321,16 +321,28 @@ def _fitted(plan: Plan) -> Plan:
     # The cost model is asked for only by policies that predict, as its tables take time to read.
     predictor = partial(plan.backend.predictor, plan.spec)
     policy = plan.policy.on_device(predictor, plan.engine.batch_size, plan.max_model_len)
-    plan = replace(plan, engine=replace(plan.engine, policy=policy))
+    fitted = _with_policy(plan, policy)
     if policy.budget == AUTO:
-        advice = _advice(plan)
-        engine = replace(plan.engine, policy=policy.with_budget(advice.chunk))
-        # What is recorded and fingerprinted is the number, not "auto".
-        OmegaConf.update(plan.cfg, f"policy.{policy.budget_field}", advice.chunk)
-        plan = replace(plan, engine=engine, advice=advice)
-    with explained_cache(plan.engine, plan.backend, plan.spec, plan.cfg.cache.memory_share):
-        plan.engine.check(plan.load.requests)
-    return plan
+        fitted = _with_advised_chunk(fitted)
+    engine = fitted.engine
+    with explained_cache(engine, plan.backend, plan.spec, plan.cfg.cache.memory_share):
+        engine.check(plan.load.requests)
+    return fitted
+
+
+def _with_policy(plan: Plan, policy: Policy) -> Plan:
+    engine = replace(plan.engine, policy=policy)
+    return replace(plan, engine=engine)
+
+
+def _with_advised_chunk(plan: Plan) -> Plan:
+    """Return `plan` with the chunk that is advised for it. Raises UserError where none is."""
+    policy = plan.policy
+    advice = _advice(plan)
+    # What is recorded and fingerprinted is the number, not "auto".
+    OmegaConf.update(plan.cfg, f"policy.{policy.budget_field}", advice.chunk)
+    advised = _with_policy(plan, policy.with_budget(advice.chunk))
+    return replace(advised, advice=advice)
 
 
 def _advice(plan: Plan) -> BestChunk:

@@ -333,6 +333,8 @@ class SimulatedBackend:
                 f"attention faster here; compare with hardware.causal_efficiency={before:g}"
             )
         cautions += cost.cautions
+        if not cost.has_operations:
+            cautions += self._kernels_of_host_without_effect()
         attention = caution_of(self.hardware, self.host, cost)
         if attention is not None:
             cautions.append(attention)
@@ -353,6 +355,22 @@ class SimulatedBackend:
                 "lower bound"
             )
         return cautions + self._model_cautions(spec)
+
+    def _kernels_of_host_without_effect(self) -> list[str]:
+        """Name what is stated of a host's kernels, where iterations were measured as wholes."""
+        host = self.host
+        of_kernels = {
+            "attention_kernel": host.attention_kernel,
+            "fused": host.fused,
+            "graphs": host.graphs,
+        }
+        names = [f"host.{name}" for name, value in of_kernels.items() if value is not None]
+        if not names:
+            return []
+        return [
+            f"no effect of {', '.join(names)}: the table has whole iterations, with the kernels "
+            "and launches that they had"
+        ]
 
     def _model_cautions(self, spec: ModelSpec) -> list[str]:
         """List what of a published model is simplified."""

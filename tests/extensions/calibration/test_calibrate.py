@@ -219,6 +219,24 @@ def test_a_simulated_device_is_found_again(tmp_path, is_quick):
     assert decode.time_us == pytest.approx(1e6 * seconds_of(batch), rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("host", "named"),
+    [
+        ("vllm_0_12", ["no effect of host.graphs"]),
+        ("trtllm_1_0", ["no effect of host.attention_kernel"]),
+        ("none", []),
+    ],
+)
+def test_kernels_of_a_host_have_no_effect_on_whole_iterations(table, tmp_path, host, named):
+    table.to_csv(tmp_path / "iterations.csv", index=False)
+    (tmp_path / "meta.yaml").write_text(f"model: {SPEC.name}")
+    device = ["executor=simulated", "hardware=h100", f"hardware.tables={tmp_path}"]
+    profiled = ["executor.cost_model=profiled", f"host={host}"]
+    backend = build(config_of(*device, *profiled).executor)
+    said = [caution.partition(":")[0] for caution in backend.cautions(SPEC)]
+    assert [line for line in said if line.startswith("no effect")] == named
+
+
 def test_stages_of_a_pipeline_take_equal_shares_of_an_iteration(table, h100, tmp_path):
     table.to_csv(tmp_path / "iterations.csv", index=False)
     (tmp_path / "meta.yaml").write_text(f"model: {SPEC.name}")
