@@ -204,25 +204,21 @@ def _server_in(commands: Sequence[ShellCommand], source: str) -> Server | None:
     """Return the server that one of several commands starts; None: none does. Raises UserError for
     several servers, and for a command with open quotes.
     """
-    servers = list[Server]()
+    servers = dict[tuple[str, ...], Server]()
     for command in commands:
         for server in servers_of(command):
             # A shell's trace (set -x) has a command once more.
-            if not any(server.arguments == other.arguments for other in servers):
-                servers.append(server)
-    _check_is_one(servers, source)
-    if any(server.command.has_open_quotes for server in servers):
-        raise UserError(f"{source} can't be read (a quote is open); close its quotes")
-    return next(iter(servers), None)
-
-
-def _check_is_one(servers: Sequence[object], source: str) -> None:
-    """Raise UserError for several servers."""
+            servers.setdefault(tuple(server.arguments), server)
     if len(servers) > 1:
         raise UserError(
             f"{source} has the commands of {len(servers)} servers; state the one whose run it "
             "is as task.server='vllm serve MODEL ...'"
         )
+    for server in servers.values():
+        if server.command.has_open_quotes:
+            raise UserError(f"{source} can't be read (a quote is open); close its quotes")
+        return server
+    return None
 
 
 def _read_server(server: Server, source: str, text: str) -> Statement:
@@ -272,8 +268,8 @@ def _without_unset(
             notes += [f"{name}.{note}" for note in of_keys]
             continue
         # A list with one such word is not taken at all: the others may be half of what was meant.
-        words = value if isinstance(value, list) else [value]
-        text = " ".join(map(str, words))
+        values = value if isinstance(value, list) else [value]
+        text = " ".join(map(str, values))
         is_output = OUTPUT.search(text) is not None
         is_told = VARIABLE.search(f"{name} {text}") is None and not is_output
         row = find(system, name)
@@ -308,8 +304,8 @@ def _in_python(script: ast.Module) -> list[list[ShellCommand]]:
         variables = {name: str(value) for name, value in call.environment.items()}
         for system, function in PYTHON_CALLS.items():
             if function.search(f"{call.function}("):
-                words = [*map(str, call.positional), *flags_of(call.named)]
-                commands.append(ShellCommand([*PROGRAM_WORDS[system], *words], variables))
+                arguments = [*map(str, call.positional), *flags_of(call.named)]
+                commands.append(ShellCommand([*PROGRAM_WORDS[system], *arguments], variables))
                 break
         for value in (*call.positional, [*call.positional]):
             if isinstance(value, str) and " " in value:

@@ -212,9 +212,9 @@ def _arguments_of_vllm(content: Mapping[str, object]) -> list[str]:
         sizes = as_object(content.get("parallelism"))
         degrees = {f"{kind}_parallel_size": sizes.get(kind) for kind in PARALLEL}
         variables = _variables_of(content.get("env"))
-        further = split(variables.get(ADDITIONAL_ARGS, ""))
+        extra_arguments = split(variables.get(ADDITIONAL_ARGS, ""))
         model = _model_of_kserve(as_object(content.get("model")))
-        return [model, *flags_of(degrees), *arguments, *further]
+        return [model, *flags_of(degrees), *arguments, *extra_arguments]
     if _at(content, "modelFormat.name") in FORMATS_OF_VLLM:
         return [_model_of_kserve(content), *arguments]
     return []
@@ -260,8 +260,8 @@ def _from_camel_case(name: str) -> str:
 def _flags_of_chart(arguments: Mapping[str, object]) -> list[str]:
     """Return arguments in camel case as flags, then those that the chart hands on."""
     flags = {_from_camel_case(str(name)): value for name, value in arguments.items()}
-    further = _argv_of(flags.pop(_from_camel_case(EXTRA_KEY), None))
-    return [*flags_of(flags), *further]
+    extra_arguments = _argv_of(flags.pop(_from_camel_case(EXTRA_KEY), None))
+    return [*flags_of(flags), *extra_arguments]
 
 
 def _argv_of(value: object) -> list[str]:

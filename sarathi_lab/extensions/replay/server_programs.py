@@ -189,8 +189,8 @@ def _is_place_of_image(word: str, in_front: Sequence[str]) -> bool:
         return False
     if IMAGE_FLAG in (before, word.partition("=")[0]):
         return True
-    is_program = all(ASSIGNMENT.fullmatch(other) for other in in_front)
-    return is_program or any(other in STARTING for other in in_front)
+    is_program = all(map(ASSIGNMENT.fullmatch, in_front))
+    return is_program or not set(STARTING).isdisjoint(in_front)
 
 
 def notes_of_files(names: Sequence[str]) -> list[str]:

@@ -91,9 +91,9 @@ def _commands(
         line = OUTPUT.sub(lambda output: _as_word(output, programs), line)
         for text in _commands_of_line(line):
             command = _command_of(text, values)
-            words = command.argv[command.argv[:1] in DECLARING :]
-            assignments = [match for match in map(ASSIGNMENT.fullmatch, words) if match]
-            if len(assignments) < len(words):
+            argv = command.argv[command.argv[:1] in DECLARING :]
+            assignments = [match for match in map(ASSIGNMENT.fullmatch, argv) if match]
+            if len(assignments) < len(argv):
                 yield command
                 continue
             for name, adds, value in (match.groups() for match in assignments):
