@@ -5,8 +5,8 @@
 Serves the same requests on an RTX PRO 6000, by its tables, with one attention call and with two,
 under Sarathi-Serve, vLLM v1 and this lab's riding_limit at several budgets and limits; leaves
 results/rtx-pro-6000.csv, a row a run, and prints the best of each rule. With --held-out it serves
-six other seeds in one call with the budget and limit that were best, which leaves
-results/rtx-pro-6000-held-out.csv and prints what the rule gains by seed.
+six other seeds in one call, each rule with its own best budget and limit of that table, which
+leaves results/rtx-pro-6000-held-out.csv and prints what the rule gains by seed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ import sarathi_lab as lab
 
 SEEDS = (0, 1)
 HELD_OUT_SEEDS = (2, 3, 4, 5, 6, 7)
-BUDGETS = (512, 1024, 2048)
+BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 LIMITS = (65_536, 131_072, 262_144)  # tokens of all riding decodes' caches
 RATES = {"openchat_sharegpt4": 4.0, "arxiv_summarization": 1.5}  # which one call can't keep up with
 NUM_REQUESTS = {"openchat_sharegpt4": 300, "arxiv_summarization": 200}
-BEST_BUDGET = 2048  # of every rule, by SEEDS
-BEST_LIMIT = 262_144  # in one call, by SEEDS
 LIMIT = "policy.most_riding_tokens"
 QUANTITIES = ["throughput", "ttft_p50", "tbt_p99"]
 RESULTS = Path(__file__).parent / "results" / "rtx-pro-6000.csv"
@@ -59,36 +57,43 @@ def compare() -> None:
     runs = pd.concat(list(tables()), ignore_index=True)
     RESULTS.parent.mkdir(exist_ok=True)
     runs.to_csv(RESULTS, index=False, float_format="%.6g")
-    keys = ["workload", "calls", "policy", "riding_tokens", "chunk"]
-    means = runs.groupby(keys, dropna=False)[QUANTITIES].mean().reset_index()
-    for (workload, calls), rows in means.groupby(["workload", "calls"]):
+    for (workload, calls), best in best_settings(runs).groupby(["workload", "calls"]):
         print(f"{workload}, {calls} attention call(s)")
-        best = rows.loc[rows.groupby("policy").throughput.idxmax()]
         print(best.drop(columns=["workload", "calls"]).to_string(index=False))
 
 
+def best_settings(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the budget and limit of the largest mean throughput of each rule, by load and number
+    of calls.
+    """
+    settings = ["workload", "calls", "policy", "riding_tokens", "chunk"]
+    means = runs.groupby(settings, dropna=False)[QUANTITIES].mean().reset_index()
+    largest = means.groupby(["workload", "calls", "policy"]).throughput.idxmax()
+    return means.loc[largest]
+
+
 def compare_held_out() -> None:
-    """Print what the chosen budget and limit gain on seeds that did not choose them."""
+    """Print what the chosen budgets and limit gain on seeds that did not choose them."""
+    best = best_settings(pd.read_csv(RESULTS)).query("calls == 1")
     tables = []
-    for workload in RATES:
-        common = {
-            **SERVER,
-            **load_of(workload),
-            "seed": HELD_OUT_SEEDS,
-            "chunk": BEST_BUDGET,
-            "++hardware.hybrid_call": True,
-        }
-        served = lab.sweep(**common, policy=["sarathi_serve", "vllm_v1"]).runs
-        limited = lab.sweep(**common, policy="riding_limit", **{LIMIT: BEST_LIMIT}).runs
-        runs = pd.concat([served, limited], ignore_index=True)
-        tables.append(runs[["policy", "seed", *QUANTITIES]].assign(workload=workload))
-        by_policy = {policy: rows.set_index("seed") for policy, rows in runs.groupby("policy")}
+    for chosen in best.itertuples():
+        settings = {**SERVER, **load_of(chosen.workload), "++hardware.hybrid_call": True}
+        settings |= {"seed": HELD_OUT_SEEDS, "policy": chosen.policy, "chunk": chosen.chunk}
+        if chosen.policy == "riding_limit":
+            settings[LIMIT] = int(chosen.riding_tokens)
+        runs = lab.sweep(**settings).runs
+        labelled = runs[["policy", "chunk", "seed", *QUANTITIES]].assign(workload=chosen.workload)
+        tables.append(labelled)
+    held_out = pd.concat(tables)
+    held_out.to_csv(HELD_OUT, index=False, float_format="%.6g")
+    for workload, of_load in held_out.groupby("workload"):
+        by_policy = of_load.set_index("seed").groupby("policy")[QUANTITIES]
+        limited = by_policy.get_group("riding_limit")
         for policy in ("sarathi_serve", "vllm_v1"):
-            ratio = by_policy["riding_limit"][QUANTITIES] / by_policy[policy][QUANTITIES]
+            ratio = limited / by_policy.get_group(policy)
             gains = (100 * (ratio - 1)).agg(["median", "min", "max"])
             print(f"{workload}: % over {policy}")
             print(gains.round(1).to_string())
-    pd.concat(tables).to_csv(HELD_OUT, index=False, float_format="%.6g")
 
 
 def load_of(workload: str) -> dict[str, Any]:
