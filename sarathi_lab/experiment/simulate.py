@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import uuid4
 
+import numpy as np
 import pandas as pd
 from joblib import Parallel as Workers
 from joblib import cpu_count, delayed
@@ -51,8 +52,17 @@ def simulate(jobs: Sequence[SimulatedJob], processes: int | None = None) -> list
     for job, points_of_parts in zip(jobs, points_of_jobs, strict=True):
         table = job.experiment.table(points_of_parts)
         labels = {**job.labels, "device": job.device, "device_name": job.backend.device_name}
-        tables.append(table.assign(**labels))
+        tables.append(_labelled(table, labels))
     return tables
+
+
+def _labelled(table: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
+    """Return points with a job's labels, but for the labels that a point states itself."""
+    labelled = table.copy()
+    for name, label in labels.items():
+        stated = table.get(name, pd.Series(np.nan, table.index, dtype=object))
+        labelled[name] = stated.fillna(label)
+    return labelled
 
 
 def _title(jobs: Sequence[SimulatedJob]) -> str:
@@ -95,7 +105,8 @@ def _points(call: str, number: int, job: SimulatedJob, part: Part) -> tuple[int,
 
 def by_folder(tables: Iterable[pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """Return the rows of simulated `tables` by the folder of their hardware and level, of which the
-    analytic one is the usual; of measured kernels by that of their hardware and model.
+    analytic one is the usual; of measured kernels by that of their hardware and model. A row that
+    several levels have alike, as its times are no cost model's, is one.
     """
     rows = pd.concat(tables, ignore_index=True)
     rows = rows.drop(columns=["method", "device"])
@@ -104,7 +115,8 @@ def by_folder(tables: Iterable[pd.DataFrame]) -> dict[str, pd.DataFrame]:
         folders.append(_folder_of(*labels))
     rows_of_folders = {}
     for folder, of_folder in rows.groupby(folders, sort=False):
-        rows_of_folders[str(folder)] = of_folder.reset_index(drop=True)
+        distinct = of_folder.drop_duplicates()
+        rows_of_folders[str(folder)] = distinct.reset_index(drop=True)
     return rows_of_folders
 
 

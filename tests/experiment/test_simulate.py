@@ -15,9 +15,9 @@ from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.instantiate import build, load_option, read_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.experiment.grid import Grid
-from sarathi_lab.experiment.points import Part
+from sarathi_lab.experiment.points import Part, Point
 from sarathi_lab.experiment.registry import CATALOG, SimulatedJob, paper_jobs
-from sarathi_lab.experiment.simulate import simulate
+from sarathi_lab.experiment.simulate import by_folder, simulate
 from sarathi_lab.tasks.measure import policy_of
 
 SIMULATED = ("executor=simulated", "hardware=h100", "model=llama3-8b", "tracking=none")
@@ -53,6 +53,46 @@ def test_a_killed_process_is_one_line():
     job = replace(paper_jobs(CATALOG["table2"])[0], experiment=Dying("dying", die, "", 0.0))
     with pytest.raises(RunError, match="was killed; the system may have been out of memory"):
         simulate([replace(job, seed=os.getpid())], 2)
+
+
+OF_A_SERVER = (("hardware", "a-server"), ("level", "timed"), ("device_name", "one that was timed"))
+
+
+def timed_and_modelled(bench):
+    yield Point("timed", "", 1.0, labels=OF_A_SERVER)
+    yield Point("modelled", "", 1.0, labels=(("dataset", bench),))
+
+
+class Labelled(Grid):
+    def parts(self, spec, sizes):
+        return [Part(timed_and_modelled)]
+
+    def bench(self, job):
+        return job.backend.cost_model
+
+    def table(self, points_of_parts):
+        ((timed, modelled),) = points_of_parts
+        rows = [{"panel": point.panel, **dict(point.labels)} for point in (timed, modelled)]
+        return pd.DataFrame(rows)
+
+    def __reduce__(self):
+        return Labelled, (self.name, timed_and_modelled, "", 0.0)
+
+
+def test_a_point_of_another_device_is_recorded_as_that_and_once():
+    labelled = Labelled("labelled", timed_and_modelled, "", 0.0)
+    job = replace(paper_jobs(CATALOG["table2"])[0], experiment=labelled)
+    jobs = []
+    for level in ("analytic", "profiled"):
+        jobs.append(replace(job, backend=replace(job.backend, cost_model=level)))
+    folders = by_folder(simulate(jobs, 1))
+    assert {folder: list(rows.panel) for folder, rows in folders.items()} == {
+        "simulated-a6000": ["modelled"],
+        "simulated-a6000-profiled": ["modelled"],
+        "simulated-a-server-timed": ["timed"],
+    }
+    (timed,) = folders["simulated-a-server-timed"].to_dict("records")
+    assert (timed["device_name"], timed["model"]) == ("one that was timed", "13b")
 
 
 # -- what is stated --------------------------------------------------------------------------------

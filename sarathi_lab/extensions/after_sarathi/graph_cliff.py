@@ -37,11 +37,13 @@ class Steps(TypedDict):
     """What was timed of a server's steps.
 
     Attributes:
+        labels: Of the server: hardware, level, model and the like, in place of the cost model's.
         device: Two pairs of tokens and seconds on the device, the line of all others.
         eager: Seconds in which the host launches a layer without graphs.
         piecewise: The same of a piece between two attentions, in piecewise graphs.
     """
 
+    labels: Mapping[str, str]
     device: Sequence[Sequence[float]]
     eager: float
     piecewise: float
@@ -89,7 +91,9 @@ def graph_cliff(
                 values[f"{size} tokens"] = {**waits, RATE: rate}
             first = {f"captured to {captured[0]}": values[f"{captured[0]} tokens"]}
             panel = f"{server}, {number} users"
-            yield from compared(panel, values, first, {RATE: "tokens/s"}, x=budget)
+            for point in compared(panel, values, first, {RATE: "tokens/s"}, x=budget):
+                labels = steps["labels"] if server == "timed" else {}
+                yield point._replace(labels=(*point.labels, *labels.items()))
 
 
 def of_steps(steps: Steps, largest: int) -> Executor:
