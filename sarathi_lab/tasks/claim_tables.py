@@ -53,19 +53,13 @@ def readme_table(table: pd.DataFrame) -> str:
 
 
 def front_lines(table: pd.DataFrame) -> str:
-    """Format the claims of the front page in Markdown: a line each, values without intervals."""
+    """Format the claims of the front page in Markdown: a line each, values by verdict."""
     lines = []
     for name in FIRST:
         judged = table[table.id == name]
-        by_device = _measured(judged).sort_values("device")
-        values = []
-        for row in by_device.to_dict("records"):
-            # The interval, in brackets, is left to the table.
-            value, _, _ = in_words(row).partition(" (")
-            values.append(f"{row['device']} {value} ({row['verdict']})")
         first = judged.iloc[0]
-        measured = ", ".join(values)
-        lines.append(f"- {first.claim} (**{first.expected}**): {measured}")
+        values = _by_verdict(_measured(judged).to_dict("records"))
+        lines.append(f"- {first.claim} ({first.expected}). {values}")
     return "\n".join(lines)
 
 
@@ -283,7 +277,7 @@ def _on_device(records: Sequence[Row], device: str) -> str:
     return "; ".join(values)
 
 
-def _by_verdict(records: Sequence[Row], prefix: str) -> str:
+def _by_verdict(records: Sequence[Row], prefix: str = "") -> str:
     """Format the values of the devices that begin with `prefix`, each verdict's together."""
     values: dict[str, list[str]] = {}
     for row in sorted(records, key=itemgetter("device")):

@@ -96,6 +96,27 @@ def test_the_page_states_what_was_called(script):
         assert re.search(line, page), row
 
 
+def test_the_page_states_what_hangs_on_the_tie(script):
+    page = (FOLDER / "README.md").read_text()
+    for tie, rows in pd.read_csv(script.TIES).groupby("tie"):
+        of_gpu = rows.set_index("gpu")
+        cells = []
+        for gpu in ("A100", "RTX5090"):
+            row = of_gpu.loc[gpu]
+            cells.append(f"{row.called_right:,.0f} of {row.called:,.0f}")
+            cells.append(f"{row.rule_right_called:.0f}")
+        label = f"{100 * tie:.0f} %" if tie else "equal only"
+        assert f"| {label} | {' | '.join(cells)} |" in page
+
+
+def test_seeds_of_a_setting_count_once(script):
+    pairs = pd.DataFrame({"right": True, "gap": 1.0, "setting": ["a", "a", "b", "b"]})
+    pairs = pairs.assign(burst=1.0, large_first=True, small_first=False)
+    scored = script.score_called(pairs)
+    assert scored["called_settings"] == 2
+    assert scored["share_low"] == pytest.approx(0.025 ** (1 / 2))  # of two that are right
+
+
 def test_the_page_of_changes_states_the_recorded_scores(script):
     page = (FOLDER / "changes.md").read_text()
     scores = pd.read_csv(script.SCORES).query("prediction in ('before', 'graphs')")
