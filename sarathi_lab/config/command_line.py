@@ -471,8 +471,10 @@ def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
     # From the likeliest mistake to the least: a typo, a missing +, another option's parameter.
     unknown = unknown_name(key, names, f"a parameter of {owner}")
     if key in names:  # task=validate finds the option in a run, where the key has no place
-        with_the_key = _options_with(group, parameter, settings)
-        return UserError(f"{key} needs an option that is named; add {group}={with_the_key[-1]}")
+        return UserError(
+            f"{key} needs an option that is named; add {group}=NAME, which a run without {key} "
+            "prints"
+        )
     if difflib.get_close_matches(key, names, cutoff=0.9):
         return unknown  # a typo; importing the class would take a second
     parameters = parameters_of(target_of({group: option}, group)) or ()

@@ -190,7 +190,7 @@ def test_a_field_of_one_of_the_swept_policies_is_left_out_of_the_others():
 
 def test_a_key_of_an_option_that_a_run_tells_needs_one_that_is_named():
     replay = ["task=validate", "task.run=missing", "host.request=0.01"]
-    with pytest.raises(UserError, match="needs an option that is named; add host=vllm_http"):
+    with pytest.raises(UserError, match="is named; add host=NAME, which a run without"):
         compose(replay)
     compose([*replay, "host=vllm_http"])
 

@@ -464,8 +464,10 @@ def hardware_of_tables(name: str, tables: str | None = None) -> Hardware:
     raise _no_files(f" (hardware.tables={tables} has no hardware file)")
 
 
-def host_of_run(name: str) -> Host:
-    """Stand for the host that task=validate reads from a run. Raises UserError without a run."""
+def host_of_run(name: str, graphs: Mapping[str, object]) -> Host:
+    """Stand for the host that task=validate reads from a run, with the CUDA graphs that the user
+    states. Raises UserError without a run.
+    """
     raise _no_files("")
 
 

@@ -128,7 +128,7 @@ def _find_host(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
         if not run.settings.tell(name_of_degree):
             degree = cfg.executor.tensor_parallel
         host = _host(run, is_on_several=_is_on_several(degree))
-        from_files.settings["host"] = host
+        from_files.settings["host"] = _with_typed_graphs(host, cfg)
         if not run.version:
             from_files.assumed.append(f"host={host.name}")
         return
@@ -136,6 +136,22 @@ def _find_host(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
     differs = overlaps is not None and cfg.host.overlaps != overlaps
     if differs and name != NO_HOST.name:
         from_files.note_named("host", name, f"async_scheduling={overlaps}")
+
+
+def _with_typed_graphs(host: DictConfig, typed: DictConfig) -> DictConfig:
+    """Return a run's host with the CUDA graphs that the user states. Raises UserError for a host
+    that has none.
+    """
+    graphs = {name: value for name, value in typed.host.graphs.items() if value is not None}
+    if not graphs:
+        return host
+    if host.get("graphs") is None:
+        name = next(iter(graphs))
+        raise UserError(
+            f"host.graphs.{name}={graphs[name]} has no effect on host={host.name}, that of the "
+            "run, whose launches take no time; drop it"
+        )
+    return with_settings(host, {"graphs": OmegaConf.merge(host.graphs, graphs)})
 
 
 def _find_model(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
@@ -350,7 +366,7 @@ def with_host_of_stages(cfg: DictConfig, typed: DictConfig) -> DictConfig:
     if cfg.executor.pipeline_parallel == 1 or typed.host.name != AUTO:
         return cfg
     files = option_files("host")
-    host = read_option("host", files[NO_HOST.name])
+    host = _with_typed_graphs(read_option("host", files[NO_HOST.name]), typed)
     return with_settings(cfg, {"host": host})
 
 
@@ -367,7 +383,8 @@ def with_host_of_degrees(
     host = _host(run, is_on_several=_is_on_several(cfg.executor.tensor_parallel))
     # The graphs are those that the run's own budget and sequences have captured.
     with_host = with_graphs(with_settings(as_run, {"host": host}), run)
-    return with_host_of_stages(with_settings(cfg, {"host": with_host.host}), typed)
+    host = _with_typed_graphs(with_host.host, typed)
+    return with_host_of_stages(with_settings(cfg, {"host": host}), typed)
 
 
 def without_unknown_weights(

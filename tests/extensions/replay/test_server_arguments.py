@@ -530,6 +530,26 @@ def test_a_command_has_its_servers_defaults_and_what_is_typed_is_a_further_repla
     assert "as you state" not in " ".join(case.as_run.describe())
 
 
+def test_graphs_are_asked_for_on_the_runs_own_host(result):
+    command = "task.server='vllm serve meta-llama/Llama-3.1-8B'"
+    case = replayed(result, command, "host.graphs.mode=none", "executor.tensor_parallel=2")
+    graphs = {each.backend.host.graphs.mode for each in (case.as_run, case.what_if)}
+    assert graphs == {"full_and_piecewise", "none"}
+    case = replayed(result, command, "host.graphs.mode=full", "host.graphs.largest=8")
+    assert (case.what_if.backend.host.name, case.what_if.backend.host.graphs.largest) == (
+        case.as_run.backend.host.name,
+        8,
+    )
+    sglang = "task.server='python -m sglang.launch_server --model-path Qwen/Qwen3-8B'"
+    stages = "executor.pipeline_parallel=2"
+    for settings, host in (([sglang], "sglang_0_5"), ([command, stages], "none")):
+        refused = refusal_of(
+            *("task=validate", f"task.run={result}", "hardware=h100", "host.graphs.mode=none"),
+            *settings,
+        )
+        assert f"host.graphs.mode=none has no effect on host={host}, that of the run" in refused
+
+
 def test_what_a_command_does_not_tell_is_the_users(result):
     """The cache that a server finds when it starts, its version, and weights of no such type."""
     command = "task.server='vllm serve our/Llama-3.1-8B-FP4'"
