@@ -36,7 +36,7 @@ class Limits:
 
     @property
     def is_known(self) -> bool:
-        """Whether there are any: with a cost model, and all tokens computed one after the other."""
+        """Whether there are any: tokens that are drafted or cached take less."""
         engine = self.plan.engine
         return not (engine.speculation.tokens or engine.shares_prefixes)
 
@@ -69,7 +69,9 @@ class Limits:
         prompt_len = sum(request.prompt_len for request in requests) // len(requests)
         output_len = sum(request.output_len for request in requests) // len(requests)
         num_tokens = prompt_len + output_len - 1
-        seconds = num_tokens * min(self._linear(size) / size for size in _sizes(MOST_TOKENS))
+        seconds = num_tokens * min(
+            self._linear(size) / size for size in _iteration_sizes(MOST_TOKENS)
+        )
         seconds += self._attention(self._seen(make_batch(prefill_tokens=max(1, prompt_len))))
         context = prompt_len + output_len // 2 + 1
         decodes = self._seen(make_batch(num_decodes=MOST_DECODES, context=context))
@@ -114,7 +116,9 @@ def out_of_reach(plan: Plan, slo: Slo) -> list[str]:
             )
     if slo.ttft is not None:
         prompt_len = limits.prompt_in_time(slo.quantile)
-        seconds = min(limits.first_token(prompt_len, chunk) for chunk in _sizes(prompt_len))
+        seconds = min(
+            limits.first_token(prompt_len, chunk) for chunk in _iteration_sizes(prompt_len)
+        )
         if seconds > MARGIN * slo.ttft:
             lines.append(
                 f"no rate meets slo.ttft={slo.ttft:g}: a prompt of {prompt_len:,} tokens takes "
@@ -163,7 +167,7 @@ def _ms(seconds: float) -> str:
     return f"{amount(1e3 * seconds)} ms"
 
 
-def _sizes(most_tokens: int) -> Iterator[int]:
+def _iteration_sizes(most_tokens: int) -> Iterator[int]:
     """List tokens of iterations: tiles, doubled up to one that has `most_tokens`."""
     size = TILE
     while size < most_tokens:

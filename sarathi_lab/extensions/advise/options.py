@@ -121,7 +121,7 @@ class Option:
         key = chunk, is_whole
         if key not in self.runs:
             plan = self.plan(chunk, self.parameters(is_whole=is_whole))
-            self.runs[key] = simulate(plan, slo)
+            self.runs[key] = simulated_run(plan, slo)
         return {
             "policy": self.label,
             "chunk": chunk,
@@ -169,7 +169,7 @@ class PolicyRuns:
         )
         return self.table[is_same].iloc[0]
 
-    def simulated(self, row: Row) -> SimulatedRun:
+    def run_of(self, row: Row) -> SimulatedRun:
         """Return the run of a row of `table` or of `confirmed`."""
         is_short = row["num_requests"] == len(self.plan.load.requests)
         option = self.option if is_short else self.option.longer
@@ -211,7 +211,7 @@ class PolicyRuns:
         return self.option.longer.simulate(int(row["chunk"]), self.slo, is_whole=is_whole)
 
 
-def simulate(plan: Plan, slo: Slo | None) -> SimulatedRun:
+def simulated_run(plan: Plan, slo: Slo | None) -> SimulatedRun:
     """Serve the requests of a plan in simulation. Raises UserError."""
     _, executor = plan.build()
     engine = plan.engine

@@ -310,12 +310,12 @@ def _lower_rate(trial: Trial, context: RunContext) -> Remedy | None:
         text += f", of {amount(stated)} here"
     if not trial.capacity.is_settled:
         text += f" ({trial.capacity.history})"
-    settings = ["task=capacity", *_sizes(trial.at_a_rate)]
+    settings = ["task=capacity", *_size_settings(trial.at_a_rate)]
     command = trial.command(context, *settings, without=["workload.rate"])
     return Remedy(text, command)
 
 
-def _sizes(cfg: DictConfig) -> list[str]:
+def _size_settings(cfg: DictConfig) -> list[str]:
     """Return the settings of a run's requests, and of its sequences where these are stated."""
     sizes = []
     num_requests = cfg.workload.get("num_requests")
@@ -356,7 +356,7 @@ def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
         if row is None:
             continue
         number = cfg.cluster.num
-        settings = [f"cluster.num={number}", "baselines=[]", *_sizes(cfg)]
+        settings = [f"cluster.num={number}", "baselines=[]", *_size_settings(cfg)]
         if present == 1:
             settings.insert(0, "cluster=replicas")
         num_devices = number * plan.backend.num_devices

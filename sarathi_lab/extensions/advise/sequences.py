@@ -54,7 +54,7 @@ def more_sequences(best: PolicyRuns, row: Row) -> SequenceSearch:
         best: The policy that comes nearest.
         row: Its run that comes nearest.
     """
-    num_fitting = best.simulated(row).fitting_sequences
+    num_fitting = best.run_of(row).fitting_sequences
     if num_fitting is None:
         return SequenceSearch(None)
     present = best.plan_of(row).engine.batch_size
