@@ -246,32 +246,23 @@ def test_each_table_is_of_runs_of_one_number_of_requests(tmp_path):
     assert result.summary["num_requests"] == 96
 
 
-def test_what_would_meet_an_objective_is_found_by_runs_that_its_commands_repeat(tmp_path, capsys):
+def test_what_would_meet_an_objective_is_found_by_runs_that_its_commands_repeat(tmp_path):
     load = [*LOADED, "workload.rate=30", "slo.ttft=0.1", "slo.tbt=0.012", "task.policies=[]"]
-    load += ["workload.num_requests=48", "task.chunks=[256,512]"]
-    assert main([*load, f"output={tmp_path}"]) == 0
-    text = capsys.readouterr().out
+    load += ["workload.num_requests=24", "task.chunks=[256]", "policy=vllm_v1"]
+    text = lines_of(run(tmp_path, *load))
     assert "nothing meets it" in text
     assert "MISSES the objective" in text
-    assert ", of 30 here" in text  # the rate that was typed, not that of the requests drawn
-    commands = commands_in(text)
-    rate = re.search(
-        r"a lower rate: vllm_v1 with chunk=(\d+) meets it up to (?:about )?([\d.]+)", text
-    )
-    assert rate is not None
-    assert len(commands) >= 2
-    assert f"--max-num-batched-tokens {rate[1]} " in text
-    output = [f"output={tmp_path}", "tracking=none"]
-    assert main([*commands[0], *output]) == 0
-    said = capsys.readouterr().out
-    assert f"{rate[2]}/s in runs of 192" in said  # of so few requests it need not converge
-    assert "as workload.rate is set" not in said  # the search sets it
+    assert "--max-num-batched-tokens 256 " in text
+    for_a_rate, for_replicas, *for_bounds = commands_in(text)
+    # Of the rate that was typed, not that of the requests drawn.
+    (rate,) = re.findall(r"with chunk=256 meets it up to (?:about )?([\d.]+).*, of 30 here", text)
+    assert f"{rate}/s in runs of 96" in lines_of(run(tmp_path / "rate", *for_a_rate))
     assert re.search(r"more replicas: \d+ \(\d+ devices\)", text)
-    assert main([*commands[1], *output]) == 0
-    assert re.search(r"requests within the SLO +100.0%", capsys.readouterr().out)
-    for command in commands[2:]:  # a looser bound, where any run keeps up
-        assert main([*command, *output]) == 0
-        assert "best within it" in capsys.readouterr().out
+    summary = run(tmp_path / "replicas", "task=serve", *for_replicas).summary
+    assert summary["ttft_p99"] <= 0.1
+    assert summary["tbt_p99"] <= 0.012
+    for command in for_bounds:  # a looser one, where any run keeps up
+        assert "best within it" in lines_of(run(tmp_path / "bound", *command))
 
 
 @pytest.mark.parametrize("rate", [12, 20])
