@@ -37,6 +37,7 @@ from sarathi_lab.tasks.plan import Plan, make_plan
 NAMES = {"ttft": "TTFT", "tbt": "TBT", "tpot": "TPOT", "scheduling_delay": "scheduling delay"}
 MOST_REPLICAS = 16
 MOST_SEARCHED = 3  # chunks for which a rate is searched
+LARGER = 4 / 3  # times the tokens of a chunk, from which another one may have another rate
 SHORT_SEARCH = FindCapacity(doublings=1)  # that tells chunks from each other
 TRIED_REPLICAS = 3  # numbers of them, from the one that the highest rate suggests
 DIGITS = 3  # of a looser bound
@@ -238,9 +239,10 @@ def _with_rate(best: PolicyRuns, slo: Slo) -> Trial:
 def _chunks_for_a_rate(best: PolicyRuns, slo: Slo) -> list[pd.Series]:
     """Return the rows of the chunks to search a rate with, which an overloaded run does not tell:
     the largest whose times between tokens are within bounds, of those that stall requests the
-    shortest, and larger ones, each of twice the tokens. If none is, the one that comes nearest and
-    those of the shortest stalls: at a lower rate a smaller chunk meets the bounds between tokens, a
-    larger one that of first tokens. In none of them does a prompt that is alone take too long.
+    shortest, and the next that are larger by a third each. If none is, the one that comes nearest
+    and those of the shortest stalls: at a lower rate a smaller chunk meets the bounds between
+    tokens, a larger one that of first tokens. In none of them does a prompt that is alone take too
+    long.
     """
     rows = best.table.sort_values("chunk")
     is_fast = [in_time_alone(best.plan, slo, int(chunk)) for chunk in rows.chunk]
@@ -252,7 +254,7 @@ def _chunks_for_a_rate(best: PolicyRuns, slo: Slo) -> list[pd.Series]:
         largest = within[within.stall_class == within.stall_class.min()].iloc[-1]
         searched = [largest]
         for _, row in rows.iterrows():
-            if row.chunk >= 2 * searched[-1].chunk:
+            if row.chunk >= LARGER * searched[-1].chunk:
                 searched.append(row)
         return searched[:MOST_SEARCHED]
     nearest = choose(rows)
