@@ -35,6 +35,19 @@ def test_entries_are_what_was_hashed_and_a_changed_one_is_noticed(tmp_path, caps
     assert "another: measured 1, not predicted" in printed
 
 
+def test_a_new_entry_is_hashed_with_its_commit(tmp_path, monkeypatch):
+    ledger = runpy.run_path(str(LEDGER / "score.py"))
+    write_entry = ledger["write_entry"]
+    answers = {"status": "", "rev-parse": "abc"}
+    monkeypatch.setitem(write_entry.__globals__, "_git", lambda name, *others: answers[name])
+    monkeypatch.setitem(write_entry.__globals__, "LEDGER", tmp_path)
+    stated = {"source": "a", "asked": "b", "settings": {}, "predicted": {"c": 1.0}}
+    write_entry("new", stated)
+    entry = yaml.safe_load((tmp_path / "new.yaml").read_text())
+    assert entry["hash"] == ledger["hash_of"](entry)
+    assert entry["hash"] != ledger["hash_of"]({**entry, "commit": "def"})
+
+
 def test_an_entry_is_written_only_by_the_commit_that_it_states(monkeypatch):
     ledger = runpy.run_path(str(LEDGER / "score.py"))
     write_entry = ledger["write_entry"]

@@ -3,7 +3,8 @@
     python experiments/lab/predictions/score.py [NAME ...]
 
 An entry `NAME.yaml` has the source, the settings and `predicted`, a value by setting, with the
-`commit` that computed them and a `hash` of settings and predictions. Its results are added to
+`commit` that computed them and a `hash` of all that (of the commit from `version` 2 on; entries
+without a version have 1). Its results are added to
 `NAME.result.yaml` afterwards, in a later commit. Prints an entry's errors, or that it has no result
 yet. Exits with 1 if a prediction is not what was hashed.
 """
@@ -22,7 +23,9 @@ import numpy as np
 import yaml
 
 LEDGER = Path(__file__).parent
-HASHED = ("source", "asked", "settings", "predicted")
+VERSION = 2  # of new entries
+OF_FIRST = ("source", "asked", "settings", "predicted")
+HASHED = {1: OF_FIRST, VERSION: (*OF_FIRST, "commit")}  # by version
 COMPUTES = (":(top)*.py", ":(top)conf")  # what a prediction is computed by
 
 
@@ -40,7 +43,8 @@ def main(names: Sequence[str]) -> int:
 
 def hash_of(entry: Mapping[str, Any]) -> str:
     """Return the hash of what an entry states before its result is known."""
-    stated = {name: entry[name] for name in HASHED}
+    hashed = HASHED[entry.get("version", 1)]
+    stated = {name: entry[name] for name in hashed}
     # Sorted, so that a file whose fields were put in another order keeps its hash.
     text = json.dumps(stated, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -53,8 +57,8 @@ def write_entry(name: str, entry: Mapping[str, Any]) -> None:
     changes = _git("status", "--porcelain", "--", *COMPUTES)
     if changes:
         sys.exit(f"an entry states the commit that computed it; commit first:\n{changes}")
-    commit = _git("rev-parse", "HEAD")
-    stated = {**entry, "commit": commit, "hash": hash_of(entry)}
+    stated = {**entry, "version": VERSION, "commit": _git("rev-parse", "HEAD")}
+    stated["hash"] = hash_of(stated)
     path = LEDGER / f"{name}.yaml"
     text = yaml.safe_dump(stated, sort_keys=False)
     path.write_text(text)
