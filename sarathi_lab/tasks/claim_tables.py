@@ -59,7 +59,7 @@ def front_lines(table: pd.DataFrame) -> str:
         judged = table[table.id == name]
         first = judged.iloc[0]
         values = _by_verdict(_measured(judged).to_dict("records"))
-        lines.append(f"- {first.claim} ({first.expected}). {values}")
+        lines.append(f"- {first.claim}. {values}")
     return "\n".join(lines)
 
 

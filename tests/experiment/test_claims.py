@@ -278,6 +278,20 @@ def test_seeds_alone_decide_nothing_nearer_than_the_cost_models_error(hardware, 
     assert row["note"].startswith("no error of it is known") == (verdict == "undecided")
 
 
+@pytest.mark.parametrize(
+    ("level", "verdict"), [("analytic", "direction holds"), ("profiled", "holds")]
+)
+def test_the_formulas_intervals_decide_as_wide_as_they_were_found_to_hold(level, verdict, tmp_path):
+    """Of 1.96 deviations the end, 1.35, is above 1.33, of 2.4 it is not."""
+    share = (1.5 / 1.35) ** (1 / 1.96)
+    points = of_draws([1.5, 1.5 * share, 1.5 / share]).assign(level=level)
+    load.save(points, "fig08", f"{load.SIMULATED}{level}", tmp_path)
+    (row,) = verdicts(tmp_path, [replace(GAIN, tolerance=0)]).to_dict("records")
+    assert row["low"] == pytest.approx(1.35)  # as it is recorded
+    assert row["verdict"] == verdict
+    assert ("89 %" in in_words(row)) == (level == "analytic")
+
+
 def test_a_share_of_none_stays_as_unknown_with_draws_and_lies_above_zero(tmp_path):
     none = table(0.0).assign(samples="0 0 0 0 0 0", unit="share", draws="0 0.001")
     load.save(none.assign(low=-0.001, high=0.03), "fig08", "cpu", tmp_path)
