@@ -151,6 +151,8 @@ def _with_typed_graphs(host: DictConfig, typed: DictConfig) -> DictConfig:
             f"host.graphs.{name}={graphs[name]} has no effect on host={host.name}, that of the "
             "run, whose launches take no time; drop it"
         )
+    if "sizes" in graphs or "largest" in graphs:  # each stands for both
+        graphs = {"sizes": None, "largest": CudaGraphs().largest, **graphs}
     return with_settings(host, {"graphs": OmegaConf.merge(host.graphs, graphs)})
 
 
@@ -470,10 +472,12 @@ def with_graphs_of_user(cfg: DictConfig, configured: DictConfig) -> DictConfig:
     graphs = configured.host.get("graphs")
     if graphs is None:
         return cfg
-    if graphs.mode is not None:
-        return with_settings(cfg, {"host": configured.host})
-    build(graphs, CudaGraphs)  # which refuses sizes without a mode
-    return cfg
+    if graphs.mode is None:
+        build(graphs, CudaGraphs)  # which refuses sizes without a mode
+        return cfg
+    if graphs.sizes is None and graphs.largest == CudaGraphs().largest:
+        return with_settings(cfg, {"host.graphs.mode": graphs.mode})  # the run's sizes stay
+    return with_settings(cfg, {"host": configured.host})
 
 
 def _graphs_of_run(cfg: DictConfig, run: RealRun) -> dict[str, Any]:

@@ -70,6 +70,8 @@ SIZING = (
     *("executor.tensor_parallel", "executor.pipeline_parallel", "executor.weights"),
     *("cache.block_size", "cache.dtype", "cache.memory_share"),
 )
+HOST = "executor.host."  # the same as `host`, in an executor's settings
+GRAPHS = f"{HOST}graphs."
 COMPARED = ("chunk", "batch", "policy", "executor", "cache", "max_model_len", "queue_order")
 
 
@@ -231,14 +233,18 @@ def differences(first: DictConfig, second: DictConfig) -> list[str]:
     is_other_policy = class_of(first, "policy") is not class_of(second, "policy")
     if is_other_policy:
         changed.append(f"policy {class_name(second.policy)} ({class_name(first.policy)})")
-    if first.host.name != second.host.name:
+    is_other_host = first.host.name != second.host.name
+    if is_other_host:
         changed.append(f"host={second.host.name} ({first.host.name})")
     for name, value in _compared(second).items():
         if before.get(name) == value:
             continue
         if name.startswith("policy.") and (is_other_policy or value == second.chunk):
             continue  # which is said already: a policy's budget is another name of the chunk
-        changed.append(f"{name}={_shown(value)} ({_shown(before.get(name))})")
+        if is_other_host and name.startswith(HOST) and not name.startswith(GRAPHS):
+            continue  # which its name says
+        typed_name = name.replace(HOST, "host.")
+        changed.append(f"{typed_name}={_shown(value)} ({_shown(before.get(name))})")
     return changed
 
 

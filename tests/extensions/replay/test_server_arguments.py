@@ -535,6 +535,15 @@ def test_graphs_are_asked_for_on_the_runs_own_host(result):
     case = replayed(result, command, "host.graphs.mode=none", "executor.tensor_parallel=2")
     graphs = {each.backend.host.graphs.mode for each in (case.as_run, case.what_if)}
     assert graphs == {"full_and_piecewise", "none"}
+    assert case.changed == [
+        "host=vllm_async (vllm_0_19)",
+        "host.graphs.mode=none (full_and_piecewise)",
+        "executor.tensor_parallel=2 (1)",
+    ]
+    limited = f"{command[:-1]} --max-num-seqs 8'"
+    case = replayed(result, limited, "host.graphs.mode=full")
+    assert case.what_if.backend.host.graphs.largest == 16
+    assert case.changed == ["host.graphs.mode=full (full_and_piecewise)"]
     case = replayed(result, command, "host.graphs.mode=full", "host.graphs.largest=8")
     assert (case.what_if.backend.host.name, case.what_if.backend.host.graphs.largest) == (
         case.as_run.backend.host.name,
