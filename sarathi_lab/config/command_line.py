@@ -65,7 +65,7 @@ OF_DATASHEET = (
 )
 # Settings whose value is a command line, in which Hydra's grammar has no say.
 COMMANDS = ("task.server",)
-ENDS_OF_TRACES = ("csv", "json", "jsonl", "gz")  # of names of files
+ENDS_OF_TRACES = (".csv", ".json", ".jsonl", ".gz")  # of names of files
 MOST_NAMES = 1000  # of options of a group that are looked at
 MOST_OPTIONS = 3  # that a line names which have the parameter that another lacks
 
@@ -318,17 +318,23 @@ def _refuse_other_group(name: str, option: str, options: Collection[str]) -> Non
 
 def _refuse_file_or_class(name: str, option: str, options: Collection[str]) -> None:
     """Raise UserError for a file or a class of the user's where an option is expected."""
-    module, _, last = option.rpartition(".")
-    if option in options or not module or name not in ("policy", "workload"):
+    if option in options or name not in ("policy", "workload"):
         return
-    if name == "workload" and last in ENDS_OF_TRACES:
+    path = Path(option)
+    if name == "workload" and path.suffix.lower() in ENDS_OF_TRACES:
         raise UserError(
             f"workload={option} is no option; for a file of requests write workload=trace "
             f"workload.path={option}"
         )
-    own_class = option
-    if last == "py":
-        own_class = f"{Path(module).name}.CLASS"
+    parts = option.split(".")
+    is_class = len(parts) > 1 and all(map(str.isidentifier, parts)) and parts[-1][0].isupper()
+    if path.suffix == ".py":
+        place = f", with {path.parent} on PYTHONPATH" if "/" in option else ""
+        own_class = f"{path.stem}.CLASS{place}"
+    elif is_class:
+        own_class = option
+    else:
+        return
     raise UserError(
         f"{name}={option} is no option; for a class of yours write {name}._target_={own_class}"
     )

@@ -23,7 +23,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -63,6 +62,7 @@ LOOKS = (LOOKS_LIKE_TIME, LOOKS_LIKE_LENGTH, LOOKS_LIKE_SESSION)
 DERIVED = ("num_total_tokens", "Total tokens", "pd_ratio", "input_tok_ids", "batch_size")
 PRIORITY = "priority"  # column of any format
 SEPARATORS = (",", ";", "\t")  # of CSV
+LARGEST_CELL = 2**30  # characters; the identifiers of a long prompt's blocks have many
 OTHER_KINDS = ("YAML", "a log", "HTML or XML")  # of text, which are no CSV
 # Share of the rows whose number of ids a size of blocks must explain.
 EXPLAINED = 0.95
@@ -129,7 +129,7 @@ class TraceFormat:
     @property
     def read(self) -> set[str]:
         """Columns that are read, or whose content others have."""
-        names = (*self.needed, self.ids, *self.session, self.delay, PRIORITY, *self.also, *DERIVED)
+        names = (*self.needed, self.ids, *self.session, self.delay, *self.also, *DERIVED)
         return {*names}
 
 
@@ -318,43 +318,47 @@ def _cells_of_csv(file: Path, text: str) -> tuple[pd.DataFrame, list[str]]:
     kind = kind_of_text(text)
     if kind in OTHER_KINDS:
         raise UserError(f"{file} is {kind}, which has no requests; {FIX}")
-    separator = _separator(text)
-    text, damaged = _without_overlong_rows(text, separator)
-    with readable(file, "correct it, or name a file with at least one request"):
-        cells = pd.read_csv(
-            io.StringIO(text),
-            sep=separator,
-            dtype=str,
-            skipinitialspace=True,
-            skip_blank_lines=False,
-            index_col=False,
-        )
-    cells.index += 2  # behind the header
-    cells = cells.rename(columns=str.strip).dropna(how="all")
-    if cells.empty and not damaged:
-        raise UserError(f"{file} is empty but for its header ({kind}); name a file with requests")
-    return cells, damaged
-
-
-def _without_overlong_rows(text: str, separator: str) -> tuple[str, list[str]]:
-    """Empty the rows with more cells than the header, whose values stand under wrong headings, as a
-    decimal comma leaves them; and describe each. Empty cells behind the last are no cells.
-    """
+    with readable(file, "correct it, or name a file with at least one request", csv.Error):
+        header, rows = _rows_of_csv(text)
+    num_columns = len(header)
     damaged = list[str]()
-    lines = text.split("\n")
-    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
-    with suppress(csv.Error):  # such as of a cell with more characters than the module takes
-        num_columns = len(next(reader))
+    usable = dict[int, list[str]]()
+    for line, row in rows.items():
+        if len(row) == num_columns:
+            usable[line] = row
+        elif any(row[num_columns:]):
+            # Values stand under wrong headings, as a decimal comma leaves them.
+            damaged.append(f"line {line}: {len(row)} cells under {num_columns} headings")
+        elif any(row):
+            missing = [""] * (num_columns - len(row))
+            usable[line] = [*row[:num_columns], *missing]
+    if not usable and not damaged:
+        raise UserError(f"{file} is empty but for its header ({kind}); name a file with requests")
+    cells = pd.DataFrame(list(usable.values()), index=list(usable), columns=header, dtype=object)
+    return cells.mask(cells == "").dropna(how="all"), damaged
+
+
+def _rows_of_csv(text: str) -> tuple[list[str], dict[int, list[str]]]:
+    """Split CSV's text into the names of its columns, all different, and the cells of each row by
+    the number of its first line. Raises csv.Error, naming the line.
+    """
+    csv.field_size_limit(LARGEST_CELL)
+    lines = io.StringIO(text, newline="")
+    reader = csv.reader(lines, delimiter=_separator(text), skipinitialspace=True, strict=True)
+    rows = {}
+    first_line = 1
+    try:
         for row in reader:
-            if len(row) <= num_columns:
-                continue
-            line = reader.line_num
-            if any(row[num_columns:]):
-                damaged.append(f"line {line}: {len(row)} cells under {num_columns} headings")
-                lines[line - 1] = ""
-            else:
-                lines[line - 1] = lines[line - 1].rstrip().rstrip(separator)
-    return "\n".join(lines), damaged
+            rows[first_line] = row
+            first_line = reader.line_num + 1
+    except csv.Error as error:
+        raise csv.Error(f"line {first_line}: {error}") from None
+    header_line = next(line for line, row in rows.items() if any(row))
+    names = list[str]()
+    for cell in rows.pop(header_line):
+        name = cell.strip()
+        names.append(f"{name}.{names.count(name)}" if name in names else name)
+    return names, rows
 
 
 def _separator(text: str) -> str:
@@ -454,7 +458,7 @@ def _recognise(file: Path, cells: pd.DataFrame) -> TraceFormat:
         if names >= {*trace_format.needed}:
             return trace_format
     for trace_format in PLAIN_WITHOUT_TIMES:
-        if trace_format.read >= names >= {*trace_format.needed}:
+        if {PRIORITY, *trace_format.read} >= names >= {*trace_format.needed}:
             return trace_format
     for key, content in READ_ELSEWHERE.items():
         if key in names:
@@ -493,8 +497,8 @@ def _recording(cells: pd.DataFrame, trace_format: TraceFormat, damaged: Sequence
     table = pd.DataFrame(index=cells.index)
     table["prompt_len"] = check.numbers(cells[trace_format.prompt], 0, is_whole=True)
     table["output_len"] = check.numbers(cells[trace_format.output], 0, is_whole=True)
-    if PRIORITY in cells:
-        table[PRIORITY] = check.numbers(cells[PRIORITY].fillna(0), -np.inf, is_whole=True)
+    if _has_priorities(cells):
+        table[PRIORITY] = pd.to_numeric(cells[PRIORITY].fillna(0))
     if _is_chained(cells, trace_format):
         table["block_ids"] = _chained_ids(cells, trace_format, table)
     elif trace_format.ids in cells:
@@ -511,6 +515,14 @@ def _recording(cells: pd.DataFrame, trace_format: TraceFormat, damaged: Sequence
     if trace_format.time:
         table["arrival"] = _arrivals(cells, trace_format, table, check)
     return recorded(table, check, damaged)
+
+
+def _has_priorities(cells: pd.DataFrame) -> bool:
+    """Return whether requests have priorities that are whole numbers, and no classes by name."""
+    if PRIORITY not in cells:
+        return False
+    numbers = pd.to_numeric(cells[PRIORITY].fillna(0), errors="coerce")
+    return bool((numbers % 1 == 0).all())
 
 
 def _is_chained(cells: pd.DataFrame, trace_format: TraceFormat) -> bool:
@@ -674,6 +686,8 @@ def _notes_on_columns(cells: pd.DataFrame, trace_format: TraceFormat) -> list[st
     if trace_format.ids in cells or _is_chained(cells, trace_format):
         understood |= {*trace_format.links, *trace_format.chain}
     suspects = list[str]()
+    if PRIORITY in cells and not _has_priorities(cells):
+        suspects.append(PRIORITY)
     for name in map(str, cells):
         is_suspect = any(pattern.search(name) for pattern in LOOKS)
         if is_suspect and name not in understood:

@@ -100,6 +100,8 @@ def test_a_class_of_ones_own_takes_the_place_of_an_options(here, capsys):
         (["policy._target_=nowhere.MyPolicy"], "No module named 'nowhere'"),
         (["policy=my_module.py"], "write policy._target_=my_module.CLASS"),
         (["policy=my_module.MyPolicy"], "write policy._target_=my_module.MyPolicy"),
+        (["policy=code/my_module.py"], "my_module.CLASS, with code on PYTHONPATH"),
+        (["policy=sarathi.yaml"], "policy=sarathi.yaml is unknown (did you mean sarathi"),
         (["workload=data/trace.csv"], "write workload=trace workload.path=data/trace.csv"),
         (["model=config.json"], "write model=auto model.path=FOLDER"),
         (["policy._target_=my_module.MyPolicy", "chunk=128"], "MyPolicy does not read chunk"),
