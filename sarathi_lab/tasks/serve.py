@@ -432,7 +432,7 @@ def _further_facts(plan: Plan) -> list[str]:
     if longest > plan.spec.max_position:
         lines.append(
             f"the longest request has {longest} tokens: {plan.spec.name} was made for "
-            f"{plan.spec.max_position}, and no server takes more without another checkpoint"
+            f"{plan.spec.max_position}, and a server refuses more unless it scales positions"
         )
     return lines
 

@@ -173,7 +173,10 @@ def test_errors_name_the_rule_and_its_numbers(settings: list[str], words: list[s
     ("card", "words"),
     [
         # 61 layers, a prime number.
-        (["hardware=h100"], "its weights fill 16 such devices, and its 61 layers make no equal"),
+        (
+            ["hardware=h100"],
+            "it fills 16 such devices, and its layers and heads can not be divided",
+        ),
         (["hardware=h100"], "take executor.weights=mxfp4 with executor.tensor_parallel=8, "),
         (["hardware=h200", "executor.tensor_parallel=8"], "by executor.weights=fp8 or mxfp4"),
         (["hardware=h100", "model=llama3.1-405b"], "take 16 devices by executor.tensor_parallel=8"),
@@ -184,6 +187,15 @@ def test_a_model_that_does_not_fit_is_told_what_has_room(card: list[str], words:
     said = refusal_of("policy=vllm_v1", *settings)
     assert words in said, said
     assert "executor.pipeline_parallel=61" not in said
+
+
+def test_a_cache_that_does_not_fit_is_no_fault_of_the_layers() -> None:
+    model = ["executor=simulated", "model=llama3.1-8b", "hardware=h100"]
+    said = refusal_of(*model, "batch=256", "seq_len=8000", "cache.num_blocks=200000")
+    assert "take 8 devices by executor.tensor_parallel=8" in said
+    said = refusal_of(*model, "batch=64", "seq_len=8000", "cache.num_blocks=500000")
+    assert "or take a smaller model" in said
+    assert "divided" not in said
 
 
 def test_a_real_device_takes_what_is_free() -> None:

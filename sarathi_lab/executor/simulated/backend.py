@@ -318,7 +318,7 @@ class SimulatedBackend:
                 "the error that the shape has alone, to show what it may change; the values are no "
                 "prediction"
             )
-        if self.slowdown is not None:
+        if self.slowdown not in (None, 1):
             cautions.append(
                 f"executor.slowdown={self.slowdown:g}: all iterations take so many times as long "
                 "as predicted, to show what it may change; the values are no prediction"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sarathi_lab.config.errors import UserError
@@ -22,7 +22,7 @@ SHARING_LIBRARIES = 0.55 * GIB
 FAST_LINK_LIBRARIES = 2.1 * GIB
 FAST_LINK = 400e9  # bytes/s: NVLink of Hopper and later, which have further kernels of all-reduces
 FEWER_BITS: tuple[StoredDtype, ...] = ("fp8", "mxfp4", "nvfp4", "int4")  # of usual checkpoints
-MOST_SPARE = 2  # times the devices that the weights fill, the most to suggest
+MOST_SPARE = 2  # times the devices that a model fills, the most to suggest
 GRAPH_BYTES = 7.5 * 2**20  # of vLLM's CUDA graphs of all sizes, by layer: 0.23 GiB for 32 layers
 
 
@@ -75,7 +75,7 @@ def served_tokens(
         raise UserError(
             f"model {spec.name} leaves no room for KV on each of {parallel.num_devices} x "
             f"{hardware.name}: {setup.describe(device)}; {more}"
-            f"{_with_room(spec, hardware, dtype_bytes, parallel, fits)}"
+            f"{_with_room(spec, hardware, spec.weight_bytes(dtype_bytes), parallel, fits)}"
         )
     return num_tokens
 
@@ -121,6 +121,7 @@ def check_room(
         weights = _weights_of_stages(spec, layout, dtype_bytes)
         return weights + cache <= layout.num_devices * hardware.memory_bytes
 
+    num_bytes = spec.weight_bytes(dtype_bytes) + cache
     of_stages = " (each stage as the largest)" if parallel.pipeline > 1 else ""
     less_cache = ""
     if weights < memory:
@@ -131,7 +132,7 @@ def check_room(
         f"model {spec.name} needs {weights / 1e9:.1f} GB for weights{of_stages} and "
         f"{cache / 1e9:.1f} GB for KV, memory of {parallel.num_devices} x {hardware.name} is "
         f"{memory / 1e9:.0f} GB; {less_cache}"
-        f"{_with_room(spec, hardware, dtype_bytes, parallel, fits)}"
+        f"{_with_room(spec, hardware, num_bytes, parallel, fits)}"
     )
 
 
@@ -146,24 +147,29 @@ Fits = Callable[[ModelSpec, Parallel], bool]  # whether a model has room on devi
 
 
 def _with_room(
-    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel, fits: Fits
+    spec: ModelSpec, hardware: Hardware, num_bytes: float, parallel: Parallel, fits: Fits
 ) -> str:
-    """Name what a model `fits` on: weights of fewer bits, the fewest devices, or both."""
+    """Name what a model of `num_bytes`, its cache included, `fits` on: weights of fewer bits, the
+    fewest devices, or both.
+    """
     present = _fewer_bits(spec, lambda smaller: fits(smaller, parallel))
     remedies = f"{present}take a smaller model or another hardware"
-    smallest = _smallest_layout(spec, hardware, dtype_bytes, fits)
+    layouts = _layouts(spec, hardware, num_bytes)
+    smallest = _smallest(layouts, spec, fits)
     if smallest is not None:
         return f"take {smallest.num_devices} devices by {_settings_of(smallest)}, {remedies}"
-    number = _devices_filled(spec, hardware, dtype_bytes)
+    if not any(fits(spec, layout) for layout in layouts):  # also with uneven parts
+        return remedies
+    number = math.ceil(num_bytes / hardware.memory_bytes)
     reason = (
-        f"its weights fill {number} such devices, and its {spec.num_layers} layers make no equal "
-        f"stages on up to {MOST_SPARE * number}: "
+        f"it fills {number} such devices, and its layers and heads can not be divided evenly among "
+        f"up to {MOST_SPARE * number}: "
     )
     if present or spec.stored is not None:
         return f"{reason}{remedies}"
     for name in _published_first(spec):
         smaller = replace(spec, weight_dtype=name)
-        smallest = _smallest_layout(smaller, hardware, dtype_bytes, fits)
+        smallest = _smallest(layouts, smaller, fits)
         if smallest is not None:
             return f"{reason}take {WEIGHTS}={name} with {_settings_of(smallest)}, {remedies}"
     return f"{reason}{remedies}"
@@ -175,27 +181,22 @@ def _settings_of(layout: Parallel) -> str:
     return " ".join(setting for setting in settings if not setting.endswith("=1"))
 
 
-def _devices_filled(spec: ModelSpec, hardware: Hardware, dtype_bytes: int) -> int:
-    """Return how many devices the weights of a model fill."""
-    return math.ceil(spec.weight_bytes(dtype_bytes) / hardware.memory_bytes)
-
-
-def _smallest_layout(
-    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, fits: Fits
-) -> Parallel | None:
-    """Return the fewest devices that a model `fits` on; None where equal stages need far more than
-    its weights fill.
+def _layouts(spec: ModelSpec, hardware: Hardware, num_bytes: float) -> list[Parallel]:
+    """List the layouts on up to `MOST_SPARE` times the devices that `num_bytes` fill, the smallest
+    first. Stages are of whole nodes, as servers are usually started.
     """
     # Without a link, or a network, devices can't share a layer, or the layers.
     max_tensor = MAX_TENSOR if hardware.link_bytes_per_second else 1
     max_pipeline = spec.num_layers if hardware.network_bytes_per_second else 1
-    most_devices = MOST_SPARE * _devices_filled(spec, hardware, dtype_bytes)
-    # Stages are of whole nodes, as servers are usually started.
+    most_devices = MOST_SPARE * math.ceil(num_bytes / hardware.memory_bytes)
     layouts = [Parallel(tensor, 1) for tensor in range(1, max_tensor)]
     layouts += [Parallel(max_tensor, pipeline) for pipeline in range(1, max_pipeline + 1)]
+    return [layout for layout in layouts if layout.num_devices <= most_devices]
+
+
+def _smallest(layouts: Sequence[Parallel], spec: ModelSpec, fits: Fits) -> Parallel | None:
+    """Return the first layout that a model `fits` on; None for none."""
     for layout in layouts:
-        if layout.num_devices > most_devices:
-            return None
         if layout.complaint(spec) is None and fits(spec, layout):
             return layout
     return None
