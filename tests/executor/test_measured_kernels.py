@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from sarathi_lab.config.errors import UserError
@@ -15,7 +16,7 @@ from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import MEASURED_KERNELS, CostModel, make_cost_model
-from sarathi_lab.executor.simulated.measured_kernels import REACH
+from sarathi_lab.executor.simulated.measured_kernels import LEAST_NOISE, REACH, bends
 from sarathi_lab.executor.tables import read_tables
 
 SERVER = "experiments/lab/real_servers/rtx-4090-llama-3.1-8b/tp1"
@@ -112,3 +113,16 @@ def test_an_iteration_that_emits_needs_a_measured_output_head():
     cost = cost_of("h100", "qwen3-8b", ISOLATED)
     assert math.isnan(cost.iteration_time(make_batch(num_decodes=1, context=1024)))
     assert not math.isnan(cost.iteration_time(make_batch(prefill_tokens=1024)))
+
+
+def test_products_are_as_far_off_as_neighbouring_rows_of_the_same_tables_differ(server):
+    """Not as those of another card."""
+    isolated = cost_of("h100", "qwen3-8b", ISOLATED)
+    assert server.uncertainty["matmul"] == LEAST_NOISE
+    assert isolated.uncertainty["matmul"] > LEAST_NOISE
+
+
+def test_a_bend_is_a_share_of_the_line_between_near_rows():
+    sizes = np.array([8.0, 16.0, 24.0, 32.0, 320.0])
+    seconds = np.array([1.0, 1.5, 2.0, 5.0, 9.0])
+    assert bends(sizes, seconds) == pytest.approx([0.0, 2.0 / 3.25 - 1])

@@ -27,9 +27,8 @@ from sarathi_lab.model.spec import ModelSpec
 
 REACH = 1 / 16  # share of a measured size by which another may differ from it
 PRODUCT_STEP = 16  # tokens between two rows of a product that a straight line may join
-# What three repeats leave open: the median second difference of the RTX 4090's and the RTX PRO
-# 6000's products, by experiments/lab/piggyback_boundary/boundary.py, is 0.2 to 0.4 %.
-NOISE = 0.01
+# Repeats of one session have a temperature and a clock, which the bends between rows do not show.
+LEAST_NOISE = 0.01
 ROUTER = "router"  # of experts: a small product, of which no table here has rows
 # Sizes of a call: equal chunks, of which a row of decodes has one without tokens, and decodes.
 POINT = ("num_prefills", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -57,8 +56,9 @@ class MeasuredKernels:
             self._add(layer, rows)
         self._attention = AttentionRows.of(tables, formula)
         self._require_layer()
+        noise = self._noise_of_products()
         # A size may differ by `REACH`, and so may the time of attention, which grows with it.
-        self.uncertainty = {"matmul": NOISE, "attention": REACH, "experts": NOISE}
+        self.uncertainty = {"matmul": noise, "attention": REACH, "experts": noise}
 
     def _require_layer(self) -> None:
         """Raise UserError for a product or attention without rows."""
@@ -80,6 +80,23 @@ class MeasuredKernels:
         time = cache(partial(_between, sizes, seconds))
         self._times_of.setdefault(layer.per, {})[layer.operation] = time
         self._covered.update((layer.operation, *layer.replaces))
+
+    def _noise_of_products(self) -> float:
+        """Return the mean relative error of a product's row; NaN where no rows are near each other.
+
+        The median bend of the tables' own rows is 1.03 times the mean of normal errors. It also has
+        what kernels of neighbouring sizes differ by, so that it is rather too large.
+        """
+        names = {linear.name for linear in self._formula.spec.layer_linears}
+        bends_of_rows: list[float] = []
+        for layer, rows in self.tables.layers.values():
+            if layer.operation in names:
+                bends_of_rows.extend(
+                    bends(rows["size"].to_numpy(float), rows.seconds.to_numpy(float))
+                )
+        if not bends_of_rows:
+            return math.nan
+        return max(LEAST_NOISE, float(np.median(np.abs(bends_of_rows))))
 
     def _absent(self) -> list[str]:
         """List the operations of the formula that no row has."""
@@ -232,6 +249,19 @@ class MeasuredExperts:
         of_layer = self._seconds_of.ratio(pairs / chosen, chosen)
         expert_layers = spec.num_expert_layers / spec.num_layers
         return expert_layers * of_layer
+
+
+def bends(sizes: Floats, seconds: Floats) -> Floats:
+    """Return by what share each row is off the straight line between its neighbours, where these
+    are so near that a line may join them to it; `sizes` ascend.
+    """
+    gaps = np.diff(sizes)
+    before = gaps[:-1]
+    after = gaps[1:]
+    most = np.maximum(PRODUCT_STEP, REACH * sizes[1:-1])
+    is_near = (before <= most) & (after <= most)
+    on_line = (seconds[:-2] * after + seconds[2:] * before) / (before + after)
+    return (seconds[1:-1] / on_line - 1)[is_near]
 
 
 def _between(sizes: Floats, seconds: Floats, size: int) -> float:
