@@ -106,15 +106,13 @@ class Bench(ABC):
             seconds = seconds + times.get(operation, 0.0)
         return Estimate.of(seconds)
 
-    def saving(
-        self, alone: Work, both: Work, without: Work, kinds: tuple[str, ...] = EVERYTHING
-    ) -> Estimate:
+    def saving(self, alone: Work, both: Work, without: Work) -> Estimate:
         """Return the seconds of `alone` over those that `both` takes beyond `without`.
 
         Both should have as many tokens: then their products have one size, whose error cancels in
         the difference. Products of other sizes, and attention, err by themselves.
         """
-        return self.seconds(alone, kinds) / self.seconds(both - without, kinds)
+        return self.seconds(alone) / self.seconds(both - without)
 
     def chunking_losses(self, prompt_len: int, chunk: int) -> Mapping[str, Estimate]:
         """Return the `losses` of a prompt in chunks as shares of the time of the whole one. Of

@@ -201,9 +201,8 @@ def piggyback_boundary(
     decodes: Ints,
     contexts: Ints,
 ) -> Parts:
-    """Products and attention of a chunk with decodes over those of two batches, and the decodes
-    alone over what they add, with attention `ways`: as the device calls it, and with a call for
-    prompts and one for decodes (section 4.3.2).
+    """Products and attention of a chunk with decodes over those of two batches, with attention
+    `ways`: as the device calls it, and with a call for prompts and one for decodes (section 4.3.2).
     """
     for chunk in chunks:
         for start in starts:
@@ -222,14 +221,10 @@ def _ways_to_decode(
     if AS_CALLED in ways:
         separate = bench.seconds(prompt + decodes, FOUR)
         riding = bench.seconds(both, FOUR) / separate
-        gained = bench.saving(decodes, both, prompt, FOUR)
         yield Point(f"{AS_CALLED} / two batches", series, number, riding)
-        yield Point(f"decode speed-up, {AS_CALLED}", series, number, gained)
     if TWO_CALLS in ways:
         riding = _riding_in_two_calls(bench, both, prompt + decodes)
-        gained = _saved_in_two_calls(bench, decodes, both, prompt)
         yield Point(f"{TWO_CALLS} / two batches", series, number, riding)
-        yield Point(f"decode speed-up, {TWO_CALLS}", series, number, gained)
 
 
 def _riding_in_two_calls(bench: Bench, both: Work, separate: Work) -> Estimate:
@@ -240,12 +235,3 @@ def _riding_in_two_calls(bench: Bench, both: Work, separate: Work) -> Estimate:
     together = bench.seconds(both, PRODUCTS) + attention
     apart = bench.seconds(separate, PRODUCTS) + attention
     return together / apart
-
-
-def _saved_in_two_calls(bench: Bench, decodes: Work, both: Work, prompt: Work) -> Estimate:
-    """Return the seconds of `decodes` over what they add to a `prompt`, each in an attention call
-    of its own.
-    """
-    attention = bench.seconds(decodes, ("attn",))
-    added = bench.seconds(both - prompt, PRODUCTS) + attention
-    return bench.seconds(decodes, FOUR) / added

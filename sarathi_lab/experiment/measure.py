@@ -23,7 +23,7 @@ from sarathi_lab.executor.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
-from sarathi_lab.experiment.bench import EVERYTHING, NOTHING, Bench, PlanningBench
+from sarathi_lab.experiment.bench import NOTHING, Bench, PlanningBench
 from sarathi_lab.experiment.measured_cost import TOO_SMALL, MeasuredCostModel
 from sarathi_lab.experiment.points import Estimate, Part, Point, Samples, keep, table_of
 from sarathi_lab.experiment.registry import COMPOSITIONS, SERVING, Measured, MeasuredJob
@@ -75,19 +75,12 @@ class DeviceBench(Bench):
             self.cost.forget()
         return super().times(work)
 
-    def saving(
-        self,
-        alone: Work,
-        both: Work,
-        without: Work,
-        kinds: tuple[str, ...] = EVERYTHING,
-    ) -> Estimate:
+    def saving(self, alone: Work, both: Work, without: Work) -> Estimate:
         """Return medians of turns on a CPU: of two times that were taken one after the other, the
         difference is what other processes did to one of them.
         """
-        if not self.cost.is_shared or kinds != EVERYTHING:
-            # On a GPU nothing else runs in between, and turns time whole iterations alone.
-            return super().saving(alone, both, without, kinds)
+        if not self.cost.is_shared:  # on a GPU nothing else runs in between
+            return super().saving(alone, both, without)
         batches = [*alone.batches, *both.batches, *without.batches]
         turns = self.cost.alternated(batches)
         seconds_alone, seconds_both, seconds_without = turns.T

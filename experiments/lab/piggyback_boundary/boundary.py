@@ -2,15 +2,15 @@
 
     python experiments/lab/piggyback_boundary/boundary.py
 
-Prints the speed-ups of decodes and the shares of batches in which each way is the fastest, what the
-tables' repeats and caches leave open, and draws map.png. A chunk of 2,048 tokens with decodes has
-more tokens than any row of products: such batches count only in the columns "all", where products
-grow with their tokens past the last row.
+Prints what a batch takes over two batches, the shares of batches in which each way is the fastest,
+what the tables' repeats and caches leave open, and draws map.png. A chunk of 2,048 tokens with
+decodes has more tokens than any row of products: such batches count only in the columns "all",
+where products grow with their tokens past the last row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +27,12 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.interpolation import curve
-from sarathi_lab.executor.simulated.measured_kernels import MeasuredExperts, MeasuredKernels
+from sarathi_lab.executor.simulated.measured_kernels import (
+    REACH,
+    MeasuredExperts,
+    MeasuredKernels,
+    bends,
+)
 from sarathi_lab.executor.tables import TIME, OperationTables, read_tables
 from sarathi_lab.results.plots.files import save_figure
 
@@ -115,7 +120,7 @@ def products_of(card: Card, tables: OperationTables) -> Products:
 
 def mixed_batches(card: Card, tables: OperationTables) -> pd.DataFrame:
     """Return the mixed calls with the microseconds of three ways, of attention and products:
-    `one` call, `two` calls, two `batches`; of decodes `alone`; whether all `is_measured`.
+    `one` call, `two` calls, two `batches`; whether all `is_measured`.
     """
     rows = tables.frames["attention"].rename(columns={TIME: "mixed"})
     calls = rows.query("prefill_chunk > 0 and n_decode > 0").reset_index(drop=True)
@@ -126,15 +131,17 @@ def mixed_batches(card: Card, tables: OperationTables) -> pd.DataFrame:
     linear = together.map(products.extended)
     linear_prompt = calls.prefill_chunk.map(products.measured)
     linear_decodes = calls.n_decode.map(products.measured)
-    before = linear_prompt + prompt
-    alone = linear_decodes + decodes
-    one, two = linear + calls.mixed, linear + prompt + decodes
-    ways = calls.assign(one=one, two=two, batches=before + alone, alone=alone)
+    attention_apart = prompt + decodes
+    ways = calls.assign(
+        one=linear + calls.mixed,
+        two=linear + attention_apart,
+        batches=linear_prompt + linear_decodes + attention_apart,
+    )
     cached = calls.prefill_chunk + calls.kv_prefill + calls.n_decode * calls.kv_decode
     return ways.assign(
         best=ways[["one", "two", "batches"]].min(axis=1),
-        speedup_one=alone / (one - before),
-        speedup_two=alone / (two - before),
+        one_ratio=ways.one / ways.batches,
+        two_ratio=ways.two / ways.batches,
         is_measured=together.map(products.measured).notna(),
         fits=cached <= card.cache_tokens,
     )
@@ -148,37 +155,46 @@ def attention_alone(rows: pd.DataFrame, calls: pd.DataFrame, sizes: list[str]) -
 
 
 def describe(card: Card, batches: pd.DataFrame) -> None:
-    """Print the table of speed-ups and the shares of batches."""
+    """Print the table of batches over two batches and the shares of batches."""
     served = batches.query(SERVED)
-    print(f"\n{card.hardware}, {card.model}: decodes alone over what they add, median of chunks")
+    print(f"\n{card.hardware}, {card.model}: over two batches, median of chunks (least to most)")
     for number in SHOWN_DECODES:
         of_number = served[served.n_decode == number].groupby("kv_decode")
-        one, two = of_number.speedup_one.median(), of_number.speedup_two.median()
-        cells = [f"{one[size]:.3g}" for size in SHOWN_CONTEXTS]
-        apart = [f"{two[size]:.3g}" for size in SHOWN_CONTEXTS]
-        print(f"  {number:3} decodes: one call {' / '.join(cells)}; two {' / '.join(apart)}")
+        for way in ("one_ratio", "two_ratio"):
+            cells = []
+            for size in SHOWN_CONTEXTS:
+                ratios = of_number[way].get_group(size)
+                cells.append(f"{ratios.median():.2f} ({ratios.min():.2f} to {ratios.max():.2f})")
+            print(f"  {number:3} decodes, {way}: {' / '.join(cells)}")
     for name, chosen in (
         ("all", served),
         ("measured", served[served.is_measured]),
         ("measured, fit the cache", served[served.is_measured & served.fits]),
     ):
-        slower = chosen.one / chosen.best
-        one_is_dearer = (chosen.one > chosen.batches).mean()
-        two_are_dearer = (chosen.two > chosen.batches).mean()
-        two_are_faster = (chosen.two < chosen.one).mean()
         print(f"  {name}: {len(chosen)} batches")
-        print(f"    one call costs more than two batches in {one_is_dearer:.1%}")
-        print(f"    two calls cost more than two batches in {two_are_dearer:.1%}")
-        print(f"    two calls are faster than one in {two_are_faster:.1%}")
+        print(f"    one call costs more than two batches in {shares(chosen.one_ratio)}")
+        print(f"    two calls cost more than two batches in {shares(chosen.two_ratio)}")
+        print(f"    two calls are faster than one in {shares(chosen.one / chosen.two)}")
+        slower = chosen.one / chosen.best
         tenth = slower.quantile(0.9)
         print(f"    one call over the best: at most {slower.max():.2f}, a tenth above {tenth:.2f}")
+
+
+def shares(ratios: pd.Series) -> str:
+    """Return the shares of ratios above one, and by more than the error of an attention row."""
+    share_of_any = (ratios > 1).mean()
+    share_beyond = (ratios > 1 + REACH).mean()
+    return f"{share_of_any:.1%}, by more than {REACH:.2%} in {share_beyond:.1%}"
 
 
 def describe_tables(card: Card, tables: OperationTables) -> None:
     """Print what repeats leave open, and whether decodes found their keys in cache."""
     products = tables.frames["dense"].query("tokens >= 256").sort_values("tokens")
-    bends = [abs(bend) for bend in second_differences(products)]
-    print(f"  products: half of the second differences are below {np.median(bends):.2%}")
+    bends_of_rows: list[float] = []
+    for _, rows_of_layer in products.groupby("layer"):
+        sizes = rows_of_layer.tokens.to_numpy(float)
+        bends_of_rows.extend(bends(sizes, rows_of_layer[TIME].to_numpy(float)))
+    print(f"  half of the products' bends are below {np.median(np.abs(bends_of_rows)):.2%}")
     rows = tables.frames["attention"]
     mixed = rows.query("prefill_chunk > 0 and n_decode > 0")
     for size in SIZES:
@@ -198,14 +214,6 @@ def describe_tables(card: Card, tables: OperationTables) -> None:
     print(f"    the fastest reads at {share:.2f} of the memory's rate")
     if is_cached.any():
         print(f"    they have at most {num_bytes[is_cached].max() / 1e6:.0f} MB of keys and values")
-
-
-def second_differences(products: pd.DataFrame) -> Iterator[float]:
-    """Yield by how much a row is off the middle of its neighbours."""
-    for _, rows in products.groupby("layer"):
-        times = rows[TIME].to_numpy()
-        middles = (times[:-2] + times[2:]) / 2
-        yield from times[1:-1] / middles - 1
 
 
 def draw_map(axes: Axes, card: Card, chunk: int, batches: pd.DataFrame) -> None:
