@@ -40,7 +40,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, VllmV1
 from sarathi_lab.policy.systems import setup_of
 from sarathi_lab.policy.zoo import PPas
-from sarathi_lab.results.intervals import ends_of_share
+from sarathi_lab.results.intervals import ends_of_median, ends_of_share
 from sarathi_lab.results.provenance import last_commit
 
 HERE = Path(__file__).parent
@@ -213,6 +213,7 @@ def score(logs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, float]:
     scored: dict[str, float] = {"pairs": len(pairs), "right": pairs.right.sum()}
     scored |= score_called(pairs)
     scored |= score_picks([trace for _, trace in with_guesses.groupby(TRACE)])
+    scored |= cost_beside_p_pas(with_guesses)
     errors = predicted[WAITS] / logs[WAITS] - 1
     for wait in WAITS:
         scored[f"error_{wait}"] = errors[wait].abs().mean()
@@ -251,6 +252,31 @@ def score_picks(traces: Sequence[pd.DataFrame]) -> dict[str, float]:
     for name, values in regrets.items():
         scored[f"regret_{name}"] = np.mean(values) if values else np.nan
     return scored
+
+
+def cost_beside_p_pas(with_guesses: pd.DataFrame) -> dict[str, float]:
+    """Subtract the regret of always taking P-PAS from that of following the simulator, in the mean
+    over the seeds of each setting.
+
+    Returns:
+        The median over settings, below zero where following costs less, and its interval with its
+        level; empty without P-PAS.
+    """
+    differences = []
+    for _, of_setting in with_guesses.groupby(SETTING):
+        scored = score_picks([trace for _, trace in of_setting.groupby("seed")])
+        difference = scored["regret_lab"] - scored["regret_p_pas"]
+        if not np.isnan(difference):
+            differences.append(difference)
+    if not differences:
+        return {}
+    low, high, level = ends_of_median(differences, is_series=False)
+    return {
+        "beside_p_pas": float(np.median(differences)),
+        "beside_p_pas_low": low,
+        "beside_p_pas_high": high,
+        "beside_p_pas_level": level,
+    }
 
 
 def pairs_of(trace: pd.DataFrame) -> Iterator[dict[str, Any]]:

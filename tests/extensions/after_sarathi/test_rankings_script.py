@@ -109,6 +109,32 @@ def test_the_page_states_what_hangs_on_the_tie(script):
         assert f"| {label} | {' | '.join(cells)} |" in page
 
 
+def test_the_page_states_what_following_the_simulator_costs_beside_always_p_pas(script):
+    page = (FOLDER / "README.md").read_text()
+    scores = pd.read_csv(script.SCORES).query("prediction == 'rereads' and model == 'all'")
+    for row in scores.itertuples():
+        lab = f"{100 * row.regret_lab:.1f} %"
+        p_pas = f"{100 * row.regret_p_pas:.1f} %"
+        low = f"{100 * row.beside_p_pas_low:.1f}"
+        high = f"{100 * row.beside_p_pas_high:.1f}"
+        level = f"{100 * row.beside_p_pas_level:.0f} %"
+        median = f"{100 * row.beside_p_pas:.1f} points ({low} to {high}, {level})"
+        assert f"| {lab} | {p_pas} | {median} |" in page
+
+
+def test_regret_is_compared_with_always_p_pas_by_setting(script):
+    """The pick is 20 % over the best with one setting's seeds, and the best with the other's."""
+    runs = {"policy": ["vllm_v1", "p_pas"] * 3, "budget": 2048, "seed": [0, 0, 1, 1, 0, 0]}
+    table = pd.DataFrame(runs).assign(gpu="a", model="b", prompt_len=1, output_len=1)
+    table["phases"] = ["5:1"] * 4 + ["5:2"] * 2
+    table["latency"] = [1.2, 1.0, 1.2, 1.0, 1.0, 1.5]
+    table["guess"] = [1.0, 2.0, 1.0, 2.0, 1.0, 2.0]
+    compared = script.cost_beside_p_pas(table)
+    assert compared["beside_p_pas_low"] == pytest.approx(-0.5)
+    assert compared["beside_p_pas_high"] == pytest.approx(0.2)
+    assert compared["beside_p_pas"] == pytest.approx(-0.15)
+
+
 def test_seeds_of_a_setting_count_once(script):
     pairs = pd.DataFrame({"right": True, "gap": 1.0, "setting": ["a", "a", "b", "b"]})
     pairs = pairs.assign(burst=1.0, large_first=True, small_first=False)
@@ -119,7 +145,7 @@ def test_seeds_of_a_setting_count_once(script):
 
 def test_the_page_of_changes_states_the_recorded_scores(script):
     page = (FOLDER / "changes.md").read_text()
-    scores = pd.read_csv(script.SCORES).query("prediction in ('before', 'graphs')")
+    scores = pd.read_csv(script.SCORES).query("prediction in ('before', 'rereads')")
     for row in scores.query("gpu != 'RTX5090' or model == 'all'").itertuples():
         errors = (row.error_latency, row.error_ttft, row.error_tpot)
         found = ", ".join(f"{100 * error:.0f}" for error in errors)
