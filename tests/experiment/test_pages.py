@@ -88,11 +88,23 @@ def gains_of_riding_limit(folder: Path) -> Iterator[pd.DataFrame]:
 
 
 def shares_of_rankings(folder: Path) -> Iterator[pd.DataFrame]:
-    """Yield the shares of called pairs that are right."""
+    """Yield the shares of called pairs that are right, and what the simulator's choices cost beside
+    P-PAS.
+    """
     scores = pd.read_csv(folder / "results" / "scores.csv")
     share = scores.called_right / scores.called
     ends = {"value": share, "low": scores.share_low, "high": scores.share_high}
-    yield scores[["prediction", "gpu", "model"]].assign(unit="share", sign="", **ends)
+    labels = scores[["prediction", "gpu", "model"]]
+    yield labels.assign(unit="share", sign="", **ends)
+    columns = {"value": "beside_p_pas", "low": "beside_p_pas_low", "high": "beside_p_pas_high"}
+    points = {name: 100 * scores[column] for name, column in columns.items()}
+    yield labels.assign(unit="points", sign="", **points).dropna()
+
+
+def fig08_of_kernels(folder: Path) -> Iterator[pd.DataFrame]:
+    """Yield the decode speed-ups of SARATHI's definition by the same tables of kernels."""
+    for path in csv_files(EXPERIMENTS / "sarathi" / "fig08", "results/kernels-*/*.csv"):
+        yield read(path).assign(file=str(path))
 
 
 def over_seeds(ratio: pd.Series, by: str, middle: str) -> pd.DataFrame:
@@ -101,9 +113,10 @@ def over_seeds(ratio: pd.Series, by: str, middle: str) -> pd.DataFrame:
     return ends.reset_index().assign(unit="ratio", sign="")
 
 
-# Pages with intervals of runs that are recorded without them.
-BY_SEED = {
+# Pages with intervals of runs that are recorded without them, or by another experiment.
+FURTHER = {
     "after_sarathi/p_pas_gain": gains_of_p_pas,
+    "lab/piggyback_boundary": fig08_of_kernels,
     "lab/rankings": shares_of_rankings,
     "lab/riding_limit": gains_of_riding_limit,
 }
@@ -115,8 +128,8 @@ def records_of(folder: Path) -> Records:
     for path in csv_files(folder, "**/*.csv"):
         tables.append(read(path).assign(file=str(path)))
     name = str(folder.relative_to(EXPERIMENTS))
-    if name in BY_SEED:
-        tables += BY_SEED[name](folder)
+    if name in FURTHER:
+        tables += FURTHER[name](folder)
     return Records(pd.concat(rows_with_ends(tables), ignore_index=True))
 
 
