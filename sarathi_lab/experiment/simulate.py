@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from uuid import uuid4
 
-import numpy as np
 import pandas as pd
 from joblib import Parallel as Workers
 from joblib import cpu_count, delayed
@@ -60,8 +59,10 @@ def _labelled(table: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
     """Return points with a job's labels, but for the labels that a point states itself."""
     labelled = table.copy()
     for name, label in labels.items():
-        stated = table.get(name, pd.Series(np.nan, table.index, dtype=object))
-        labelled[name] = stated.fillna(label)
+        if name in table:
+            labelled[name] = table[name].fillna(label)
+        else:
+            labelled[name] = label
     return labelled
 
 

@@ -111,10 +111,10 @@ def tables() -> Iterator[pd.DataFrame]:
         asked = {**load_of(workload), "seed": SEEDS, "chunk": BUDGETS}
         for calls in (1, 2):
             common = {**SERVER, **asked, "++hardware.hybrid_call": calls == 1}
-            known = lab.sweep(**common, policy=["sarathi_serve", "vllm_v1"]).runs
-            limited = {"policy": "riding_limit", LIMIT: LIMITS}
-            own = lab.sweep(**common, **limited).runs
-            for runs in (known, own):
+            served = lab.sweep(**common, policy=["sarathi_serve", "vllm_v1"]).runs
+            settings = {"policy": "riding_limit", LIMIT: LIMITS}
+            limited = lab.sweep(**common, **settings).runs
+            for runs in (served, limited):
                 table = runs.reindex(columns=list(dict.fromkeys([*runs, LIMIT])))
                 table = table.rename(columns={LIMIT: "riding_tokens"})
                 columns = ["policy", "riding_tokens", "chunk", "seed", *QUANTITIES]
