@@ -55,15 +55,15 @@ WEIGHTS_OF_WORDS |= dict.fromkeys(("int8", "w8a16", "8bit", "8bits"), "int8")
 WEIGHTS_OF_WORDS |= dict.fromkeys(("int4", "w4a16", "4bit", "4bits", "awq", "gptq"), "int4")
 IN_16_BITS = frozenset(["bf16", "fp16", "f16", "bfloat16", "float16", "16bit", "w16a16"])
 OTHER_WEIGHTS = re.compile(r"w\d+a\w*\d+|u?int\d+|(mx|nv)?fp\d+|nf4|\d+bit|i?q\d\w*|gguf|bnb")
-# How weights of such a type are stored, such as Q4_K_M or FP8-dynamic-v2.
-STORED = frozenset(
-    [
-        *("quantized", "dynamic", "static", "block", "kv", "tensor", "channel", "token", "per"),
-        *("sym", "asym", "actorder", "true", "false", "marlin", "autoround", "qat", "mlx", "ud"),
-        *("unsloth", "xxs", "xs", "xl", "nl", "k", "s", "m", "l"),
-    ]
+# By which program weights were made smaller, and behind a word of their type how, such as Q4_K_M,
+# FP8-dynamic-v2 or 4bit-128g.
+QUANTISED = frozenset(
+    ["quantized", "quantised", "qat", "autoround", "marlin", "mlx", "ud", "unsloth"]
 )
-STORED_BY_NUMBER = re.compile(r"v?\d|g?\d+g?")  # a version, or the size of a group
+HOW_STORED = re.compile(
+    r"v?\d|g?\d+g?|[ksml]|x?xs|xl|nl|dynamic|static|block|kv|per|tensor|channel|token|a?sym"
+    r"|actorder|true|false"
+)
 
 # A card's socket and memory, and words that all of a series have.
 FORMS = frozenset(
@@ -199,7 +199,7 @@ def _differences_of_model(suffixes: Sequence[str], node: DictConfig) -> list[str
     differences = []
     is_type_told = False
     for word in suffixes:
-        is_detail = is_type_told and STORED_BY_NUMBER.fullmatch(word) is not None
+        is_detail = is_type_told and HOW_STORED.fullmatch(word) is not None
         if not is_detail and not _is_of_model(word, node):
             differences.append(word)
         is_type_told = is_type_told or tells_weights(word)
@@ -213,7 +213,7 @@ def _is_of_model(word: str, node: DictConfig) -> bool:
     length = CONTEXT_LENGTH.fullmatch(word)
     if length is not None:
         return 1024 * int(length[1]) == int(node.max_position)
-    return is_of_training(word) or word in STORED or FIRST_VERSION.fullmatch(word) is not None
+    return is_of_training(word) or word in QUANTISED or FIRST_VERSION.fullmatch(word) is not None
 
 
 def _may_be_stored_in(word: str, node: DictConfig) -> bool:

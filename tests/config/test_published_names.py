@@ -38,6 +38,7 @@ MODELS = {
     "qwen2.5-7b": ["Qwen2.5-7B-Instruct-GPTQ-Int4", "qwen25-7b"],
     "qwen3-235b-a22b": ["Qwen3-235B-A22B-Thinking-2507-FP8"],
     "qwen3-8b": ["Qwen3-8B-base", "Qwen3-8B-GGUF:Q4_K_M", "Qwen3-8B-FP8-dynamic", "qwen3:8b"],
+    "qwen3-14b": ["Qwen3-14B-AWQ-4bit-128g", "Qwen3-14B.Q4_K_M.gguf"],
     "qwen3-next-80b-a3b": ["Qwen3-Next-80B-A3B-Instruct"],
     "qwen3.6-27b": ["Qwen3.6-27B", "Qwen3.5-27B"],
     "yi-34b": ["Yi-34B-Chat", "Yi-34B-Chat-4bits"],
@@ -51,7 +52,12 @@ MODELS = {
         *("gpt-oss-20b-BF16", "gpt-oss-safeguard-20b", "Yi-34B-200K", "Phi-4-mini-instruct"),
         *("Mistral-7B-Instruct-v0.2", "Mistral-7B-v0.3", "Mistral-Small-3.1-24B-Instruct-2503"),
         *("Qwen2-57B-A14B", "Qwen2.5-7B-Instruct-1M", "Qwen2.5-VL-7B-Instruct", "Qwen3-VL-8B"),
-        *("Qwen2.5-Coder-32B-Instruct", "Llama-3.1-8B-ours", "Llama-3.1-Nemotron-70B-Instruct"),
+        *(
+            "Qwen2.5-Coder-32B-Instruct",
+            "Llama-3.1-8B-ours",
+            "Llama-3.1-8B-L",
+            "Llama-3.1-Nemotron-70B-Instruct",
+        ),
         *("TinyLlama-1.1B-Chat-v1.0", "tiny-random-LlamaForCausalLM", "auto-merged", "13b-merged"),
     ],
 }

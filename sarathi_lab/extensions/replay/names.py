@@ -21,7 +21,7 @@ from sarathi_lab.config.published_names import (
 from sarathi_lab.extensions.replay.server_arguments import SERVED_NAMES
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-CACHED_MODEL = re.compile(r"models--[^/]+--([^/]+)")  # a folder of the hub's cache
+CACHED_MODEL = re.compile(r"models--([^/]+)--([^/]+)")  # a folder of the hub's cache
 FAMILY = re.compile(r"[a-z]+")
 SIZE = re.compile(r"(\d+x|[ae])?\d+[bm]")  # such as 8b, 8x7b, a3b
 # Published in 8 bits without a word of it; not those that were trained on these models' answers
@@ -52,7 +52,7 @@ def names_of_model(settings: Mapping[str, object]) -> list[ModelName]:
     or the last part of its path, and those that clients call it by. Where none of these is one of a
     model, as of .../Llama-3.1-8B-ours/merged, folders above that are follow, the nearest first.
     """
-    path = str(settings.get("model", ""))
+    path = _hub_id_in_cache(str(settings.get("model", "")))
     *folders, last = _parts_of_path(path)
     names = []
     if last:
@@ -71,13 +71,16 @@ def names_of_model(settings: Mapping[str, object]) -> list[ModelName]:
     return names
 
 
-def _parts_of_path(path: str) -> list[str]:
-    """Return the folders of a path and its last part; of the hub's cache the model's name alone,
-    as a hash of a snapshot stands behind it.
+def _hub_id_in_cache(path: str) -> str:
+    """Return the hub's id of a model in its cache, where a hash of a snapshot stands behind the
+    name; of another path itself.
     """
     in_cache = CACHED_MODEL.search(path)
-    if in_cache is not None:
-        return [in_cache[1]]
+    return path if in_cache is None else f"{in_cache[1]}/{in_cache[2]}"
+
+
+def _parts_of_path(path: str) -> list[str]:
+    """Return the folders of a path and its last part."""
     components = [part for part in re.split(r"[/\\]+", path) if part]
     return components or [""]
 

@@ -201,7 +201,7 @@ def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
             f"{by_file}{group}=NAME of those that --help {group} lists"
         )
     if nearest.differences:
-        remedy = f"{_path_of_model(run)}model={nearest.option} if it has its shapes"
+        remedy = f"{_path_of_model(run)}model={nearest.option} if it has its shapes and weights"
         if group == "hardware":
             remedy = f"{_datasheet_of_card(nearest)}, or hardware={nearest.option} if it is one"
         raise UserError(

@@ -792,6 +792,7 @@ def test_a_version_has_the_rules_of_its_engine(version, policy, client):
         ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", ""),
         ("unsloth/DeepSeek-V3-BF16", ""),
         ("nvidia/Llama-3.1-8B-Instruct-FP4", "weights=nvfp4, as the model's name Llama-3.1-8B"),
+        ("/c/models--nvidia--Qwen3-8B-FP4/snapshots/1a", "weights=nvfp4, as the model's name Qwen"),
         ("our/Llama-3.1-8B-FP4", "state executor.weights=nvfp4 or mxfp4, whichever is nearer"),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B --served-model-name deepseek-r1", ""),
         ("/data/awq-tests/models/Llama-3.1-8B", ""),
