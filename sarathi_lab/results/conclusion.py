@@ -284,27 +284,38 @@ def _extremes(
     The order is that of steady runs by the first quantity that is judged. Where fewer than two
     workloads have such, it is that of all runs by a quantity that does not depend on their length.
     """
-    comparable = []
+    steady = []
     for best in every_best:
         references = _references(best.runs, comparison)
         if not _difference_in_steadiness(best.runs, references, comparison.base):
-            comparable.append(best)
+            steady.append(best)
     number = len(every_best)
+    num_unsteady = number - len(steady)
     name = comparison.names[0]
-    on_others = []
-    if len(comparable) < 2:
+    comparable = steady
+    if len(steady) < 2:
         comparable = list(every_best)
         name = next(iter(comparison.steady_names), name)
-    elif len(comparable) < number:
-        num_unsteady = number - len(comparable)
+
+    def ratio_of(best: _Best) -> float:
+        return float(best.runs[f"{name}_vs_{comparison.base}"].median())
+
+    with_ratio = [best for best in comparable if not math.isnan(ratio_of(best))]
+    ordered = sorted(with_ratio or comparable, key=ratio_of)
+    label, _, _ = heading(name).partition(" [")
+    on_others = []
+    num_between = len(ordered) - 2
+    if num_between > 0:
+        on_others.append(f"{num_between} of {number} workloads lie between in {label}.")
+    num_unknown = len(comparable) - len(ordered)
+    if num_unknown:
+        on_others.append(f"{num_unknown} of {number} workloads have no {label}.")
+    if num_unsteady:
         on_others.append(f"On {num_unsteady} of {number} workloads a run is not steady.")
-    ratio = f"{name}_vs_{comparison.base}"
-    ordered = sorted(comparable, key=lambda best: best.runs[ratio].fillna(1.0).median())
-    num_between = len(comparable) - 2
-    if num_between:
-        label, _, _ = heading(name).partition(" [")
-        on_others.insert(0, f"{num_between} of {number} workloads lie between in {label}.")
-    return [ordered[0], ordered[-1]], on_others
+    extremes = [ordered[0]]
+    if len(ordered) > 1:
+        extremes.append(ordered[-1])
+    return extremes, on_others
 
 
 def _are_single_draws(runs: pd.DataFrame) -> bool:

@@ -151,6 +151,11 @@ def test_workloads_between_the_extremes_are_those_that_are_compared() -> None:
     assert least.startswith("\nsglang workload.rate=6 beside orca")
     assert largest.startswith("sglang workload.rate=5 beside orca")
     assert between == "4 of 6 workloads lie between in TTFT P50."
+    # Of the third rate nothing is known.
+    unknown = with_reference.assign(ttft_p50=waits.ttft_p50.where(waits["workload.rate"] != 3))
+    _, _, between, on_unknown, *_ = conclusion(unknown)
+    assert between == "3 of 6 workloads lie between in TTFT P50."
+    assert on_unknown == "1 of 6 workloads have no TTFT P50."
     # The waits of the last rate depend on the length of the run.
     unsteady = with_reference.assign(is_steady=1.0 - (waits["workload.rate"] == 6))
     least, _, between, on_unsteady, *_ = conclusion(unsteady)

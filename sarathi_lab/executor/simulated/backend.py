@@ -392,7 +392,7 @@ class SimulatedBackend:
             cautions.append(
                 f"model {spec.name}: contexts are counted whole, also what its window of "
                 f"{spec.sliding_window} tokens spares: longer ones take more time and cache here "
-                "than on a server; model.path=CONFIG.JSON counts the time in the window"
+                "than on a server; model=auto model.path=CONFIG.JSON counts the time in the window"
             )
         window = spec.layers.window
         if window is not None:
