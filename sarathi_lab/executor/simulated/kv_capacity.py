@@ -158,7 +158,7 @@ def _with_room(
     smallest = _smallest(layouts, spec, fits)
     if smallest is not None:
         return f"take {smallest.num_devices} devices by {_settings_of(smallest)}, {remedies}"
-    if not any(fits(spec, layout) for layout in layouts):  # also with uneven parts
+    if not _fits_unevenly(layouts, spec, fits):
         return remedies
     number = math.ceil(num_bytes / hardware.memory_bytes)
     reason = (
@@ -192,6 +192,17 @@ def _layouts(spec: ModelSpec, hardware: Hardware, num_bytes: float) -> list[Para
     layouts = [Parallel(tensor, 1) for tensor in range(1, max_tensor)]
     layouts += [Parallel(max_tensor, pipeline) for pipeline in range(1, max_pipeline + 1)]
     return [layout for layout in layouts if layout.num_devices <= most_devices]
+
+
+def _fits_unevenly(layouts: Sequence[Parallel], spec: ModelSpec, fits: Fits) -> bool:
+    """Return whether a model `fits` on a layout whose stages need not have equally many layers.
+    Heads are whole: a device that has a part of one has no size.
+    """
+    for layout in layouts:
+        has_whole_heads = Parallel(layout.tensor, 1).complaint(spec) is None
+        if has_whole_heads and fits(spec, layout):
+            return True
+    return False
 
 
 def _smallest(layouts: Sequence[Parallel], spec: ModelSpec, fits: Fits) -> Parallel | None:
