@@ -197,7 +197,8 @@ class Measure(Task):
     def _refuse_unread_sizes(self, setup: str) -> None:
         """Refuse sizes that are typed for another set-up than the one that is taken."""
         for name, typed in self._typed.items():
-            if name.startswith(SIZES) and not name.startswith(f"{SIZES}{setup}."):
+            # All of a set-up's sizes may be typed as one object.
+            if name.startswith(SIZES) and not f"{name}.".startswith(f"{SIZES}{setup}."):
                 raise UserError(
                     f"{typed} has no effect: this run of {self.declared.name} has the sizes of "
                     f"{SIZES}{setup}; state it of these, or choose another task.setup"
