@@ -179,6 +179,14 @@ def test_requests_beyond_the_models_context_are_named_and_weights_too(tmp_path, 
     assert "weights in fp8)" in printed
 
 
+def test_a_mixture_has_the_ridge_of_an_expert(tmp_path, capsys):
+    model = ["hardware=h100", "model=qwen3-30b-a3b", "baselines=[]", f"output={tmp_path}"]
+    assert main([*SIMULATED, *model]) == 0
+    found = re.search(r"of an expert (\S+) \((\S+) of a batch\)", capsys.readouterr().out)
+    of_expert, of_batch = (float(number.replace(",", "")) for number in found.groups())
+    assert of_batch == pytest.approx(of_expert * 128 / 8, rel=0.01)
+
+
 def test_a_policy_is_called_by_its_option_with_what_differs_from_its_class(tmp_path, capsys):
     assert main(["policy=lars", "chunk=128", *SIMULATED, f"output={tmp_path}"]) == 0
     text = capsys.readouterr().out

@@ -176,6 +176,15 @@ def test_memory_is_that_of_all_devices_and_the_message_names_settings_that_fit()
     check_room(spec, gpu, 2, fitting, kv_tokens * fitting.pipeline // 8)
 
 
+def test_no_layout_of_far_more_devices_than_a_model_fills_is_named():
+    spec = replace(load_option("model", "llama3.1-8b"), num_layers=5)  # stages: one, or five
+    small = replace(load_option("hardware", "a100"), memory_bytes=spec.weight_bytes(2) / 10)
+    check_room(spec, small, 2, Parallel(8, 5))
+    with pytest.raises(UserError, match=r"fills 10 such devices") as refused:
+        check_room(spec, small, 2)
+    assert "pipeline_parallel=5" not in str(refused.value)
+
+
 # -- through the runner ----------------------------------------------------------------------------
 
 LARGE = ["executor=simulated", "tracking=none", "model=gpt3-175b", "hardware=a100"]

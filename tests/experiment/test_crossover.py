@@ -4,10 +4,12 @@ picture, and loads that can't be mapped.
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 from composed import config_of, refusal_of, run
 from helpers import requests_of
+from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 
 from sarathi_lab.config.instantiate import is_model_stated, load_option
@@ -105,6 +107,10 @@ def test_a_map_is_described_and_drawn(tmp_path):
     numbers = 100 * (cells.y - 1)
     shown = numbers.map("{:+.0f}".format).where(is_gain | is_loss, numbers.map("~{:+.0f}".format))
     assert sorted(texts) == sorted(shown)
+    meshes = [mesh for ax in figure.axes for mesh in ax.collections if isinstance(mesh, QuadMesh)]
+    shades = np.concatenate([np.ravel(mesh.get_array()) for mesh in meshes])
+    coloured = numbers[is_gain | is_loss]
+    assert sorted(shades[shades != 0]) == pytest.approx(sorted(coloured))
 
 
 def test_what_is_stated_is_mapped(tmp_path):

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import kendalltau, theilslopes
+from scipy.stats import kendalltau, t, theilslopes
 
 from sarathi_lab.results.kendall import median_slope, rising_pvalue
+from sarathi_lab.results.load_trend import CHANCE, NUM_BATCHES
 
 
 @pytest.mark.parametrize("number", [2, 3, 10, 40])
@@ -39,3 +40,7 @@ def test_a_rise_without_exception_is_as_rare_as_one_order_of_all():
 
 def test_equal_values_have_no_trend():
     assert math.isnan(rising_pvalue([3.0, 3.0, 3.0]))
+
+
+def test_a_server_at_its_limit_is_called_overloaded_in_a_twentieth_of_its_runs():
+    assert pytest.approx(t.ppf(0.95, NUM_BATCHES - 1), abs=1e-3) == CHANCE
