@@ -106,7 +106,8 @@ def _within_objective(
         ]
     return [
         "nothing meets it: requests come faster than any of these serves them, and wait the longer "
-        f"the longer it runs; {name} is shown, as it stalls requests the shortest"
+        f"the longer it runs; {name} is shown: of those with the shortest stalls, counted in "
+        "doublings of the bounds between tokens, it has the most tokens/s"
     ]
 
 

@@ -28,6 +28,7 @@ from sarathi_lab.extensions.under_load.search import (
     Capacity,
     LateTokens,
     ObjectiveMissed,
+    is_sustained,
     mean_rate,
 )
 from sarathi_lab.results.objective import outcome
@@ -115,18 +116,16 @@ class Trial:
         return with_fitting_sequences(cfg, FindCapacity().check(cfg))
 
     def in_replicas(self, number: int) -> DictConfig:
-        """Return its configuration with `number` engines, and as many requests for each as now, but
-        no more in all than the longer runs of advice have. Raises UserError.
+        """Return its configuration with `number` engines, and as many requests as the longer runs
+        of advice have. Raises UserError.
         """
         cfg = self.cfg
-        present = self.runs.plan.engine.cluster.num_instances
-        if present == 1:
+        if self.runs.plan.engine.cluster.num_instances == 1:
             cfg.cluster = read_option("cluster", option_files("cluster")["replicas"])
         cfg.cluster.num = number
         num_requests = cfg.workload.get("num_requests")
         if isinstance(num_requests, int):
-            as_many_each = num_requests * number // present
-            cfg.workload.num_requests = min(as_many_each, LONGER * num_requests)
+            cfg.workload.num_requests = LONGER * num_requests
         return with_fitting_sequences(cfg, make_plan(cfg))
 
     def command(self, context: RunContext, *added: str, without: Sequence[str] = ()) -> str:
@@ -350,14 +349,20 @@ def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
     if trial.rate:
         suggested = math.ceil(present * _stated_rate(trial.runs) / trial.rate)
         fewest = max(fewest, suggested)
-    configs, refusal = _possible_replicas(trial, fewest)
-    if refusal is not None and not configs:
-        raise refusal
-    for cfg in configs:
+    refusal = None
+    num_tried = 0
+    for number in range(fewest, MOST_REPLICAS + 1):
+        if num_tried == TRIED_REPLICAS:
+            break
+        try:
+            cfg = trial.in_replicas(number)
+        except UserError as error:  # as of a part of a mixture's experts for each
+            refusal = error
+            continue
+        num_tried += 1
         row = _met_by(make_plan(cfg), trial.slo)
         if row is None:
             continue
-        number = cfg.cluster.num
         settings = [f"cluster.num={number}", "baselines=[]", *_size_settings(cfg)]
         if present == 1:
             settings.insert(0, "cluster=replicas")
@@ -367,23 +372,9 @@ def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
             f"({quantities_of(row, trial.slo)})",
             trial.command(context, *settings),
         )
+    if refusal is not None and not num_tried:
+        raise refusal
     return None
-
-
-def _possible_replicas(trial: Trial, fewest: int) -> tuple[Sequence[DictConfig], UserError | None]:
-    """Return the configurations of the first numbers of replicas from `fewest` on that there can
-    be, and why another number can't be, as of a part of a mixture's experts for each.
-    """
-    configs: list[DictConfig] = []
-    refusal = None
-    for number in range(fewest, MOST_REPLICAS + 1):
-        try:
-            configs.append(trial.in_replicas(number))
-        except UserError as error:
-            refusal = error
-        if len(configs) == TRIED_REPLICAS:
-            break
-    return configs, refusal
 
 
 def _met_by(plan: Plan, slo: Slo) -> Row | None:
@@ -396,8 +387,9 @@ def _met_by(plan: Plan, slo: Slo) -> Row | None:
         serve(plan.load.arrivals(), plan.engine, executor, ledger)
     except ObjectiveMissed:
         return None
-    row = outcome(ledger.requests(), slo)
-    return row if row["slo_met"] else None
+    requests = ledger.requests()
+    # As a rate is judged: whether waits grow is not told by few requests for each replica.
+    return outcome(requests, slo) if is_sustained(requests, slo) else None
 
 
 def _looser_bound(nearest: Trial, context: RunContext) -> Remedy | None:

@@ -344,6 +344,8 @@ def server_flags(simulated: Simulated) -> ServerFlags | None:
         notes.append("chunked prefill is off, so it cuts no prompt")
     else:
         notes.append(server.remark.format(**tokens))
+        if least_budget(policy, simulated.batch_size + 1) > budget:
+            notes.append(f"beside more than its {simulated.batch_size} sequences it cuts no prompt")
     if of_checkpoint:
         notes.append(f"{', '.join(of_checkpoint)} needs no flag, as the checkpoint states it")
     if without:

@@ -50,6 +50,9 @@ from sarathi_lab.tasks.serve import print_plan
 
 CHUNKS = "use a list such as [256,512], or null for those that the device's tile suggests"
 CHUNK = partial(require_int, minimum=1, fix=CHUNKS)
+# Settings that decide how long requests are.
+OF_LENGTHS = {"workload", "workload.prompt_len", "workload.output_len"}
+OF_LENGTHS |= {"seq_len", "pd_ratio", "experiment"}
 FEWEST_REQUESTS = 128  # of a run that is tried, where they arrive over time and none are stated
 RARELY = 50_000  # objects made since Python last searched for cycles; 700 is its default
 
@@ -162,7 +165,9 @@ class Advise(Task):
             advance(1)
             limits = limits_of(of_first, leader)
             if limits:
-                left_out += [f"{option.label} was not simulated, either" for option in others]
+                left_out += [
+                    f"{option.label} was not simulated, as no policy meets it" for option in others
+                ]
                 others = []
             for option in others:
                 try:
@@ -272,9 +277,9 @@ def rare_collections() -> Iterator[None]:
 
 
 def assumed_workload(plan: Plan, context: RunContext) -> list[str]:
-    """Say which requests and sequences decide where no setting states any."""
-    stated = {name_of(setting).partition(".")[0] for setting in context.settings}
-    if not stated.isdisjoint({"workload", "pd_ratio", "seq_len", "experiment"}):
+    """Say which requests and sequences decide where no setting states their lengths."""
+    stated = {name_of(setting) for setting in context.settings}
+    if not stated.isdisjoint(OF_LENGTHS):
         return []
     return [
         f"  assumed unless stated: {plan.load.describe()}, batch {plan.engine.batch_size}; "

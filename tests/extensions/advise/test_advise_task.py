@@ -298,7 +298,10 @@ def test_assumed_requests_are_named_where_none_are_stated(tmp_path):
     args = ["task=advise", "tracking=none", "task.policies=[]", "task.chunks=[128]"]
     assumed = "assumed unless stated: workload"
     assert assumed in lines_of(run(tmp_path, *args))
-    assert assumed not in lines_of(run(tmp_path, *args, "workload.num_requests=12"))
+    assert assumed in lines_of(run(tmp_path, *args, "workload.rate=1", "workload.num_requests=6"))
+    assert assumed not in lines_of(
+        run(tmp_path, *args, "workload.prompt_len=100", "workload.output_len=9")
+    )
 
 
 def test_equal_schedules_are_not_distinguished_and_the_first_policy_is_taken(tmp_path):

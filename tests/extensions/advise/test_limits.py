@@ -63,5 +63,5 @@ def test_other_policies_are_not_simulated_where_none_keeps_up() -> None:
     (limit,) = advice.limits
     assert limit.startswith("no policy serves 50 requests/s of these: the devices compute at most")
     assert list(advice.compared) == ["vllm_v1"]
-    assert advice.left_out == ["trtllm was not simulated, either"]
+    assert advice.left_out == ["trtllm was not simulated, as no policy meets it"]
     assert not advice_of("workload.rate=0.1", "slo.ttft=2", "task.policies=[trtllm]").limits
