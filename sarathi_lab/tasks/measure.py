@@ -13,7 +13,7 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.checked import checked, number, one_of, refuse_unread, whole
-from sarathi_lab.config.console import print_place
+from sarathi_lab.config.console import console, print_place
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import (
     build,
@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # torch, of what measures, takes seconds that a simulation ne
 
 AUTO = "auto"
 SPREAD = "use the share of the median, such as 0.15"
+DEFAULT_SEED = 0
 PAPERS_GPU = "a6000"  # the default of the hardware group
 # Settings of the executor that a paper's figure has of its own.
 OF_PAPER = ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel", "weights")
@@ -178,7 +179,7 @@ class Measure(Task):
         else:
             # The draws are further parts of each round; other points have all draws in any case.
             self._refuse("draws", f"is for requests under load, and {declared.name} has all draws")
-            if "seed" in self._typed:
+            if "seed" in self._typed or cfg.seed != DEFAULT_SEED:
                 raise UserError(
                     f"seed={cfg.seed} has no effect: the requests of {declared.name} are the same "
                     "in every simulation; drop it"
@@ -234,13 +235,19 @@ class Measure(Task):
         # The group's default stands for the GPUs of the paper, unless it is typed.
         if "hardware" in self._typed or cfg.hardware.name != PAPERS_GPU:
             return backend.hardware
-        for name, typed in self._typed.items():
-            if name.startswith("hardware."):
-                raise UserError(
-                    f"{typed} has no effect: the models of {self.declared.name} are on the GPUs of "
-                    f"the paper; choose a GPU, too, such as hardware={PAPERS_GPU}"
-                )
+        figures = self._typed_figures()
+        # An experiment's own file may state some, too.
+        if figures or backend.hardware != load_option("hardware", PAPERS_GPU):
+            stated = figures[0] if figures else f"a figure of hardware={PAPERS_GPU}"
+            raise UserError(
+                f"{stated} has no effect: the models of {self.declared.name} are on the GPUs of "
+                f"the paper; choose a GPU, too, such as hardware={PAPERS_GPU} on the command line"
+            )
         return None
+
+    def _typed_figures(self) -> list[str]:
+        """List the typed figures of the card."""
+        return [typed for name, typed in self._typed.items() if name.startswith("hardware.")]
 
     def _checked_measurements(self, cfg: DictConfig, backend: MeasuredBackend) -> list[MeasuredJob]:
         from sarathi_lab.executor.torch.checks import require_one_stage
@@ -457,6 +464,13 @@ class Measure(Task):
         for device, table in tables.items():
             path = load.save(table, self.experiment, device, root, ending)
             print_place("record", path)
+        figures = self._typed_figures()
+        if tables and figures and "hardware.name" not in self._typed:
+            console().print(
+                f"  the card is recorded by its file's name, without {' '.join(figures)}; "
+                "hardware.name=NAME tells it apart",
+                soft_wrap=True,
+            )
 
     def jobs(self, cfg: DictConfig, backend: SimulatedBackend) -> list[SimulatedJob]:
         """List the chosen model on the chosen device; without a choice those of the paper, each on

@@ -18,6 +18,7 @@ from sarathi_lab.experiment.grid import Grid
 from sarathi_lab.experiment.points import Part, Point
 from sarathi_lab.experiment.registry import CATALOG, SimulatedJob, paper_jobs
 from sarathi_lab.experiment.simulate import by_folder, simulate
+from sarathi_lab.run import main
 from sarathi_lab.tasks.measure import policy_of
 
 SIMULATED = ("executor=simulated", "hardware=h100", "model=llama3-8b", "tracking=none")
@@ -155,6 +156,18 @@ def test_figures_of_a_card_are_of_one_that_is_named():
     (*_, (_, backend, *_)) = simulated(*stated, "hardware=h100")
     assert (backend.hardware.name, backend.hardware.kernel_launch) == ("h100", 0.001)
     assert "choose a GPU, too, such as hardware=a6000" in refusal_of("executor=simulated", *stated)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("hardware: {kernel_launch: 0.001}", "a figure of hardware=a6000"), ("seed: 3", "seed=3 has")],
+)
+def test_what_an_experiments_own_file_states_is_read_or_refused(content, said, tmp_path, capsys):
+    path = tmp_path / "experiment" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text(f"# @package _global_\ndefaults: [fig08, _self_]\n{content}\n")
+    assert main([f"--config-dir={tmp_path}", "executor=simulated", "experiment=mine"]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
