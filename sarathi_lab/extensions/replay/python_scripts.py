@@ -1,59 +1,44 @@
 """Calls that a script of Python's makes, with the arguments that are told without running it.
 
-Statements are followed in their order, those of functions behind all others. A value that only a
-run tells is text such as $(line_7), wherever it ends up: in a word, in a list, in an object.
+Statements are followed in their order, those of functions behind all others.
 """
 
 from __future__ import annotations
 
 import ast
-import json
-import operator
-import posixpath
 import re
-import shlex
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-LINE = re.compile(r"\$\(line_(\d+)\)")  # stands for what only a run of the script tells
+from sarathi_lab.extensions.replay.python_values import (
+    CONVERSIONS,
+    METHODS_OF_TEXT,
+    applied,
+    change,
+    formatted,
+    is_untold,
+    mark,
+    result_of,
+    several,
+    spliced,
+    untold,
+)
+
 PRINTING = ("print", "echo", "log", "debug", "info", "warning", "error", "exception", "critical")
-OBJECT_MAKERS = ("dict", "LoadingConfig")  # end the names of calls whose arguments are an object's
-# In a function that is given a list: it may add to that, or make another one of it.
-CHANGES_LISTS = re.compile(r" \+=? |\*\w|\.(append|extend|insert|join)\(")
-# Functions without an effect on others, by the names that scripts call them.
-CONVERSIONS: dict[str, Callable[..., object]] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "Path": str,
-    "os.path.join": posixpath.join,
-    "' '.join": " ".join,
-    "json.dumps": json.dumps,
-    "shlex.join": shlex.join,
-    "shlex.quote": str,
-    "shlex.split": shlex.split,
-}
-OPERATORS: dict[type[ast.AST], Callable[..., object]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Div: posixpath.join,  # of paths
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Pow: operator.pow,
-    ast.USub: operator.neg,
-    ast.Not: operator.not_,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+# A call of a class, whose arguments by name are those of the object that it makes.
+MAKES_OBJECT = re.compile(r"(?:\w+\.)*(?:dict|[A-Z]\w*[a-z]\w*)")
+# In a function that is given a list or an object: it may change that, or make another one of it.
+CHANGING = ("append", "extend", "insert", "update", "setdefault", "pop", "remove", "clear")
+CHANGES = re.compile(rf" \+=? |\*\w|(\]|\.\w+) = |\.({'|'.join(CHANGING)}|join)\(")
+# Set or read a variable of the environment, by its name and a value.
+SETS_VARIABLE = re.compile(r"(?:os\.)?(?:environ\.setdefault|putenv)")
+READS_VARIABLE = re.compile(r"(?:os\.)?(?:environ\.get|getenv)")
+STARTS_PROGRAM = re.compile(
+    r"subprocess\.\w+|os\.(?:system|popen|(?:exec|spawn)\w+)|asyncio\.create_subprocess_\w+"
+)
 # Values of names that a script has from elsewhere.
 VALUES = {
     "__name__": "__main__",
@@ -62,10 +47,6 @@ VALUES = {
     "torch.float16": "float16",
     "torch.float32": "float32",
 }
-# Beyond these no number is computed, which might take a machine's memory.
-LARGEST = 2**40
-LARGEST_POWER = 64
-Located = ast.stmt | ast.expr | ast.arg
 Scope = dict[str, object]  # values by variable; with $ in front, by variable of the environment
 
 
@@ -111,23 +92,17 @@ def calls_in(script: ast.Module) -> list[PythonCall]:
     return calls
 
 
-def is_untold(value: object) -> bool:
-    """Return whether a value, or a part of it, is known only when the script runs."""
-    return LINE.search(repr(value)) is not None
-
-
-def _untold(node: Located) -> str:
-    return f"$(line_{node.lineno})"
-
-
-def _several(node: Located) -> str:
-    """Stand for any number of words; as a flag, so that it is not the value of another one."""
-    return f"--{_untold(node)}"
-
-
-def _spliced(value: object, node: Located) -> list[object]:
-    """Return the words that a value adds to a list."""
-    return value if isinstance(value, list) else [_several(node)]
+def untold_commands(calls: Sequence[PythonCall]) -> list[str]:
+    """Return what stands for the commands that a script starts, and only a run of it tells."""
+    commands = list[str]()
+    for call in calls:
+        if not STARTS_PROGRAM.fullmatch(call.function):
+            continue
+        for command in [*call.positional[:1], call.named.get("args")]:
+            argv = command if isinstance(command, list) else str(command).split()
+            if is_untold(argv[:1]):
+                commands.append(str(argv[0]))
+    return commands
 
 
 def _environment(scope: Scope) -> Scope:
@@ -156,11 +131,13 @@ class _Follower(ast.NodeVisitor):
         self._scope: Scope = {}
         self._functions = list[tuple[ast.FunctionDef | ast.AsyncFunctionDef, Scope]]()
         self._imported = dict[str, str]()  # names of functions and modules, by the script's
-        self._changing = set[str]()  # functions of the script that may change a list
+        self._changing = set[str]()  # functions of the script that may change what they are given
         self._shared = set[str]()  # variables that functions may change for others
         for node in ast.walk(script):
             if isinstance(node, ast.Global | ast.Nonlocal):
                 self._shared.update(node.names)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self._shared |= _changed_for_others(node)
 
     def follow(self, statements: Sequence[ast.stmt], scope: Scope) -> None:
         """Follow the statements of a scope, then those of the functions in it."""
@@ -172,7 +149,7 @@ class _Follower(ast.NodeVisitor):
             own = {**enclosing}
             for node in ast.walk(function.args):
                 if isinstance(node, ast.arg):
-                    own[node.arg] = _untold(node)
+                    own[node.arg] = untold(node)
             self.follow(function.body, own)
 
     def _run(self, statements: Sequence[ast.stmt]) -> bool:
@@ -197,30 +174,41 @@ class _Follower(ast.NodeVisitor):
             current = before.get(name)
             if value == current:
                 continue
+            mark(current, statements[0])
             if isinstance(current, list):
-                current.append(_several(statements[0]))
-            elif isinstance(value, list):  # which may be a server's command, and is refused as one
-                before[name] = [*value, _several(statements[0])]
+                continue
+            if isinstance(value, list):  # which may be a server's command, and is refused as one
+                before[name] = [*value, several(statements[0])]
             else:
-                before[name] = _untold(statements[0])
+                before[name] = untold(statements[0])
 
     def _store(self, target: ast.expr, value: object) -> None:
         """Give a value to a variable, or to an entry of an object such as os.environ."""
         match target:
-            case ast.Name() | ast.Attribute():
-                name = ast.unparse(target)
-                self._scope[name] = _untold(target) if name in self._shared else value
+            case ast.Name():
+                self._scope[target.id] = untold(target) if target.id in self._shared else value
+            case ast.Attribute():
+                owner = self.visit(target.value)
+                if isinstance(owner, dict):
+                    owner[target.attr] = value
+                else:
+                    self._scope[ast.unparse(target)] = value
             case ast.Subscript():
-                self._scope[f"${self.visit(target.slice)}"] = value
-                self._store(target.value, _untold(target))
+                owner = self.visit(target.value)
+                key = self.visit(target.slice)
+                self._scope[f"${key}"] = value
+                if isinstance(owner, dict) and not is_untold(key):
+                    owner[str(key)] = value
+                else:
+                    mark(owner, target)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
-                values = [_untold(target)] * len(targets)
+                values = [untold(target)] * len(targets)
                 if isinstance(value, list) and len(value) == len(targets):
                     values = value
                 for part, value_of_part in zip(targets, values, strict=True):
                     self._store(part, value_of_part)
             case ast.Starred():
-                self._store(target.value, _untold(target))
+                self._store(target.value, untold(target))
 
     # -- statements --------------------------------------------------------------------------------
 
@@ -236,7 +224,7 @@ class _Follower(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self._functions.append((node, self._scope))
-        if CHANGES_LISTS.search(ast.unparse(node)):
+        if CHANGES.search(ast.unparse(node)):
             self._changing.add(node.name)
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -245,7 +233,12 @@ class _Follower(ast.NodeVisitor):
         outer = self._scope
         self._scope = {**outer}
         self._run(node.body)
+        attributes = Scope()
+        for name, value in self._scope.items():
+            if name not in outer or value is not outer[name]:
+                attributes[name] = value
         self._scope = outer
+        self._store(ast.Name(node.name, lineno=node.lineno), attributes)
 
     def visit_Return(self, node: ast.Return) -> None:
         if node.value is not None:
@@ -266,13 +259,17 @@ class _Follower(ast.NodeVisitor):
         if node.value is not None:
             self._store(node.target, self.visit(node.value))
 
+    def visit_Delete(self, node: ast.Delete) -> None:
+        for target in node.targets:
+            self._store(target, untold(target))
+
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         value = self.visit(node.value)
-        current = self._scope.get(ast.unparse(node.target), _untold(node))
+        current = self._scope.get(ast.unparse(node.target), untold(node))
         if isinstance(current, list):
-            current += _spliced(value, node)
+            current += spliced(value, node)
         else:
-            self._store(node.target, _applied(node.op, [current, value], node))
+            self._store(node.target, applied(node.op, [current, value], node))
 
     def visit_If(self, node: ast.If) -> None:
         condition = self.visit(node.test)
@@ -291,7 +288,7 @@ class _Follower(ast.NodeVisitor):
             # What a round adds to a list shows in its words.
             is_list = isinstance(self._scope.get(name.id), list)
             if isinstance(name.ctx, ast.Store) and not is_list:
-                self._scope[name.id] = _untold(node)
+                self._scope[name.id] = untold(node)
         self._run_maybe(node.body)
 
     visit_AsyncFor = visit_While = visit_For
@@ -306,7 +303,7 @@ class _Follower(ast.NodeVisitor):
     def generic_visit(self, node: ast.AST) -> object:
         super().generic_visit(node)
         if isinstance(node, ast.expr):
-            return _untold(node)
+            return untold(node)
         return None
 
     def visit_Constant(self, node: ast.Constant) -> object:
@@ -315,11 +312,13 @@ class _Follower(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name | ast.Attribute) -> object:
         name = ast.unparse(node)
         if not isinstance(node.ctx, ast.Load):  # such as of `with` and `del`
-            self._scope[name] = _untold(node)
-        return self._scope.get(name, _untold(node))
+            self._scope[name] = untold(node)
+        return self._scope.get(name, untold(node))
 
     def visit_Attribute(self, node: ast.Attribute) -> object:
-        self.visit(node.value)
+        owner = self.visit(node.value)
+        if isinstance(owner, dict) and node.attr in owner and not is_untold([*owner]):
+            return owner[node.attr]
         return self.visit_Name(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> str:
@@ -327,9 +326,13 @@ class _Follower(ast.NodeVisitor):
         return "".join(texts)
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> object:
-        if node.format_spec is not None:
-            return _untold(node)
-        return self.visit(node.value)
+        value = self.visit(node.value)
+        if node.conversion not in (-1, ord("s")):
+            return untold(node)
+        if node.format_spec is None:
+            return value
+        template = f"{{:{self.visit(node.format_spec)}}}"
+        return result_of(formatted, [template, value], node)
 
     def visit_List(self, node: ast.List | ast.Tuple) -> list[object]:
         return self._values(node.elts)
@@ -341,7 +344,7 @@ class _Follower(ast.NodeVisitor):
         values = list[object]()
         for element in elements:
             if isinstance(element, ast.Starred):
-                values += _spliced(self.visit(element.value), element)
+                values += spliced(self.visit(element.value), element)
             else:
                 values.append(self.visit(element))
         return values
@@ -363,24 +366,46 @@ class _Follower(ast.NodeVisitor):
         elif isinstance(value, dict):
             entries |= value
         else:
-            entries[_several(expression)] = True
+            entries[several(expression)] = True
+
+    def visit_ListComp(
+        self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+    ) -> str:
+        outer = self._scope
+        self._scope = {**outer}  # its variables are its own
+        self.generic_visit(node)
+        self._scope = outer
+        return untold(node)
+
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> object:
+        ends_with = isinstance(node.op, ast.Or)  # the first that is true, or is not
+        value: object = None
+        for part in node.values:
+            value = self.visit(part)
+            if is_untold(value):
+                return untold(node)
+            if bool(value) == ends_with:
+                break
+        return value
 
     def visit_IfExp(self, node: ast.IfExp) -> object:
         condition = self.visit(node.test)
         if is_untold(condition):
-            return _several(node)
+            return several(node)
         return self.visit(node.body if condition else node.orelse)
 
     def visit_BinOp(self, node: ast.BinOp) -> object:
         values = self._values([node.left, node.right])
-        return _applied(node.op, values, node)
+        return applied(node.op, values, node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> object:
-        return _applied(node.op, [self.visit(node.operand)], node)
+        return applied(node.op, [self.visit(node.operand)], node)
 
     def visit_Compare(self, node: ast.Compare) -> object:
         values = self._values([node.left, *node.comparators])
-        return _applied(node.ops[0], values, node)
+        return applied(node.ops[0], values, node)
 
     def visit_Call(self, node: ast.Call) -> object:
         function = ast.unparse(node.func)
@@ -388,63 +413,64 @@ class _Follower(ast.NodeVisitor):
         named = Scope()
         for keyword in node.keywords:
             self._enter(named, keyword.arg, keyword.value)
-        if function.endswith(OBJECT_MAKERS) and not values:
-            return named
         convert = CONVERSIONS.get(function)
         if convert is not None and not is_untold(values):
-            return _result(convert, values, node)
-        self.visit(node.func)  # calls in front
-        target, _, method = function.rpartition(".")
-        changed = self._scope.get(target)
-        if isinstance(changed, list):
-            changed += _added(method, values, node)
+            return result_of(convert, values, node)
+        if READS_VARIABLE.fullmatch(function) and len(values) == 2:
+            return self._scope.get(f"${values[0]}", values[1])
+        method = function.rpartition(".")[2]
+        if isinstance(node.func, ast.Attribute):
+            owner = self.visit(node.func.value)  # with calls in front
+            convert = METHODS_OF_TEXT.get(method)
+            is_text = isinstance(owner, str)
+            if is_text and convert is not None and not is_untold([owner, values, named]):
+                return result_of(convert, [owner, *values], node, named)
+            change(owner, method, values, named, node)
         if method in self._changing:
-            for value in values:
-                if isinstance(value, list):
-                    value.append(_several(node))
+            for value in (*values, *named.values()):
+                mark(value, node)
+        self._set_variables(function, values, named)
+        call = PythonCall(
+            self._imported_name(function),
+            deepcopy(values),
+            deepcopy(named),
+            deepcopy(_environment(self._scope)),
+        )
+        self.calls.append(call)
+        is_of_script = function in self._scope
+        if values or is_of_script or MAKES_OBJECT.fullmatch(function) is None:
+            return untold(node)
+        # What is set of an object later is an argument of the call that made it.
+        return call.named
+
+    def _imported_name(self, function: str) -> str:
+        """Return a function's name with the module that the script imports it from."""
         first, dot, attributes = function.partition(".")
-        name = self._imported.get(first, first) + dot + attributes
-        environment = _environment(self._scope)
-        call = PythonCall(name, values, named, environment)
-        self.calls.append(deepcopy(call))
-        return _untold(node)
+        first = self._imported.get(first, first)
+        return f"{first}{dot}{attributes}"
+
+    def _set_variables(self, function: str, values: Sequence[object], named: Scope) -> None:
+        """Note the variables of the environment that a call sets."""
+        variables = Scope()
+        if SETS_VARIABLE.fullmatch(function) and len(values) == 2:
+            variables[str(values[0])] = values[1]
+        elif function.endswith("environ.update"):
+            variables = named
+        for name, value in variables.items():
+            self._scope[f"${name}"] = value
 
 
-def _added(method: str, values: Sequence[object], node: Located) -> list[object]:
-    """Return the words that a call of a list's method adds to it."""
-    if method == "append":
-        return [*values]
-    if method == "extend" and values:
-        return _spliced(values[0], node)
-    return [_several(node)]
-
-
-def _applied(operation: ast.AST, values: Sequence[object], node: Located) -> object:
-    """Return what an operator makes of values."""
-    if isinstance(operation, ast.Add):
-        first, second = values
-        if isinstance(first, list) or isinstance(second, list):
-            return _spliced(first, node) + _spliced(second, node)
-        if isinstance(first, str) and isinstance(second, str):
-            return first + second
-    function = OPERATORS.get(type(operation))
-    if function is None or is_untold(values):
-        return _untold(node)
-    if isinstance(operation, ast.Mult | ast.Pow) and not all(map(_is_small, values)):
-        return _untold(node)
-    if isinstance(operation, ast.Pow) and values[1] not in range(LARGEST_POWER):
-        return _untold(node)
-    return _result(function, values, node)
-
-
-def _is_small(value: object) -> bool:
-    """Return whether a value is a number that others may be computed of."""
-    return isinstance(value, int | float) and abs(value) < LARGEST
-
-
-def _result(function: Callable[..., object], values: Sequence[object], node: Located) -> object:
-    """Return what a function makes of values."""
-    try:
-        return function(*values)
-    except (TypeError, ValueError, ArithmeticError):
-        return _untold(node)
+def _changed_for_others(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Return the variables from outside a function whose entries it sets, or to which it adds."""
+    own = set[str]()
+    changed = set[str]()
+    for node in ast.walk(function):
+        if isinstance(node, ast.arg):
+            own.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.id)
+        elif isinstance(node, ast.Subscript | ast.Attribute):
+            is_method = isinstance(node, ast.Attribute) and node.attr in CHANGING
+            if is_method or isinstance(node.ctx, ast.Store):
+                changed.add(ast.unparse(node.value))
+    return changed - own

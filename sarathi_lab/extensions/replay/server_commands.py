@@ -8,7 +8,6 @@ its arguments.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -21,7 +20,13 @@ import yaml
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.literals import named_values
-from sarathi_lab.extensions.replay.python_scripts import LINE, calls_in, parsed
+from sarathi_lab.extensions.replay.python_scripts import (
+    PythonCall,
+    calls_in,
+    parsed,
+    untold_commands,
+)
+from sarathi_lab.extensions.replay.python_values import LINE
 from sarathi_lab.extensions.replay.server_arguments import (
     FALSE,
     FLAGS,
@@ -186,17 +191,35 @@ def find_command(text: str, source: str) -> Statement | None:
         in_documents += containers_in(document[3])
     descriptions = [in_containers, in_documents, list_in(text), dockerfile_in(text)]
     descriptions.append(quadlet_in(text))
+    # A command that only names what a script starts is none where that is not told.
+    last_resorts = list[list[ShellCommand]]()
+    untold = list[str]()
     if script is not None:
-        descriptions += _in_python(script)
+        calls = calls_in(script)
+        of_calls, of_variables = _in_python(calls)
+        descriptions.append(of_calls)
+        last_resorts.append(of_variables)
+        untold = untold_commands(calls)
     if not in_containers and BEGINS_DOCKERFILE.match(text) is None:
         # Else an image alone starts no server, nor does an earlier stage.
         notes = notes_of_files([name for name, _ in UNIT_LINE.findall(text)])
         in_script = commands_in(text, {}, PROGRAMS)
-        descriptions.append([replace(command, notes=notes) for command in in_script])
+        last_resorts.append([replace(command, notes=notes) for command in in_script])
+    server = _first_server(descriptions, source)
+    if server is None:
+        server = _first_server(last_resorts, source)
+        for system in PROGRAMS:
+            if system in text:
+                _check_is_told(system, untold, source)
+    return None if server is None else _read_server(server, source, text)
+
+
+def _first_server(descriptions: Sequence[Sequence[ShellCommand]], source: str) -> Server | None:
+    """Return the server of the first description that has one. Raises UserError as `_server_in`."""
     for commands in descriptions:
         server = _server_in(commands, source)
         if server is not None:
-            return _read_server(server, source, text)
+            return server
     return None
 
 
@@ -210,9 +233,10 @@ def _server_in(commands: Sequence[ShellCommand], source: str) -> Server | None:
             # A shell's trace (set -x) has a command once more.
             servers.setdefault(tuple(server.arguments), server)
     if len(servers) > 1:
+        system = next(iter(servers.values())).system
         raise UserError(
             f"{source} has the commands of {len(servers)} servers; state the one whose run it "
-            "is as task.server='vllm serve MODEL ...'"
+            f"is as task.server='{_beginning_of(system)} ...'"
         )
     for server in servers.values():
         if server.command.has_open_quotes:
@@ -240,7 +264,7 @@ def _read_server(server: Server, source: str, text: str) -> Statement:
         arguments = {**_of_config_file(arguments), **arguments}
     arguments = {**OTHER_DEFAULTS.get(system, {}), **arguments, **environment}
     arguments, unset = _without_unset(system, arguments)
-    _check_is_told([*unset, *unread], source)
+    _check_is_told(system, [*unset, *unread], source)
     statement = read_arguments(system, arguments, source, is_typed=True, is_complete=True)
     not_simulated = [*statement.not_simulated, *unset, *not_read, *server.command.notes]
     statement = replace(statement, not_simulated=not_simulated)
@@ -281,25 +305,34 @@ def _without_unset(
     return filled_in, notes
 
 
-def _check_is_told(notes: Sequence[str], source: str) -> None:
+def _check_is_told(system: str, notes: Sequence[str], source: str) -> None:
     """Raise UserError for an argument that only a run of a script of Python's tells."""
     for note in notes:
         line = LINE.search(note)
         if line is not None:
-            name = note[: line.start()].rstrip("=") or "an argument"
+            name, separator, _ = note[: line.start()].partition("=")
+            if not separator:
+                name = "an argument"
             raise UserError(
-                f"{source}, line {line[1]}: {name} is known only when the script runs; state the "
-                "command with its values as task.server='vllm serve MODEL ...'"
+                f"{source}, line {line[1]}: {name} is computed by the script, which is not run "
+                f"here; state the command with its values as task.server="
+                f"'{_beginning_of(system)} ...'"
             )
 
 
-def _in_python(script: ast.Module) -> list[list[ShellCommand]]:
+def _beginning_of(system: str) -> str:
+    """Return how a command begins that starts a server."""
+    flag = "--model-path " if system == "sglang" else ""
+    return f"{' '.join(PROGRAM_WORDS[system])} {flag}MODEL"
+
+
+def _in_python(calls: Sequence[PythonCall]) -> tuple[list[ShellCommand], list[ShellCommand]]:
     """Return the commands that calls in a script of Python's have as lists of words, as text, or as
     arguments by name; and those that its variables have.
     """
     of_calls = list[ShellCommand]()
     of_variables = list[ShellCommand]()
-    for call in calls_in(script):
+    for call in calls:
         commands = of_calls if call.function else of_variables
         variables = {name: str(value) for name, value in call.environment.items()}
         for system, function in PYTHON_CALLS.items():
@@ -314,7 +347,7 @@ def _in_python(script: ast.Module) -> list[list[ShellCommand]]:
                 commands.append(ShellCommand([str(word) for word in value], variables))
         for command in containers_of(call.named):
             commands.append(replace(command, variables={**variables, **command.variables}))
-    return [of_calls, of_variables]
+    return of_calls, of_variables
 
 
 # -- its arguments ---------------------------------------------------------------------------------

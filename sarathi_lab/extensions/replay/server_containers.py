@@ -31,6 +31,8 @@ from sarathi_lab.extensions.replay.shell import (
 
 # Keys of YAML whose value is a script, or several: of dstack, and of SkyPilot.
 SCRIPT_KEYS = ("commands", "run")
+# Keys whose value is YAML in a text: of a chart, as Argo CD has it, and of Ray's RayService.
+YAML_KEYS = ("values", "serveConfigV2")
 HELM_KEY = "vllmConfig"
 CHART_KEY = "vllm"  # under which charts of their own have a server, its arguments in camel case
 MODEL_KEYS = ("modelURL", "model", "modelId")  # of a chart
@@ -122,7 +124,7 @@ def containers_of(content: object, replicas: int = 1) -> Iterator[ShellCommand]:
         for command in commands_in(script, variables, PROGRAMS):
             yield replace(command, image=image, notes=notes)
     for key, value in content.items():
-        if key == "values" and isinstance(value, str):  # a chart's, as Argo CD has them
+        if key in YAML_KEYS and isinstance(value, str):
             yield from containers_in(value)
         else:
             yield from containers_of(value, replicas)

@@ -829,6 +829,16 @@ applications:
         - model_loading_config: {model_source: Qwen/Qwen3-8B}
           engine_kwargs: {max_num_seqs: 64}
 """
+RAY_SERVICE = """
+kind: RayService
+spec:
+  serveConfigV2: |
+    applications:
+      - args:
+          llm_configs:
+            - model_loading_config: {model_source: Qwen/Qwen3-8B}
+              engine_kwargs: {max_num_seqs: 64}
+"""
 DYNAMO = "python3 -m dynamo.vllm --model Qwen/Qwen3-8B --max-num-seqs 64"
 WITH_VERSION = {"batch": 64, "version": "0.11.0"}
 
@@ -849,6 +859,7 @@ WITH_VERSION = {"batch": 64, "version": "0.11.0"}
         (TEXT, {"batch": 64}),
         (RAY, {"batch": 64, "model.served": ("chat",)}),
         (RAY_YAML, {"batch": 64}),
+        (RAY_SERVICE, {"batch": 64}),
         (DYNAMO, {"batch": 64}),
         (f"{IMAGE} --model Qwen/Qwen3-8B --max-num-seqs 64", {"batch": 64, "version": "0.11.0"}),
         (f"{IMAGE} vllm serve Qwen/Qwen3-8B --max-num-seqs 64", {"batch": 64}),
@@ -861,8 +872,18 @@ WITH_VERSION = {"batch": 64, "version": "0.11.0"}
     ],
     ids=[
         *("unit", "Quadlet", "chart", "own chart", "stack", "KServe", "inspected", "RunPod"),
-        *("initialised", "list", "text of Python", "Ray", "Ray's YAML", "Dynamo"),
-        *("kubectl", "kubectl serve", "ipex", "rocm", "dstack", "applied", "Dockerfile", "array"),
+        *("initialised", "list", "text of Python", "Ray", "Ray's YAML", "RayService"),
+        *(
+            "Dynamo",
+            "kubectl",
+            "kubectl serve",
+            "ipex",
+            "rocm",
+            "dstack",
+            "applied",
+            "Dockerfile",
+            "array",
+        ),
     ],
 )
 def test_further_places_of_a_servers_command(text, stated):
@@ -973,6 +994,7 @@ def test_what_only_a_run_tells_is_named(output):
     assert statement.not_simulated == [f"tensor_parallel_size={shown} (only a run of it tells)"]
 
 
+TP_OF_2 = {"executor.tensor_parallel": 2}
 PYTHON = "cmd = ['vllm', 'serve', 'm']\n%s\nsubprocess.Popen(cmd)"
 
 
@@ -996,6 +1018,13 @@ PYTHON = "cmd = ['vllm', 'serve', 'm']\n%s\nsubprocess.Popen(cmd)"
         ("cmd[2:] = []\ncmd = ['vllm', 'serve', Path('/a') / 'm']", {"model": "/a/m"}),
         ("image = Image.from_registry('vllm/vllm-openai:v0.6.3')", {}),
         ("image = image.pip_install('vllm==0.11.2', 'x==1.0')", {"version": "0.11.2"}),
+        ("cmd = '{} {m}'.format('vllm serve', m='m') + ' -tp %d' % 2", TP_OF_2),
+        ("cmd += ['-tp', f'{17 % 15:d}', '--max-num-seqs', 1 << 3]", {**TP_OF_2, "batch": 8}),
+        ("cmd += ['-tp', 0 or 2, '--max-num-seqs', max(7, 8)]", {**TP_OF_2, "batch": 8}),
+        ("cmd += ['-tp', 2 if True and not FAST else 4]", TP_OF_2),
+        ("n = 2\nsizes = [n for n in (4, 8)]\ncmd += ['-tp', n]", TP_OF_2),
+        ("cmd += ['-tp', int(os.environ.get('TP', '2'))]", TP_OF_2),
+        ("class Sizes:\n    tp = 4\nSizes.tp = 2\ncmd += ['-tp', Sizes.tp]", TP_OF_2),
     ],
 )
 def test_a_python_script_is_followed(script, stated):
@@ -1010,6 +1039,9 @@ def test_variables_of_the_environment_that_a_python_script_sets_count():
         "os.environ['VLLM_USE_V1'] = '0'",
         "env = {**os.environ, 'VLLM_USE_V1': '0'}",
         "image = image.env({'VLLM_USE_V1': '0'})",
+        "os.environ.update(VLLM_USE_V1='0')",
+        "os.environ.setdefault('VLLM_USE_V1', '0')",
+        "os.putenv('VLLM_USE_V1', '0')",
     ):
         statement = find_command(PYTHON % script, "run.py")
         assert statement is not None
@@ -1032,18 +1064,83 @@ def test_variables_of_the_environment_that_a_python_script_sets_count():
         ("cmd.insert(2, '--enforce-eager')", 2, "an argument"),
         ("cmd.append('--enforce-eager' if options.fast else '-O0')", 2, "an argument"),
         ("def add(cmd):\n    cmd.append('-tp8')\nadd(cmd)", 4, "an argument"),
+        ("cmd = cmd[:3] + ['-O0']", 2, "an argument"),
+        ("def more():\n    cmd.append('-O0')\nmore()", 1, "an argument"),
+        ("cmd = f'{1:99999}'", 2, "an argument"),
+        ("class Sizes:\n    n = 2\ncmd += ['-tp', Sizes.m]", 4, "tensor_parallel_size"),
         ("N = 1\ndef set():\n    global N\nN = 2\ncmd += ['--max-num-seqs', N]", 5, "max_num_seqs"),
     ],
 )
 def test_what_only_a_run_of_a_python_script_tells_is_refused_by_its_line(script, line, name):
-    refusal = f"run.py, line {line}: {name} is known only when the script runs; state the command"
+    refusal = f"run.py, line {line}: {name} is computed by the script, which is not run"
     with pytest.raises(UserError, match=refusal):
         find_command(PYTHON % script, "run.py")
 
 
+@pytest.mark.parametrize(
+    ("change", "batch"),
+    [
+        ("d.update(max_num_seqs=8)", 8),
+        ("d.update({'max_num_seqs': 8})", 8),
+        ("e = d\ne['max_num_seqs'] = 8", 8),
+        ("d.get('max_num_seqs')", 4),
+        ("d.pop('max_num_seqs')", None),
+        ("d.setdefault('max_num_seqs', 8)", None),
+        ("if options.fast:\n    d.update(max_num_seqs=8)", None),
+        ("def tune(d):\n    d['max_num_seqs'] = 8\ntune(d)", None),
+        ("def tune():\n    d['max_num_seqs'] = 8\ntune()", None),
+        ("del d['max_num_seqs']", None),
+        ("d |= options", None),
+    ],
+)
+def test_changes_of_an_object_are_read_or_refused(change, batch):
+    script = f"d = {{'model': 'm', 'max_num_seqs': 4}}\n{change}\nLLM(**d)"
+    if batch is None:
+        with pytest.raises(UserError, match="is computed by the script"):
+            find_command(script, "run.py")
+        return
+    statement = find_command(script, "run.py")
+    assert statement is not None
+    assert statement.settings == {"model": "m", "batch": batch}
+
+
+def test_an_object_of_a_class_has_the_arguments_that_it_is_made_of():
+    script = "from %s import LLM\nc = KvCacheConfig(%s)\nLLM(model='m', kv_cache_config=c)"
+    statement = find_command(script % ("tensorrt_llm", "free_gpu_memory_fraction=0.8"), "run.py")
+    assert statement is not None
+    assert "kv_cache_config (unknown here)" in statement.not_simulated
+    refusal = r"kv_cache_config is computed .* task.server='trtllm-serve MODEL \.\.\.'"
+    with pytest.raises(UserError, match=refusal):
+        find_command(script % ("tensorrt_llm", "free_gpu_memory_fraction=options.share"), "run.py")
+
+
+def test_fields_that_are_set_later_count():
+    script = "args = EngineArgs(model='m', max_num_seqs=8)\n%sargs.max_num_seqs = 16"
+    statement = find_command(script % "", "run.py")
+    assert statement is not None
+    assert statement.settings == {"model": "m", "batch": 16}
+    with pytest.raises(UserError, match="is computed by the script"):
+        find_command(script % "if options.many:\n    ", "run.py")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "def build():\n    return ['vllm', 'serve', 'm']\nPopen([*build(), '--enforce-eager'])",
+        "def build():\n    return ['vllm', 'serve', 'm']\ncmd = build() + ['-O0']\nPopen(cmd)",
+        "text = 'vllm serve m'\nPopen(text.replace('m', 'n'), shell=True)",
+        "Popen('vllm serve {}'.format(options.model), shell=True)",
+        "Popen(args='vllm serve {:999999999}'.format('m'))",
+    ],
+)
+def test_another_command_does_not_stand_for_the_one_that_a_script_starts(script):
+    with pytest.raises(UserError, match="an argument is computed by the script"):
+        find_command(f"from subprocess import Popen\n{script}", "run.py")
+
+
 def test_a_parameter_is_not_the_variable_of_its_name():
     script = "model = 'x'\ndef serve(model, n=4):\n    Popen(['vllm', 'serve', model])\nserve('y')"
-    with pytest.raises(UserError, match="line 2: model is known only when"):
+    with pytest.raises(UserError, match="line 2: model is computed by"):
         find_command(script, "run.py")
 
 
@@ -1059,7 +1156,7 @@ def test_calls_of_python_have_values_that_are_told():
         assert statement.policy == policy
         assert statement.settings == {"model": "m", "executor.tensor_parallel": 2}
     for argument in ("max_num_seqs=options.n", "**options"):
-        with pytest.raises(UserError, match=r"line 2: .* is known only when the script runs"):
+        with pytest.raises(UserError, match=r"line 2: .* is computed by the script"):
             find_command(f"\nLLM('m', {argument})", "run.py")
 
 
@@ -1150,3 +1247,16 @@ def test_services_of_kserve_state_their_server(text):
         "prefill=3 (prompts have devices of their own)",
     ]
     assert statement.not_simulated == (notes if text == LLM_SERVICE else [])
+
+
+@pytest.mark.parametrize(
+    ("argument", "complaint"),
+    [
+        ("--max_batch_size 0", "max_batch_size=0 is below 1"),
+        ("--tp_size 0", "tp_size=0 is below 1"),
+        ("--kv_cache_free_gpu_memory_fraction 90", "fraction=90 is not a share"),
+    ],
+)
+def test_sizes_of_tensorrt_llm_are_checked(argument, complaint):
+    with pytest.raises(UserError, match=f"task.server.*{complaint}"):
+        find_command(f"trtllm-serve m {argument}", "task.server")
