@@ -396,13 +396,13 @@ def without(value: float, of_both: Ends, of_draws: Ends) -> Ends:
     return Ends(low, high, of_both.confidence)
 
 
-def mirror(value: float, moved: float) -> float:
-    """Return what a value is if the error that moved it had gone as far to the other side: in the
+def farther(value: float, end: float, times: float) -> float:
+    """Return an end that is so many times as far from a value, of -1 on its other side: in the
     logarithm where both have one.
     """
-    if value > 0 and moved > 0:
-        return value**2 / moved
-    return 2 * value - moved
+    if value > 0 and end > 0:
+        return value * (end / value) ** times
+    return value + times * (end - value)
 
 
 def _deviation(of_draws: NDArray[np.float64], of_shapes: NDArray[np.float64], sides: int) -> float:

@@ -15,7 +15,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.experiment.claims import load_claims
+from sarathi_lab.experiment.claims import HELD_BY_FORMULA, HELD_BY_FORMULA_IN, load_claims
 from sarathi_lab.experiment.recorded import (
     COLUMNS,
     LABELS,
@@ -114,7 +114,11 @@ def test_coverage_counts_no_point_that_something_was_fitted_to():
     tested = script.tested_points(EXPERIMENTS)
     assert set(tested.figure) == {*PAPERS} - {"fig03", "fig07"}
     assert set(tested[tested.figure == "fig12"].device) == {"a100_2023"}
-    pooled = script.coverage(tested).loc["all but fig12"]
+    coverage = script.coverage(tested)
+    shares = coverage["mean"].round(2)
+    assert shares["all but fig12", "analytic"] == HELD_BY_FORMULA
+    assert {"fig12": shares["fig12", "a100_2023"]} == HELD_BY_FORMULA_IN
+    pooled = coverage.loc["all but fig12"]
     page = (REPOSITORY / "docs/explanation/intervals.md").read_text()
     for number, share in zip(pooled["size"], pooled["mean"], strict=True):
         assert f"{share:.0%} of {number:.0f}".replace("%", " %") in page
