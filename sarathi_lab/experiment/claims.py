@@ -796,7 +796,9 @@ class Take(NamedTuple):
     is_of_draws: bool = True  # taken in each draw of a cost model's constants
 
     def value(self, rows: pd.DataFrame) -> Value:
-        measured = self.measured(rows.x.to_numpy(), rows.y.to_numpy())
+        x = rows.x.to_numpy()
+        y = rows.y.to_numpy()
+        measured = self.measured(x, y)
         bounds = self.bounds(rows)
         return Value(measured, bounds.low, bounds.high)
 
