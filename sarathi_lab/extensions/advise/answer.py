@@ -156,7 +156,10 @@ def _nearest_bound(best: pd.Series, runs: PolicyRuns) -> str:
     assert runs.slo is not None, "a run without an objective has no bounds"
     if best["worst_use"] > best["bound_use"]:
         # A P99 of all gaps may hide one long stall, so each request's longest counts, too.
-        return f"TBT: a request's longest gap (P99) takes {best['worst_use']:.0%} of its bound"
+        return (
+            f"TBT: a request's longest gap (P99) is {best['worst_use']:.0%} of the bound, which "
+            "is on all gaps"
+        )
     nearest = NAMES[deciding_bound(best, runs.slo)]
     return f"{nearest}, which takes {best['worst_use']:.0%} of its bound"
 
@@ -231,10 +234,7 @@ def chunks_table(runs: PolicyRuns) -> DisplayTable:
     rows = []
     num_requests = len(runs.plan.load.requests)
     table = runs.table.sort_values(["is_whole", "chunk"])
-    verdicts = {}
-    for row in runs.confirmed.to_dict("records"):
-        use = f" {row['worst_use']:.0%}" if row["slo_met"] else ""
-        verdicts[row["chunk"], row["is_whole"]] = f"{_verdict(row)}{use}"
+    verdicts = _verdicts_of_longer(runs)
     for row in table.to_dict("records"):
         # Whether waits grow only a longer run tells: of a short one the bounds alone count.
         cells = _cells(row, runs.slo, judges_growth=not verdicts)
@@ -247,6 +247,19 @@ def chunks_table(runs: PolicyRuns) -> DisplayTable:
         rows.append(cells)
     title = f"  chunks of {runs.option.label}, in runs of {num_requests:,} requests"
     return DisplayTable(rows, title=title)
+
+
+def _verdicts_of_longer(runs: PolicyRuns) -> dict[tuple[int, bool], str]:
+    """Return what longer runs say, by chunk and `is_whole`; nothing of chunks that all miss bounds
+    in their short runs, too.
+    """
+    if runs.confirmed.empty or runs.table["bounds_missed"].all():
+        return {}
+    verdicts = {}
+    for row in runs.confirmed.to_dict("records"):
+        use = f" {row['bound_use']:.0%}" if row["slo_met"] else ""
+        verdicts[row["chunk"], row["is_whole"]] = f"{_verdict(row)}{use}"
+    return verdicts
 
 
 def longer_run_lines(best: pd.Series, runs: PolicyRuns) -> list[str]:

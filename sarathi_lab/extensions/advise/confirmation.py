@@ -3,157 +3,67 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import pandas as pd
 
-from sarathi_lab.experiment.advise import AS_GOOD, CLOSE, Row, choose, is_overloaded, ranked
-from sarathi_lab.extensions.advise.leader import Leader
-from sarathi_lab.extensions.advise.options import PolicyRuns, is_same_run
+from sarathi_lab.experiment.advise import AS_GOOD, choose, is_overloaded, ranked
+from sarathi_lab.extensions.advise.options import PolicyRuns
+from sarathi_lab.extensions.advise.ties import margin_of_tie
 
 
-def confirmed(runs: PolicyRuns, leader: Leader | None = None) -> pd.DataFrame:
-    """Return what longer runs of a policy give, for the chunks among which it is chosen.
+def with_longer_runs(runs: PolicyRuns, leader: PolicyRuns | None = None) -> PolicyRuns:
+    """Return the runs of a policy with longer ones of the chunks among which it is chosen, where
+    its requests may be more.
 
     These are the chunks within all bounds in their short runs, the best first, until none that is
-    left was better in its short run than a longer one within the objective. A chunk that a longer
-    run makes unlikely to be within it comes after the others, where none of these is. Where no
-    longer run is within it, also the chunk that comes nearest of all others; but none at all where
-    that one is surely overloaded and none is within its bounds. Whether waits grow that are within
-    them only the longer run tells: filling and draining are a large part of a short one.
+    left was better in its short run than a longer one within the objective; each of them, before it
+    is said that none meets it, as bursts strike chunks by chance. Where no longer run is within the
+    objective, also the chunk that comes nearest of all others, and where that one is overloaded
+    those after it that serve more.
 
     Args:
         runs: The policy.
-        leader: The best policy so far. By its runs it is estimated how much nearer to its bounds a
-            longer run comes. A policy that it beats has none after one within the objective.
+        leader: The best policy so far, within the objective. One that it beats has no further
+            longer run after one within the objective.
     """
-    is_beaten = leader is not None and leader.beats(runs.table)
-    longer_runs = _LongerRuns(runs)
-    unlikely: list[pd.Series] = []
+    if not runs.has_longer:
+        return runs
+    is_beaten = leader is not None and _is_beaten(runs.table, leader)
+    longer_rows = []
+    least_use = math.inf  # of the bounds, by a longer run within the objective
     is_within = runs.table["bounds_missed"] == 0
-    for _, row in _best_first(runs.table[is_within], leader).iterrows():
-        is_behind = longer_runs.has_met and row["is_behind"]
-        if is_behind or row["expected_use"] >= longer_runs.least_use:
+    within = runs.table[is_within]
+    # Less tokens/s than the most comes after all others.
+    is_behind = within["throughput"] < (1 - AS_GOOD) * within["throughput"].max()
+    best_first = ranked(within.assign(is_behind=is_behind), "is_behind", "worst_use")
+    for _, row in best_first.iterrows():
+        is_worse = is_beaten or row["is_behind"] or row["worst_use"] >= least_use
+        if math.isfinite(least_use) and is_worse:
             break
-        # Longer runs are costly: rows that would miss as those near them did are passed over.
-        if longer_runs.predict_miss(row):
-            unlikely.append(row)
-            continue
-        longer_runs.add(row)
-        if is_beaten and longer_runs.has_met:
-            break
-    for row in unlikely:
-        # Each, before it is said that none meets the objective: bursts strike chunks by chance.
-        if longer_runs.has_met:
-            break
-        longer_runs.add(row)
-    others = runs.table[~is_within]
-    is_decided = longer_runs.has_met or (is_beaten and longer_runs.rows)
-    if is_decided or others.empty:
-        return pd.DataFrame(longer_runs.rows)
-    # Without a run within the objective the answer says how near one comes. An overloaded run comes
-    # no nearer: its waits are as long as the run.
-    nearest = choose(others)
-    if longer_runs.rows or not is_overloaded(nearest):
-        longer_runs.add(nearest)
-    return pd.DataFrame(longer_runs.rows)
-
-
-def with_longer_runs(compared: Mapping[str, PolicyRuns]) -> dict[str, PolicyRuns]:
-    """Return the runs of policies with a longer one of each that is to be judged without one: those
-    that `confirmed` left out as overloaded.
-    """
-    with_longer = dict(compared)
-    for label in _to_repeat(compared):
-        runs = compared[label]
-        longer = runs.longer(choose(runs.table))
-        with_longer[label] = replace(runs, confirmed=pd.DataFrame([longer]))
-    return with_longer
-
-
-def _to_repeat(compared: Mapping[str, PolicyRuns]) -> list[str]:
-    """Return the labels of overloaded policies that are to have longer runs.
-
-    If all are overloaded, it is those that stall requests nearly as short as the one that does so
-    the shortest; none where that is one alone, or its twins.
-    """
-    overloaded = {}
-    for label, runs in compared.items():
-        if runs.has_longer and runs.confirmed.empty:
-            overloaded[label] = choose(runs.table)
-    if len(overloaded) < len(compared):
-        return list(overloaded)
-    shortest = min(overloaded.values(), key=_stall_class)
-    rivals = []
-    is_alone = True
-    for label, row in overloaded.items():
-        if _stall_class(row) <= _stall_class(shortest) + 1:
-            rivals.append(label)
-            is_alone = is_alone and is_same_run(row, shortest)
-    return [] if is_alone else rivals
-
-
-def _stall_class(row: Row) -> int:
-    return int(row["stall_class"])
-
-
-@dataclass
-class _LongerRuns:
-    """Longer runs of a policy so far.
-
-    Attributes:
-        runs: The policy.
-        rows: The outcome of each.
-        least_use: Of the bounds by one that meets the objective; infinite without one.
-        overload: Tokens/s of a short run; what serves less does not keep up, either.
-    """
-
-    runs: PolicyRuns
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    least_use: float = math.inf
-    overload: float = 0.0
-
-    @property
-    def has_met(self) -> bool:
-        """Whether one meets the objective."""
-        return math.isfinite(self.least_use)
-
-    def add(self, row: Row) -> None:
-        """Simulate a longer run of the chunk in a row of a short one."""
-        longer = self.runs.longer(row)
-        self.rows.append(longer)
+        longer = runs.longer(row)
+        longer_rows.append(longer)
         if longer["slo_met"]:
-            self.least_use = min(self.least_use, longer["worst_use"])
-        elif not longer["is_steady"]:
-            served = (1 - AS_GOOD) * row["throughput"]
-            self.overload = max(self.overload, served)
+            least_use = min(least_use, longer["worst_use"])
+    is_decided = math.isfinite(least_use) or (is_beaten and bool(longer_rows))
+    others = runs.table[~is_within]
+    while not is_decided and not others.empty:
+        nearest = choose(others)
+        longer = runs.longer(nearest)
+        longer_rows.append(longer)
+        is_decided = not is_overloaded(longer) or is_overloaded(nearest)
+        # What serves less in a short run does not keep up, either.
+        others = others[others["throughput"] > nearest["throughput"]]
+    return replace(runs, confirmed=pd.DataFrame(longer_rows))
 
-    def predict_miss(self, row: Row) -> bool:
-        """Return whether they let expect that a longer run of a row's chunk exceeds a bound."""
-        is_overload = row["throughput"] < self.overload
-        return is_overload or _is_close_to_missed(row, self.rows)
 
-
-def _best_first(within: pd.DataFrame, leader: Leader | None) -> pd.DataFrame:
-    """Return rows that differ in their margins to the bounds, those with the most tokens/s first;
-    the others `is_behind`. `expected_use` is the least of the bounds that a longer run may take.
+def _is_beaten(table: pd.DataFrame, leader: PolicyRuns) -> bool:
+    """Return whether none of the short runs of a policy comes as near to the `leader` as to be tied
+    with it.
     """
-    least = (1 - AS_GOOD) * within["throughput"].max()
-    is_behind = within["throughput"] < least
-    expected_use = within["worst_use"]
-    if leader is not None:
-        expected_use = expected_use * within["chunk"].map(leader.growth)
-    ranks = within.assign(is_behind=is_behind, expected_use=expected_use)
-    return ranked(ranks, "is_behind", "expected_use")
-
-
-def _is_close_to_missed(row: Row, longer_rows: list[dict[str, Any]]) -> bool:
-    """Return whether a longer run of nearly the same chunk exceeds a bound."""
-    for longer in longer_rows:
-        chunks = row["chunk"], longer["chunk"]
-        is_close = max(chunks) <= (1 + CLOSE) * min(chunks)
-        if is_close and longer["bounds_missed"]:
-            return True
-    return False
+    best = leader.best
+    most_served = (1 + AS_GOOD) * leader.best_short["throughput"]
+    highest_use = (1 + margin_of_tie(best, leader.slo)) * best["worst_use"]
+    in_bounds = table[table["bounds_missed"] == 0]
+    is_rival = (in_bounds["throughput"] > most_served) | (in_bounds["worst_use"] <= highest_use)
+    return not is_rival.any()

@@ -22,7 +22,14 @@ from sarathi_lab.config.instantiate import (
     reads_chunk,
 )
 from sarathi_lab.engine.loop import serve
-from sarathi_lab.experiment.advise import ChunkSearch, Row, candidates, marked, quantities_of_run
+from sarathi_lab.experiment.advise import (
+    ChunkSearch,
+    Row,
+    candidates,
+    choose,
+    marked,
+    quantities_of_run,
+)
 from sarathi_lab.extensions.advise.server_flags import (
     chosen_parameters,
     least_budget,
@@ -39,7 +46,6 @@ from sarathi_lab.tasks.plan import Plan, Setup, changed, make_plan, make_setup
 
 AN_OPTION = "name an option of policy, or one with parameters as in {sglang:{page_size:16}}"
 LONGER = 4  # times the requests of a run that is to be advised
-NO_PARAMETERS: Mapping[str, object] = {}
 FIRST_CHUNK = 256  # of the plan, before the chunks are tried
 
 
@@ -89,23 +95,20 @@ class Option:
         cfg.workload.num_requests *= LONGER
         return replace(self, cfg=cfg)
 
-    def with_chunk(
-        self, chunk: int, parameters: Mapping[str, object] = NO_PARAMETERS
-    ) -> DictConfig:
-        """Return a copy of its configuration with a token budget, and other parameters."""
+    def with_chunk(self, chunk: int, *, is_whole: bool = False) -> DictConfig:
+        """Return a copy of its configuration with a token budget, and with whole prompts if so."""
         cfg = copied(self.cfg)
         OmegaConf.update(cfg, self.chunk_setting, chunk)
-        cfg.policy.update(parameters)
+        cfg.policy.update(self.parameters(is_whole=is_whole))
         return cfg
 
-    def plan(self, chunk: int, parameters: Mapping[str, Any] = NO_PARAMETERS) -> Plan:
-        """Plan a run with a token budget, and other parameters: cache and sequences may hang on
-        them. Raises UserError.
+    def plan(self, chunk: int, *, is_whole: bool = False) -> Plan:
+        """Plan a run with a token budget, on which cache and sequences may hang. Raises UserError.
 
         Where the server has more sequences than it can cut a prompt beside within the budget, the
         run has as many as it can: its flags are then those of what was simulated.
         """
-        cfg = self.with_chunk(chunk, parameters)
+        cfg = self.with_chunk(chunk, is_whole=is_whole)
         plan = make_plan(cfg, self.setup)
         fitting = with_fitting_sequences(cfg, plan)
         return plan if fitting is cfg else make_plan(fitting, self.setup)
@@ -120,8 +123,7 @@ class Option:
         """
         key = chunk, is_whole
         if key not in self.runs:
-            plan = self.plan(chunk, self.parameters(is_whole=is_whole))
-            self.runs[key] = simulated_run(plan, slo)
+            self.runs[key] = simulated_run(self.plan(chunk, is_whole=is_whole), slo)
         return {
             "policy": self.label,
             "chunk": chunk,
@@ -129,11 +131,13 @@ class Option:
             **self.runs[key].quantities,
         }
 
+    def repeat(self, row: Row, slo: Slo | None) -> dict[str, Any]:
+        """Return the row of a run like that of another option."""
+        return self.simulate(int(row["chunk"]), slo, is_whole=bool(row["is_whole"]))
+
     def parameters(self, *, is_whole: bool) -> Mapping[str, object]:
         """Return what is to be set of the policy to leave prompts whole, or not to."""
-        if not is_whole:
-            return NO_PARAMETERS
-        return whole_variant(build(self.cfg.policy, Policy))
+        return whole_variant(build(self.cfg.policy, Policy)) if is_whole else {}
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,16 @@ class PolicyRuns:
             return self.table
         return marked(self.confirmed)
 
+    @cached_property
+    def best(self) -> pd.Series:
+        """The row that is chosen of these."""
+        return choose(self.judged)
+
+    @property
+    def best_short(self) -> pd.Series:
+        """The row of `table` with its chunk."""
+        return self.tried(self.best)
+
     def tried(self, row: Row) -> pd.Series:
         """Return the row of `table` with the chunk of `row`, which may be of a longer run."""
         is_same = (self.table["chunk"] == row["chunk"]) & (
@@ -177,20 +191,16 @@ class PolicyRuns:
 
     def config_of(self, row: Row) -> DictConfig:
         """Return the configuration of the run of a row of the table."""
-        return self.option.with_chunk(int(row["chunk"]), self._parameters_of(row))
+        return self.option.with_chunk(int(row["chunk"]), is_whole=bool(row["is_whole"]))
 
     def plan_of(self, row: Row) -> Plan:
         """Return the plan of that run."""
-        return self.option.plan(int(row["chunk"]), self._parameters_of(row))
+        return self.option.plan(int(row["chunk"]), is_whole=bool(row["is_whole"]))
 
     def settings_of(self, row: Row) -> list[str]:
         """Return the settings that make a typed command the run of a row."""
-        settings = policy_settings(self._parameters_of(row))
-        chunk = f"{row['chunk']:.0f}"
-        return [*settings, f"{self.option.chunk_setting}={chunk}"]
-
-    def _parameters_of(self, row: Row) -> Mapping[str, object]:
-        return self.option.parameters(is_whole=bool(row["is_whole"]))
+        parameters = self.option.parameters(is_whole=bool(row["is_whole"]))
+        return [*policy_settings(parameters), f"{self.option.chunk_setting}={row['chunk']:.0f}"]
 
     @property
     def longest_prompt(self) -> int:
@@ -207,8 +217,12 @@ class PolicyRuns:
 
     def longer(self, row: Row) -> dict[str, Any]:
         """Return the row of a run of `LONGER` times the requests."""
-        is_whole = bool(row["is_whole"])
-        return self.option.longer.simulate(int(row["chunk"]), self.slo, is_whole=is_whole)
+        return self.option.longer.repeat(row, self.slo)
+
+    def with_row(self, row: Row) -> PolicyRuns:
+        """Return the same with another row of `table`."""
+        table = pd.concat([self.table, pd.DataFrame([row])], ignore_index=True)
+        return replace(self, table=marked(table))
 
 
 def simulated_run(plan: Plan, slo: Slo | None) -> SimulatedRun:
@@ -268,7 +282,7 @@ def policy_settings(parameters: Mapping[str, object]) -> list[str]:
 def try_chunks(
     option: Option,
     chunks: Sequence[int] | None,
-    rivals: Sequence[Row] = (),
+    rivals: Sequence[PolicyRuns] = (),
     *,
     is_thorough: bool = True,
 ) -> PolicyRuns:
@@ -278,8 +292,8 @@ def try_chunks(
     Args:
         option: The policy.
         chunks: Token budgets.
-        rivals: The short runs of the best chunks of policies before. A policy that gives the same
-            with one of these chunks is searched no further.
+        rivals: Policies before. A policy that gives the same with the best chunk of one of these
+            is its twin, has its runs, and is searched no further.
         is_thorough: Whether it is searched further than its best chunk needs.
     """
     plan = first_plan(option)
@@ -299,8 +313,7 @@ def try_chunks(
     chunk_search = ChunkSearch(predict_chunk, slo, tile, unit)
     tried = chunks
     if chunks is None:
-        rivals_with_room = [rival for rival in rivals if _has_room(option, int(rival["chunk"]))]
-        tried = _chunks_of_twin(chunk_search, rivals_with_room, fewest)
+        tried = _chunk_of_twin(option, chunk_search, rivals, fewest)
     if tried is not None:
         best = chunk_search.among(tried)
     else:
@@ -310,7 +323,9 @@ def try_chunks(
     # Where smaller chunks miss the objective, no whole prompt was tried.
     has_largest = chunks is None and best.table.chunk.max() >= runs.longest_prompt
     if has_largest and whole_variant(plan.policy):
-        return _with_whole_prompts(runs)
+        # Any prompt beside all decodes, as one that does not fit would wait for them.
+        longest = plan.max_model_len + plan.engine.batch_size - 1
+        return runs.with_row(option.simulate(longest, slo, is_whole=True))
     return runs
 
 
@@ -333,25 +348,25 @@ def _has_room(option: Option, chunk: int) -> bool:
     return True
 
 
-def _chunks_of_twin(
-    chunk_search: ChunkSearch, rivals: Sequence[Row], fewest: int
+def _chunk_of_twin(
+    option: Option, chunk_search: ChunkSearch, rivals: Sequence[PolicyRuns], fewest: int
 ) -> list[int] | None:
-    """Return the chunk of the first of the `rivals` that a policy is a twin of; None without."""
-    for rival in rivals:
-        if _is_twin(chunk_search, rival, fewest):
-            return [int(rival["chunk"])]
-    return None
-
-
-def _is_twin(chunk_search: ChunkSearch, rival: Row, fewest: int) -> bool:
-    """Try the chunk of the `rival`, if the policy may have it, and return whether it gives the
-    same in every digit of all quantities: then it scheduled the same.
+    """Return the chunk with which a policy gives the same in every digit of all quantities as the
+    first such one of the `rivals`: then it scheduled the same, and has its longer run. None without
+    such a rival.
     """
-    chunk = int(rival["chunk"])
-    if rival["is_whole"] or chunk % chunk_search.unit or chunk < fewest:
-        return False
-    table = chunk_search.among([chunk]).table
-    return is_same_run(table[table["chunk"] == chunk].iloc[0], rival)
+    for rival in rivals:
+        row = rival.best_short
+        chunk = int(row["chunk"])
+        is_allowed = not chunk % chunk_search.unit and chunk >= fewest
+        if row["is_whole"] or not is_allowed or not _has_room(option, chunk):
+            continue
+        table = chunk_search.among([chunk]).table
+        if is_same_run(table[table["chunk"] == chunk].iloc[0], row):
+            if not rival.confirmed.empty:
+                option.longer.runs[chunk, False] = rival.run_of(rival.best)
+            return [chunk]
+    return None
 
 
 def is_same_run(row: pd.Series, other: Row) -> bool:
@@ -366,25 +381,13 @@ def is_same_run(row: pd.Series, other: Row) -> bool:
 def with_chunk_of(runs: PolicyRuns, leader: Row) -> PolicyRuns:
     """Return the runs of a policy with one of the `leader`'s chunk, where it may have it."""
     chunk = int(leader["chunk"])
-    unit = unit_of(runs.plan.policy)
-    is_allowed = not chunk % unit and chunk >= least_budget(runs.plan.policy, 1)
+    policy = runs.plan.policy
+    is_allowed = not chunk % unit_of(policy) and chunk >= least_budget(policy, 1)
     if leader["is_whole"] or not is_allowed or chunk in set(runs.table["chunk"]):
         return runs
     if not _has_room(runs.option, chunk):
         return runs
-    row = runs.option.simulate(chunk, runs.slo)
-    table = pd.concat([runs.table, pd.DataFrame([row])], ignore_index=True)
-    return replace(runs, table=marked(table))
-
-
-def _with_whole_prompts(runs: PolicyRuns) -> PolicyRuns:
-    """Return the runs of a policy with that of whole prompts, by a setting of its server."""
-    engine = runs.plan.engine
-    # Any prompt beside all decodes, as one that does not fit would wait for them.
-    longest = runs.plan.max_model_len + engine.batch_size - 1
-    row = runs.option.simulate(longest, runs.slo, is_whole=True)
-    table = pd.concat([runs.table, pd.DataFrame([row])], ignore_index=True)
-    return replace(runs, table=marked(table))
+    return runs.with_row(runs.option.simulate(chunk, runs.slo))
 
 
 def first_plan(option: Option) -> Plan:

@@ -294,7 +294,10 @@ def _notes_on_rate(trial: Trial) -> list[str]:
     least = _least_rate(trial)
     if not least:
         return ["no rate meets it"]
-    return [f"no rate from {amount(least)} requests/s on meets it, a {MOST_REPLICAS}th of these"]
+    return [
+        f"no lower rate meets it, either, down to {amount(least)} requests/s, "
+        f"a {MOST_REPLICAS}th of the present one"
+    ]
 
 
 def _lower_rate(trial: Trial, context: RunContext) -> Remedy | None:
@@ -303,14 +306,13 @@ def _lower_rate(trial: Trial, context: RunContext) -> Remedy | None:
     if not trial.rate or (is_stated and trial.rate >= stated):
         return None
     assert trial.capacity is not None, "it has a rate"
-    rate = amount(trial.rate)
-    if not trial.capacity.is_settled:
-        rate = f"about {rate}"
-    text = f"a lower rate: {trial.name} meets it up to {rate} requests/s"
+    text = f"a lower rate: {trial.name} meets it up to {amount(trial.rate)} requests/s"
     if is_stated:
         text += f", of {amount(stated)} here"
+    if trial.capacity.is_lower_bound:
+        text += ", and no higher rate was tried"
     if not trial.capacity.is_settled:
-        text += f" ({trial.capacity.history})"
+        text += f" (not settled: {trial.capacity.history})"
     settings = ["task=capacity", *_size_settings(trial.at_a_rate)]
     command = trial.command(context, *settings, without=["workload.rate"])
     return Remedy(text, command)
@@ -342,7 +344,7 @@ def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
     plan = trial.runs.plan
     arrives = plan.load.has_times or plan.load.waits_for_answers
     has_none = trial.capacity is not None and not trial.rate
-    if has_none or not arrives or plan.backend.num_stages > 1:
+    if has_none or not arrives:
         return None
     present = plan.engine.cluster.num_instances
     fewest = present + 1

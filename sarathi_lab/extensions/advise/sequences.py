@@ -10,7 +10,8 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import copied
-from sarathi_lab.experiment.advise import Row, choose, is_overloaded, marked
+from sarathi_lab.experiment.advise import Row, choose, marked
+from sarathi_lab.extensions.advise.confirmation import with_longer_runs
 from sarathi_lab.extensions.advise.options import Option, PolicyRuns, first_plan
 from sarathi_lab.extensions.advise.server_flags import least_budget, unit_of
 
@@ -79,7 +80,7 @@ def more_sequences(best: PolicyRuns, row: Row) -> SequenceSearch:
 
 
 def _with_sequences(best: PolicyRuns, row: Row, present: int, batch_size: int) -> MoreSequences:
-    """Simulate a run with other sequences: a longer one where there is, and the load allows it."""
+    """Simulate a run with other sequences: a longer one where there is."""
     cfg = copied(best.option.cfg)
     cfg.batch = batch_size
     option: Option = replace(best.option, cfg=cfg)
@@ -96,8 +97,5 @@ def _with_sequences(best: PolicyRuns, row: Row, present: int, batch_size: int) -
     plan = first_plan(option)
     short = option.simulate(chunk, best.slo, is_whole=is_whole)
     runs = PolicyRuns(option, plan, best.slo, marked(pd.DataFrame([short])))
-    if not runs.has_longer or is_overloaded(short):
-        return MoreSequences(present, batch_size, runs, short)
-    longer = runs.longer(short)
-    runs = replace(runs, confirmed=pd.DataFrame([longer]))
-    return MoreSequences(present, batch_size, runs, longer)
+    runs = with_longer_runs(runs)
+    return MoreSequences(present, batch_size, runs, runs.best)

@@ -70,4 +70,4 @@ def slow_row(runs: PolicyRuns, row: Row, error: float) -> Row:
     option: Option = replace(runs.option, cfg=slowed(runs.option.cfg, error))
     if not runs.confirmed.empty:
         option = option.longer
-    return option.simulate(int(row["chunk"]), runs.slo, is_whole=bool(row["is_whole"]))
+    return option.repeat(row, runs.slo)

@@ -21,8 +21,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, is_overloaded, marked
 from sarathi_lab.extensions.advise import answer
-from sarathi_lab.extensions.advise.confirmation import confirmed, with_longer_runs
-from sarathi_lab.extensions.advise.leader import Leader
+from sarathi_lab.extensions.advise.confirmation import with_longer_runs
 from sarathi_lab.extensions.advise.limits import out_of_reach, too_many
 from sarathi_lab.extensions.advise.options import (
     AN_OPTION,
@@ -93,20 +92,6 @@ class Advice:
         return self.compared[row["policy"]].plan_of(row)
 
     @property
-    def set_aside(self) -> list[str]:
-        """Lines on policies that have no run of as many requests as the advised one."""
-        lines = []
-        for label, runs in self.compared.items():
-            if label not in set(self.judged["policy"]):
-                row = choose(runs.table)
-                stall = 1e3 * row["request_gap_p99"]
-                lines.append(
-                    f"  {label} with {answer.chunk_of(row)} stalls requests far longer, "
-                    f"{stall:,.0f} ms (P99) in {row['num_requests']:,} requests"
-                )
-        return lines
-
-    @property
     def without_server(self) -> list[str]:
         """Lines on policies whose server does not run on the device."""
         lines = []
@@ -156,12 +141,11 @@ class Advise(Task):
         """Simulate the policies, and choose."""
         # The user's policy is tried first, and is what the others have to beat.
         first, *others = options
-        compared = {}
         left_out = []
         with progress_of("advising", len(options), "policies") as advance:
             of_first = self._runs_of(first, None, [])
-            compared[first.label] = of_first
-            leader = new_leader(None, of_first)
+            compared = {first.label: of_first}
+            leader = better_of(None, of_first)
             advance(1)
             limits = limits_of(of_first, leader)
             if limits:
@@ -177,44 +161,37 @@ class Advise(Task):
                     left_out.append(f"{option.label} is left out: {error}")
                 else:
                     compared[option.label] = runs
-                    leader = new_leader(leader, runs)
+                    leader = better_of(leader, runs)
                 advance(1)
-            if leader is not None and leader.runs is not compared[first.label]:
-                # Found beside another one, and maybe not searched to a tenth.
-                overtaking = self._runs_of(leader.runs.option, None, [])
-                compared[overtaking.option.label] = overtaking
-                compared |= self._with_chunk_of(overtaking, compared)
-        compared = with_longer_runs(compared)
-        judged = pd.concat([runs.judged for runs in compared.values()], ignore_index=True)
-        is_of_most = judged["num_requests"] == judged["num_requests"].max()
-        judged = marked(judged[is_of_most])
-        best = advised(judged, compared[first.label])
-        return Advice(compared, left_out, judged, best, limits)
+            if leader is not None and leader is not of_first:
+                compared |= self._beside_overtaking(leader, compared)
+        tables = [runs.judged for runs in compared.values()]
+        judged = marked(pd.concat(tables, ignore_index=True))
+        return Advice(compared, left_out, judged, advised(judged, of_first), limits)
 
-    def _with_chunk_of(
-        self, overtaking: PolicyRuns, compared: Mapping[str, PolicyRuns]
+    def _beside_overtaking(
+        self, leader: PolicyRuns, compared: Mapping[str, PolicyRuns]
     ) -> dict[str, PolicyRuns]:
-        """Return the runs of the other policies with its best chunk, so that they do not differ by
-        which chunks were tried.
+        """Return the runs of a policy that is better than the first, and of the others with its
+        best chunk, so that they do not differ by which chunks were tried.
         """
+        # It was searched beside another one, and maybe not to a tenth.
+        overtaking = self._runs_of(leader.option, None, [])
+        beside = {overtaking.option.label: overtaking}
         if self.chunks is not None:
-            return {}
-        best = choose(overtaking.judged)
-        others = {}
+            return beside
         for label, runs in compared.items():
-            if label != best["policy"]:
-                others[label] = confirmed_runs(with_chunk_of(runs, best), None)
-        return others
+            if runs is not leader:
+                beside[label] = with_longer_runs(with_chunk_of(runs, overtaking.best))
+        return beside
 
     def _runs_of(
-        self, option: Option, leader: Leader | None, before: Sequence[PolicyRuns]
+        self, option: Option, leader: PolicyRuns | None, before: Sequence[PolicyRuns]
     ) -> PolicyRuns:
         """Return the runs of a policy, with longer ones where there are such."""
-        rivals = [runs.tried(choose(runs.judged)) for runs in before]
-        if leader is not None:
-            rivals = [leader.short]
+        rivals = before if leader is None else [leader]
         runs = try_chunks(option, self.chunks, rivals, is_thorough=leader is None)
-        return confirmed_runs(runs, leader)
+        return with_longer_runs(runs, leader)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         with rare_collections():
@@ -233,7 +210,6 @@ class Advise(Task):
             *[f"  {line}" for line in (*advice.limits, *advice.left_out)],
             *assumed_workload(plan, context),
             *answer.policies_table(advice.judged, advice.best, runs.slo, slow_end),
-            *advice.set_aside,
             *answer.remedy_lines(remedied.commands, remedied.notes),
             *graphs_gain(runs, advice.best, self.chunks),
             answer.chunks_table(runs),
@@ -327,14 +303,7 @@ def with_requests(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
-def confirmed_runs(runs: PolicyRuns, leader: Leader | None) -> PolicyRuns:
-    """Return the runs of a policy with longer ones, where there are such."""
-    if not runs.has_longer:
-        return runs
-    return replace(runs, confirmed=confirmed(runs, leader))
-
-
-def limits_of(runs: PolicyRuns, leader: Leader | None) -> list[str]:
+def limits_of(runs: PolicyRuns, leader: PolicyRuns | None) -> list[str]:
     """Return why no other policy can meet an objective that a policy misses, a line each; empty
     where one may.
     """
@@ -343,20 +312,17 @@ def limits_of(runs: PolicyRuns, leader: Leader | None) -> list[str]:
     return [*out_of_reach(runs.plan, runs.slo), *too_many(runs.plan)]
 
 
-def new_leader(leader: Leader | None, runs: PolicyRuns) -> Leader | None:
-    """Return the better of the policies so far and another one, if either is within the objective;
-    of two that are tied the former.
+def better_of(leader: PolicyRuns | None, runs: PolicyRuns) -> PolicyRuns | None:
+    """Return the better of the best policy so far and another one, if either is within the
+    objective; of two that are tied the former.
     """
-    if runs.slo is None:
-        return leader
-    best = choose(runs.judged)
-    if not best["slo_met"]:
+    if runs.slo is None or not runs.best["slo_met"]:
         return leader
     if leader is None:
-        return Leader(runs, best)
-    both = pd.DataFrame([leader.best, best]).reset_index(drop=True)
-    better = advised(marked(both), leader.runs)
-    return leader if better["policy"] == leader.best["policy"] else Leader(runs, best)
+        return runs
+    both = pd.DataFrame([leader.best, runs.best]).reset_index(drop=True)
+    better = advised(marked(both), leader)
+    return runs if better["policy"] == runs.option.label else leader
 
 
 def advised(table: pd.DataFrame, first: PolicyRuns) -> pd.Series:
@@ -423,7 +389,7 @@ def flags_of(advice: Advice, remedied: Remedies) -> list[ServerFlags]:
     elif not advice.is_met and is_overloaded(advice.best):
         return []
     elif advice.is_met:
-        best_rows = [choose(runs.judged) for runs in advice.compared.values()]
+        best_rows = [runs.best for runs in advice.compared.values()]
         plans = [advice.plan_of(row) for row in best_rows if row.get("slo_met", True)]
     else:
         plans = [advice.plan_of(advice.best)]
