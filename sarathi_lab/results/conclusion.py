@@ -105,6 +105,8 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     remarks = []
     if base is None:
         remarks += _remark_on_reference(runs, are_compared=bool(verdicts))
+    elif comparison is not None:
+        remarks += _remark_on_further_baselines(comparison)
     remarks += equal_runs(runs)
     caution = _caution_of_replay(runs)
     if caution:
@@ -168,6 +170,21 @@ def _remark_on_reference(runs: pd.DataFrame, *, are_compared: bool) -> list[str]
     return [
         f"{remark}; baselines=[{reference}] compares with {reference}, with an interval where "
         "there are several seeds."
+    ]
+
+
+def _remark_on_further_baselines(comparison: _Comparison) -> list[str]:
+    """Name the baselines that no sentence compares with."""
+    runs = comparison.runs
+    if "is_baseline" not in runs:
+        return []
+    baselines = runs.policy[runs.is_baseline.astype(bool)].unique()
+    further = [name for name in baselines if name not in (comparison.base, *comparison.others)]
+    if not further:
+        return []
+    return [
+        f"Sentences compare with {comparison.base}, and not with {' and '.join(further)}: "
+        f"baselines=[{further[0]}] makes it the reference."
     ]
 
 

@@ -144,6 +144,15 @@ def test_a_policy_that_equals_the_best_one_hides_no_difference_to_the_others() -
     assert only_remark.startswith("\nNo policy is the reference; baselines=[sarathi_serve]")
 
 
+def test_a_baseline_that_is_no_reference_is_named() -> None:
+    waits = at_rates({"vllm_v1": [0.1], "sglang": [0.2], "trtllm": [0.3]})
+    runs = waits.assign(is_baseline=waits.policy != "vllm_v1")
+    remark = "Sentences compare with sglang, and not with trtllm"
+    assert any(sentence.startswith(remark) for sentence in conclusion(runs))
+    one = runs[runs.policy != "trtllm"]
+    assert not any(sentence.startswith("Sentences compare") for sentence in conclusion(one))
+
+
 def test_workloads_between_the_extremes_are_those_that_are_compared() -> None:
     waits = at_rates({"orca": [1.0] * 6, "sglang": [0.6, 0.5, 0.7, 0.8, 0.9, 0.1]})
     with_reference = waits.assign(is_baseline=waits.policy == "orca")
