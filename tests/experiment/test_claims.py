@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -318,15 +319,16 @@ def test_the_formulas_intervals_decide_as_wide_as_they_were_found_to_hold(
 def test_the_page_states_how_far_errors_move_waits():
     """In the tables with draws, by the power of 1 + e that is half of an interval."""
     medians = []
+    files = option_files("hardware")
+    stated_errors = cache(lambda name: read_option("hardware", files[name])["uncertainty"])
     for experiment in MOVED_WAITS:
         rows = load.load(experiment).query("is_simulated and draws.notna() and y > 0")
         powers = []
         for row in rows.to_dict("records"):
-            settings = read_option("hardware", option_files("hardware")[row["hardware"]])
             draws = [float(draw) for draw in row["draws"].split()]
             moved = [float(shape.split("=")[1]) for shape in row["moved"].split()]
             low, high, _ = ends_of_draws(row["y"], draws, moved)
-            error = max(settings["uncertainty"].values())
+            error = max(stated_errors(row["hardware"]).values())
             powers.append(math.log(high / low) / 2 / math.log1p(error))
         medians.append(np.nanmedian(powers))
     page = (REPOSITORY / "docs/explanation/intervals.md").read_text()
