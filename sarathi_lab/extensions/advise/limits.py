@@ -23,9 +23,10 @@ from sarathi_lab.results.serving_metrics import Slo
 from sarathi_lab.tasks.plan import Plan, make_plan
 
 MARGIN = 1.05  # by which a limit is to be passed, as sizes between those that are tried differ
-MOST_TOKENS = 16_384  # of the iterations that are tried
 EIGHT_BITS = "fp8"
-MOST_DECODES = 256  # whose mean attention is that of a decode beside others
+# An iteration larger than any server's, in which a token and a sequence take least.
+MOST_TOKENS = 131_072
+MOST_DECODES = 4_096
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Limits:
     def gap(self) -> float:
         """Seconds from a token to the next of a request that is alone, of the shortest prompt."""
         shortest = min(request.prompt_len for request in self.plan.load.requests)
-        return self._predictor(self._seen(make_batch(num_decodes=1, context=shortest + 1)))
+        return self._seconds(make_batch(num_decodes=1, context=shortest + 1))
 
     def prompt_in_time(self, quantile: float) -> int:
         """Return the tokens of the longest prompt that must be in time for a quantile."""
@@ -56,14 +57,14 @@ class Limits:
         seconds = 0.0
         for start in range(0, prompt_len, chunk):
             size = min(chunk, prompt_len - start)
-            seconds += self._predictor(self._seen(make_batch(prefill_tokens=size, start=start)))
+            seconds += self._seconds(make_batch(prefill_tokens=size, start=start))
         # The stages of a pipeline may compute chunks of one prompt at a time.
         return seconds / self.plan.backend.num_stages
 
     @cached_property
     def rate(self) -> float:
         """The most requests a second that the devices compute: tokens in the iterations in which
-        one takes least, and attention as of a whole prompt and of decodes beside others.
+        one takes least, and attention as of a whole prompt and a decode beside many others.
         """
         requests = self.plan.load.requests
         prompt_len = sum(request.prompt_len for request in requests) // len(requests)
@@ -72,9 +73,11 @@ class Limits:
         seconds = num_tokens * min(
             self._linear(size) / size for size in _iteration_sizes(MOST_TOKENS)
         )
-        seconds += self._attention(self._seen(make_batch(prefill_tokens=max(1, prompt_len))))
-        context = prompt_len + output_len // 2 + 1
-        decodes = self._seen(make_batch(num_decodes=MOST_DECODES, context=context))
+        prompt_len = max(1, prompt_len)
+        num_prompts = math.ceil(MOST_TOKENS / prompt_len)
+        prompts = make_batch(prefill_tokens=prompt_len, num_prefills=num_prompts)
+        seconds += self._attention(prompts) / num_prompts
+        decodes = make_batch(num_decodes=MOST_DECODES, context=prompt_len + output_len // 2 + 1)
         seconds += (output_len - 1) * self._attention(decodes) / MOST_DECODES
         num_parallel = self.plan.backend.num_stages * self.plan.engine.cluster.num_instances
         return num_parallel / seconds
@@ -86,16 +89,17 @@ class Limits:
         return predictor
 
     def _linear(self, num_tokens: int) -> float:
-        batch = self._seen(make_batch(prefill_tokens=num_tokens))
-        return self._predictor(batch) - self._attention(batch)
+        batch = make_batch(prefill_tokens=num_tokens)
+        return self._seconds(batch) - self._attention(batch)
+
+    def _seconds(self, batch: Batch) -> float:
+        batch.window = self.plan.spec.attention_window
+        return self._predictor(batch)
 
     def _attention(self, batch: Batch) -> float:
+        batch.window = self.plan.spec.attention_window
         times = self._predictor.operation_times(batch)
         return sum(times.get(name, 0.0) for name in ATTENTION)
-
-    def _seen(self, batch: Batch) -> Batch:
-        batch.window = self.plan.spec.attention_window
-        return batch
 
 
 def out_of_reach(plan: Plan, slo: Slo) -> list[str]:

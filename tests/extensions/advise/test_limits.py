@@ -39,6 +39,16 @@ def test_no_run_passes_the_limits(chunk: int, policy: str) -> None:
     assert np.diff(requests.token_times[0]).min() > limits.gap / MARGIN
 
 
+@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "qwen3-30b-a3b"])
+def test_many_short_prompts_in_large_iterations_do_not_pass_the_limit(model: str) -> None:
+    """An iteration of many prompts pays their attention's launches once."""
+    load = ("workload.prompt_len=32", "workload.output_len=2", "workload.num_requests=600")
+    server = ("hardware=h100", f"model={model}", "batch=600", "chunk=32768")
+    plan = plan_of(*server, *load, "workload.rate=50000")
+    requests = serve(plan.load.arrivals(), plan.engine, plan.build()[1]).requests()
+    assert MARGIN * Limits(plan).rate > len(requests) / requests.finish_time.max()
+
+
 def test_bounds_that_a_request_misses_alone_are_named() -> None:
     plan = plan_of("workload.rate=1")
     gap, first_token = out_of_reach(plan, Slo(name="", tbt=0.05, ttft=0.1))
