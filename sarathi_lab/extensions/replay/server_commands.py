@@ -56,13 +56,22 @@ from sarathi_lab.extensions.replay.server_programs import (
     notes_of_files,
     servers_of,
 )
-from sarathi_lab.extensions.replay.shell import OUTPUT, VARIABLE, ShellCommand, commands_in
+from sarathi_lab.extensions.replay.shell import (
+    IN_BRANCH,
+    OUTPUT,
+    VARIABLE,
+    ShellCommand,
+    commands_in,
+)
 
 TYPED = "task.server"  # the source of what a user types
 # Servers whose arguments are not read, by a word that starts them; and the policy that is like
 # their scheduler, as far as the lab has one.
 OTHER_SERVERS = {
     "[TRT-LLM]": ("TensorRT-LLM", "trtllm"),  # in its log
+    "trtllm-serve disaggregated": ("TensorRT-LLM", "trtllm"),
+    "trtllm-bench": ("TensorRT-LLM", "trtllm"),
+    "tensorrt_llm.commands.serve": ("TensorRT-LLM", "trtllm"),
     "tritonserver": ("Triton", "trtllm"),
     "text-generation-launcher": ("TGI", "tgi"),
     "text_generation_launcher": ("TGI", "tgi"),
@@ -203,8 +212,10 @@ def find_command(text: str, source: str) -> Statement | None:
     if not in_containers and BEGINS_DOCKERFILE.match(text) is None:
         # Else an image alone starts no server, nor does an earlier stage.
         notes = notes_of_files([name for name, _ in UNIT_LINE.findall(text)])
-        in_script = commands_in(text, {}, PROGRAMS)
+        in_script = list(commands_in(text, {}, PROGRAMS))
         last_resorts.append([replace(command, notes=notes) for command in in_script])
+        for command in in_script:
+            untold += filter(IN_BRANCH.fullmatch, command.argv[:1])
     server = _first_server(descriptions, source)
     if server is None:
         server = _first_server(last_resorts, source)
@@ -306,18 +317,23 @@ def _without_unset(
 
 
 def _check_is_told(system: str, notes: Sequence[str], source: str) -> None:
-    """Raise UserError for an argument that only a run of a script of Python's tells."""
+    """Raise UserError for an argument that only a run of a script tells."""
     for note in notes:
         line = LINE.search(note)
+        branch = IN_BRANCH.search(note)
         if line is not None:
             name, separator, _ = note[: line.start()].partition("=")
             if not separator:
                 name = "an argument"
-            raise UserError(
-                f"{source}, line {line[1]}: {name} is computed by the script, which is not run "
-                f"here; state the command with its values as task.server="
-                f"'{_beginning_of(system)} ...'"
-            )
+            reason = f", line {line[1]}: {name} is computed by the script"
+        elif branch is not None:
+            reason = f": {branch[1]} is set in a branch or a loop of the script"
+        else:
+            continue
+        raise UserError(
+            f"{source}{reason}, which is not run here; state the command with its values as "
+            f"task.server='{_beginning_of(system)} ...'"
+        )
 
 
 def _beginning_of(system: str) -> str:

@@ -60,7 +60,7 @@ STARTING = ("run", "create", "exec")  # their commands by which one starts
 PROMPTS = ("+", "$")  # of a shell's trace, of a terminal
 # Words in front of a command's program.
 BEFORE_PROGRAMS = (
-    *("if", "then", "else", "elif", "do", "while", "until", "!", "{", *PROMPTS),
+    *PROMPTS,
     *("time", "exec", "nohup", "sudo", "setsid", "command", "eval", "env"),
 )
 # Programs that may name a server and start none.
@@ -142,8 +142,9 @@ def servers_of(command: ShellCommand) -> list[Server]:
         if " " not in word:
             continue
         variables = _with_variables(command, argv[:position])
+        image = command.image or " ".join(argv[:position])
         for inner in commands_in(word, variables, PROGRAMS):
-            servers += servers_of(replace(inner, image=command.image, notes=command.notes))
+            servers += servers_of(replace(inner, image=image, notes=command.notes))
     return servers
 
 

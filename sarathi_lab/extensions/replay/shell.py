@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 
-# A break that a shell takes for none (also of Windows), or in front of a flag.
-CONTINUED = re.compile(r"[\\^`]\r?\n|\r?\n(?=\s*-)")
+# A break that a shell takes for none (also of Windows), in front of a flag, or in a list.
+CONTINUED = re.compile(r"[\\^`]\r?\n|\r?\n(?=\s*-)|(?<=&&|\|\|)[ \t]*\r?\n")
 VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*)|:?\?[^}]*)?\}|\$\((\w+)\)|\$(\w+)")
 # What a command prints, or the value of a sum; with quotes around it where it has some.
 OUTPUT = re.compile(r"(\"?)(\$\((?!\w+\))(?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`)\1")
@@ -31,10 +32,43 @@ PIECE = re.compile(
 # A command in brackets, or whose output a variable takes.
 BRACKETED = re.compile(r"\s*(?:\w+=[\"']?\$)?\((.*)\)[\"']?\s*", re.DOTALL)
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-ARRAY = re.compile(r"=\(([^()]*)\)")  # of words, on several lines
-# A line that sets variables, or has some, which may stand for a command.
-WITH_VARIABLES = re.compile(r"(?:^|[;&])\s*(?:\w+\s+)?\w+\+?=|\$")
 COMMENT = re.compile(r"(?<!\S)#.*")
+# Of words, on several lines; brackets in comments, quotes and outputs are none of it.
+ARRAY = re.compile(
+    r"=\(((?:(?<!\S)\#[^\n]* | '[^']*' | \"(?:\\.|[^\"\\])*\" | \$\([^()]*\) | [^()])*+)\)",
+    re.VERBOSE,
+)
+# Stands for a variable that is set in a branch, of which only a run tells whether it is reached.
+IN_BRANCH = re.compile(r"\$\(branch_(\w+)\)")
+# What stands in front of a command, and begins or ends a branch, or neither.
+KEYWORD = re.compile(
+    r"""
+    \s* (?:
+        (?P<begins> (?:if|while|until)(?=\s) | case\s+\S+\s+in(?!\S))
+      | (?P<loop> (?:for|select)\s+(?P<variable>\w*).*)
+      | (?P<divides> (?:elif|else)(?!\S))
+      | (?P<ends> (?:fi|done|esac|})(?!\S))
+      | (?P<group> {(?!\S))
+      | (?:then|do|!)(?!\S)
+      | \(?[^()\s=$]+\s*\)  # a pattern of `case`
+    ) \s*
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+# Words that begin what a keyword ends.
+BEGUN_BY = {
+    "fi": ("if",),
+    "done": ("while", "until", "for", "select"),
+    "esac": ("case",),
+    "}": ("{",),
+}
+LIST = "&&"  # begins what is only reached by what another command returns, also behind ||
+# A line that sets variables, has some, which may stand for a command, or begins or ends a branch.
+OF_SCRIPT = re.compile(
+    r"(?:^|[;&])\s*(?:\w+\s+)?\w+\+?=|\$|;;|(?:^|[;&|])\s*(?:[{}](?!\S)"
+    r"|(?:if|then|elif|else|fi|for|select|while|until|do|done|case|esac)\b)"
+)
+MOST_LINES = 20  # of one pair of quotes
 UNIT_VARIABLES = re.compile(r"^Environment=", re.MULTILINE)  # of systemd
 DECLARING = (["export"], ["local"], ["readonly"], ["declare"])
 
@@ -83,26 +117,148 @@ def _commands(
         deque(_commands(script[: match.start()], above, programs), maxlen=0)
         return _alternative(match, above)
 
+    branches = _Branches(values)
     script = ALTERNATIVE.sub(replacement, script)
-    for line in CONTINUED.sub(" ", ARRAY.sub(_quoted_array, script)).splitlines():
-        is_of_program = any(program in line for program in programs)
-        if not is_of_program and WITH_VARIABLES.search(line) is None:
-            continue
+    for line in _lines(CONTINUED.sub(" ", ARRAY.sub(_quoted_array, script)), programs):
         line = OUTPUT.sub(lambda output: _as_word(output, programs), line)
-        for text in _commands_of_line(line):
-            command = _command_of(text, values)
-            argv = command.argv[command.argv[:1] in DECLARING :]
-            assignments = [match for match in map(ASSIGNMENT.fullmatch, argv) if match]
-            if len(assignments) < len(argv):
+        for text, end in _commands_of_line(line):
+            command = _command_of(branches.enter(text), values)
+            is_assignment = _assign(command, values)
+            if not is_assignment:
                 yield command
-                continue
-            for name, adds, value in (match.groups() for match in assignments):
-                if adds:
-                    value = values.get(name, "") + value
-                if OUTPUT.search(value):
-                    values.pop(name, None)  # only a run of the script knows it
-                else:
-                    values[name] = value
+            branches.leave(end, is_certain=is_assignment)
+
+
+def _lines(script: str, programs: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a script that may matter, each with those that its quotes go on to."""
+    lines = deque(script.splitlines())
+    while lines:
+        line = lines.popleft()
+        is_of_program = any(program in line for program in programs)
+        if not is_of_program and OF_SCRIPT.search(line) is None:
+            continue
+        quote = _open_quote(line)
+        following = list(islice(lines, MOST_LINES))
+        for number, next_line in enumerate(following, start=1):
+            if not quote:
+                break
+            joined = "\n".join([line, *following[:number]])
+            if quote in next_line and not _open_quote(joined):
+                line = joined
+                for _ in range(number):
+                    lines.popleft()
+                break
+        yield line
+
+
+def _open_quote(line: str) -> str:
+    """Return the quote that a line leaves open; "": none."""
+    for piece in PIECE.finditer(line):
+        if piece.lastgroup == "comment":
+            return ""
+        if piece[0] in ("'", '"'):
+            return piece[0]
+    return ""
+
+
+def _assign(command: ShellCommand, values: dict[str, str]) -> bool:
+    """Set the variables that a command sets; return whether it does nothing else."""
+    argv = command.argv[command.argv[:1] in DECLARING :]
+    assignments = [match for match in map(ASSIGNMENT.fullmatch, argv) if match]
+    if len(assignments) < len(argv):
+        return False
+    for name, adds, value in (match.groups() for match in assignments):
+        if adds:
+            value = values.get(name, "") + value
+        if OUTPUT.search(value):
+            values.pop(name, None)  # only a run of the script knows it
+        else:
+            values[name] = value
+    return True
+
+
+@dataclass
+class _Branch:
+    """Commands of which only a run of the script tells whether it reaches them.
+
+    Attributes:
+        keyword: That begins it.
+        before: Values of variables in front of it.
+        changed: Variables that it sets, or another branch of the same statement.
+    """
+
+    keyword: str
+    before: Mapping[str, str]
+    changed: set[str] = field(default_factory=set)
+
+
+class _Branches:
+    """Follows the branches of a script: a variable that one sets has its value within, and none
+    that is known behind it.
+
+    Args:
+        values: By variable, as far as the script has been followed.
+    """
+
+    def __init__(self, values: dict[str, str]) -> None:
+        self._values = values
+        self._open = list[_Branch]()
+
+    def enter(self, text: str) -> str:
+        """Return a command without the keywords in front of it, which begin and end branches."""
+        while match := KEYWORD.match(text):
+            text = text[match.end() :]
+            keyword = match[0].split()[0]
+            variable = match["variable"]
+            if variable:
+                self._values[variable] = _in_branch(variable)
+            if match["begins"] or match["loop"] or (match["group"] and self._is_in(LIST)):
+                self._begin(keyword)
+            elif match["divides"] and self._is_in("if"):
+                self._divide()
+            elif match["ends"]:
+                self._end(*BEGUN_BY[keyword])
+        return text
+
+    def leave(self, end: str, *, is_certain: bool) -> None:
+        """Go on behind a command that ends by such as && or a semicolon; "": by its line's end.
+        After one that `is_certain` to succeed, what follows && is reached.
+        """
+        if end in (LIST, "||"):
+            if not is_certain and not self._is_in(LIST):
+                self._begin(LIST)
+            return
+        if end != "|":
+            self._end(LIST)
+        if end.startswith(";;") and self._is_in("case"):
+            self._divide()
+
+    def _is_in(self, *keywords: str) -> bool:
+        return bool(self._open) and self._open[-1].keyword in keywords
+
+    def _begin(self, keyword: str) -> None:
+        self._open.append(_Branch(keyword, dict(self._values)))
+
+    def _divide(self) -> None:
+        """End a branch where another one of the same statement may begin."""
+        branch = self._open[-1]
+        for name in {*branch.before, *self._values}:
+            if self._values.get(name) != branch.before.get(name):
+                branch.changed.add(name)
+        self._values.clear()
+        self._values.update(branch.before)
+
+    def _end(self, *keywords: str) -> None:
+        """End the innermost statement, if one of these began it."""
+        if not self._is_in(*keywords):
+            return
+        self._divide()
+        for name in self._open.pop().changed:
+            self._values[name] = _in_branch(name)
+
+
+def _in_branch(variable: str) -> str:
+    return f"$(branch_{variable})"
 
 
 def split(text: str) -> list[str]:
@@ -123,17 +279,19 @@ def substituted(text: str, variables: Mapping[str, str]) -> str:
     return VARIABLE.sub(value_of, text)
 
 
-def _commands_of_line(line: str) -> list[str]:
-    """Cut a line where a command ends, and its comment off."""
-    commands = [""]
+def _commands_of_line(line: str) -> list[tuple[str, str]]:
+    """Cut a line where a command ends, and its comment off; return each with what ends it."""
+    commands = list[tuple[str, str]]()
+    text = ""
     for piece in PIECE.finditer(line):
         if piece.lastgroup == "comment":
             break
         if piece.lastgroup == "end":
-            commands.append("")
+            commands.append((_without_brackets(text), piece[0]))
+            text = ""
         else:
-            commands[-1] += piece[0]
-    return [_without_brackets(command) for command in commands if command.strip()]
+            text += piece[0]
+    return [*commands, (_without_brackets(text), "")]
 
 
 def _without_brackets(command: str) -> str:
@@ -189,5 +347,5 @@ def _alternative(match: re.Match[str], variables: Mapping[str, str]) -> str:
 
 def _quoted_array(match: re.Match[str]) -> str:
     """Return an array as one quoted text, whose words are separated by spaces."""
-    elements = split(COMMENT.sub("", CONTINUED.sub(" ", match[1])))
+    elements = split(CONTINUED.sub(" ", COMMENT.sub("", match[1])))
     return f"={shlex.quote(' ' + ' '.join(map(shlex.quote, elements)))}"

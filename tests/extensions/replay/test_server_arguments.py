@@ -938,6 +938,7 @@ services:
         (f"docker run --entrypoint vllm {OPENAI} serve Qwen/Qwen3-8B", "0.11.0"),
         (f"kubectl run chat --image {OPENAI} --port=80 -- --model Qwen/Qwen3-8B", "0.11.0"),
         (f"{OPENAI} --model Qwen/Qwen3-8B", "0.11.0"),
+        (f"srun --container-image={OPENAI} bash -c '{SERVER} --port 80'", "0.11.0"),
     ],
 )
 def test_names_of_folders_and_other_images_are_no_server(text, version):
@@ -995,6 +996,67 @@ def test_what_only_a_run_tells_is_named(output):
 
 
 TP_OF_2 = {"executor.tensor_parallel": 2}
+
+
+@pytest.mark.parametrize(
+    ("branch", "variable"),
+    [
+        ("if test $1\nthen\n  N=8\nfi", "N"),
+        ("if test $1; then N=8; fi", "N"),
+        ("if test $1; then N=8\nelse N=9\nfi", "N"),
+        ("case $1 in\n  a|b) N=8 ;;\n  *)\n    N=9\nesac", "N"),
+        ("case $1 in a) N=8;; esac", "N"),
+        ("while test $N; do N=$2; done", "N"),
+        ("for N in 8 9; do\n  true\ndone", "N"),
+        ("test $1 && N=8", "N"),
+        ("test $1 ||\n  N=8", "N"),
+        ("test $1 && { M=1; N=8; }", "N"),
+        ("if test $1; then export VLLM_USE_V1=0; fi", "VLLM_USE_V1"),
+        ("if test $1; then SERVER='vllm serve n'; fi\n$SERVER", "SERVER"),
+    ],
+)
+def test_what_a_branch_of_a_shell_sets_is_refused_behind_it(branch, variable):
+    refusal = f"run.sh: {variable} is set in a branch or a loop of the script"
+    with pytest.raises(UserError, match=refusal):
+        find_command(f"SERVER='{SERVER}'\nN=4\n{branch}\n{SERVER} --max-num-seqs $N", "run.sh")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"if test $1; then\n  N=64\n  {SERVER} --max-num-seqs $N\nfi",
+        f"N=64\nif test $1; then N=64; echo; exit 1; fi\n{SERVER} --max-num-seqs $N",
+        f"cd src && N=64 && {SERVER} --max-num-seqs $N",
+        f"export M=8 && export N=64\n{SERVER} --max-num-seqs $N",
+        f"case $1 in a) N=64; {SERVER} --max-num-seqs $N;; esac",
+        f"N=64\ntest $PORT || PORT=8000\n{SERVER} --max-num-seqs $N --port $PORT",
+    ],
+)
+def test_what_a_branch_of_a_shell_sets_counts_within_it(script):
+    statement = find_command(script, "run.sh")
+    assert statement is not None
+    assert statement.settings == {"model": "Qwen/Qwen3-8B", "batch": 64}
+    assert not statement.not_simulated
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "ARGS=(\n  # the (large) batch\n  --max-num-seqs 64  # of them\n  --max-model-len 9\n)\n"
+        '%s "${ARGS[@]}"',
+        "ARGS='\n  --max-num-seqs 64\n  --max-model-len\n9\n'\n%s $ARGS",
+        "%s --max-num-seqs 64 --chat-template 'a\nb' --max-model-len 9",
+    ],
+    ids=["comments in an array", "a text on lines", "a value on lines"],
+)
+def test_breaks_and_comments_of_a_shell_end_no_command_within_it(script):
+    statement = find_command(script % SERVER, "run.sh")
+    assert statement is not None
+    sizes = {"batch": 64, "max_model_len": 9}
+    assert statement.settings == {"model": "Qwen/Qwen3-8B", **sizes}
+    assert not statement.not_simulated
+
+
 PYTHON = "cmd = ['vllm', 'serve', 'm']\n%s\nsubprocess.Popen(cmd)"
 
 
