@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import yaml
+from omegaconf import OmegaConf
 
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.policy import Policy
 from sarathi_lab.policy.systems import NULL_BLOCKS
-from sarathi_lab.tasks.plan import Plan
+from sarathi_lab.tasks.plan import AUTO, Plan
 from sarathi_lab.workload import Workload
 from sarathi_lab.workload.traces import Trace
 
@@ -27,7 +28,22 @@ if TYPE_CHECKING:
 UNITS = ("page_size", "chunk_unit_size")
 BLOCK_SIZE = 16  # of servers, and of the lab's cache, by default
 NO_HOST = "none"  # the option of `host` that simulates no server's
-USUAL_ROUTER = "least_loaded"
+# Settings that a server's flags repeat, with the value that needs none; None: any does, as servers
+# differ in their defaults.
+USUAL = {
+    "executor.tensor_parallel": 1,
+    "executor.pipeline_parallel": 1,
+    "executor.weights": AUTO,
+    "dtype": AUTO,
+    "cache.dtype": AUTO,
+    "cache.prefix": None,
+    "cache.num_blocks": AUTO,
+    "cache.block_size": BLOCK_SIZE,
+    "cache.align_chunks": False,
+    "cache.memory_share": None,
+    "queue_order": None,
+    "cluster.router": "least_loaded",
+}
 Texts = Mapping[str, str]
 
 
@@ -41,8 +57,7 @@ class Simulated:
         max_model_len: The most tokens of a sequence.
         num_blocks: Blocks of the cache.
         block_size: Tokens of a block.
-        options: What else was simulated, by the names of `options` in servers.yaml: a value, or
-            True where the name has it.
+        options: What else was simulated: values by the names of settings.
     """
 
     policy: Policy
@@ -247,42 +262,18 @@ def simulated(plan: Plan) -> Simulated:
 
 
 def simulated_options(plan: Plan) -> dict[str, object]:
-    """Return what was simulated beside policy and sizes, by the names of servers.yaml. Where a
-    server has a flag of its own for each value, the value is part of the name, as in weights=fp8.
-    """
-    config = plan.config
-    executor = config["executor"]
-    cache = config["cache"]
-    options: dict[str, object] = {}
-    for name in ("tensor_parallel", "pipeline_parallel"):
-        if executor[name] > 1:
-            options[name] = executor[name]
-    if executor["weights"] != "auto":
-        options[f"weights={executor['weights']}"] = True
-    if config["dtype"] != "auto":
-        options["dtype"] = config["dtype"]
-    if cache["dtype"] != "auto":
-        options[f"cache.dtype={cache['dtype']}"] = True
-    # Servers differ in whether they share prefixes by default: it is always stated.
-    options["cache.prefix=true" if cache["prefix"] else "cache.prefix=false"] = True
-    if isinstance(cache["num_blocks"], int):
-        options["cache.num_blocks"] = cache["num_blocks"]
-    if cache["block_size"] != BLOCK_SIZE:
-        options["cache.block_size"] = cache["block_size"]
-    if cache["align_chunks"]:
-        options["cache.align_chunks"] = True
-    if cache["memory_share"] is not None:
-        options["cache.memory_share"] = cache["memory_share"]
-    options |= _options_of_host(config["host"])
-    options[f"queue_order={config['queue_order']}"] = True
-    if "num" in config["cluster"]:
+    """Return what was simulated beside policy and sizes, by the names of servers.yaml."""
+    config = OmegaConf.create(plan.config)
+    options = _options_of_host(plan.config["host"])
+    for name, usual in USUAL.items():
+        value = OmegaConf.select(config, name)
+        if value not in (usual, None):
+            options[name] = value
+    if plan.engine.cluster.num_instances > 1:
         # Servers whose engines share the experts of a mixture have the same flag for it.
         name = "engines of a mixture" if plan.spec.num_experts else "engines"
-        options[name] = config["cluster"]["num"]
-        router = config["cluster"]["router"]
-        if router != USUAL_ROUTER:
-            options["cluster.router"] = router
-    drafts = build(config["speculation"]).tokens
+        options[name] = plan.engine.cluster.num_instances
+    drafts = plan.engine.speculation.tokens
     if drafts:
         options["drafts"] = drafts
     return options
@@ -292,11 +283,11 @@ def _options_of_host(host: Mapping[str, Any]) -> dict[str, object]:
     """Return what was simulated of a host, where it is a server's."""
     if host["name"] == NO_HOST:
         return {}
-    options: dict[str, object] = {f"host.overlaps={typed(host['overlaps'])}": True}
+    options = {"host.overlaps": host["overlaps"]}
     graphs = host["graphs"]
     if graphs is None or graphs["mode"] is None:
         return options
-    options[f"host.graphs.mode={graphs['mode']}"] = True
+    options["host.graphs.mode"] = graphs["mode"]
     if graphs["mode"] == "none":
         return options
     if graphs["sizes"] is None:
@@ -326,14 +317,16 @@ def server_flags(simulated: Simulated) -> ServerFlags | None:
     without: list[str] = []
     texts = {**server.options, **server.parameters}
     for name, value in {**simulated.options, **chosen_parameters(policy)}.items():
-        if name in texts:
-            flags.append(texts[name].format(typed(value), **tokens))
-        elif name in server.file:
-            entries.append(server.file[name].format(typed(value), **tokens))
-        elif name in server.of_checkpoint:
-            of_checkpoint.append(name)
+        with_value = f"{name}={typed(value)}"
+        spelled = with_value if with_value in {**texts, **server.file} else name
+        if spelled in texts:
+            flags.append(texts[spelled].format(typed(value), **tokens))
+        elif spelled in server.file:
+            entries.append(server.file[spelled].format(typed(value), **tokens))
+        elif with_value in server.of_checkpoint:
+            of_checkpoint.append(with_value)
         else:
-            without.append(name if value is True else f"{name}={typed(value)}")
+            without.append(with_value)
     lines = _yaml_lines(entries)
     if lines:
         flags.append("--config options.yaml")

@@ -90,18 +90,18 @@ def test_every_rule_is_kept_and_the_budget_moves_no_further_than_it_must(budget,
 
 
 OPTIONS = {
-    "tensor_parallel": 8,
-    "pipeline_parallel": 2,
-    "weights=fp8": True,
-    "cache.dtype=fp8": True,
-    "cache.prefix=false": True,
+    "executor.tensor_parallel": 8,
+    "executor.pipeline_parallel": 2,
+    "executor.weights": "fp8",
+    "cache.dtype": "fp8",
+    "cache.prefix": False,
     "cache.num_blocks": 100,
 }
 
 
 OF_HOST = {
-    "host.overlaps=false": True,
-    "host.graphs.mode=full_and_piecewise": True,
+    "host.overlaps": False,
+    "host.graphs.mode": "full_and_piecewise",
     "host.graphs.sizes": "1 2 4",
 }
 
@@ -150,20 +150,23 @@ def test_what_was_simulated_is_in_the_servers_words(name, expected):
     if name == "TensorRT-LLM":
         cache = {"dtype": "fp8", "enable_block_reuse": False, "max_tokens": 1600}
         assert yaml.safe_load("\n".join(flags.file)) == {"kv_cache_config": cache}
-        assert "weights=fp8 needs no flag, as the checkpoint states it" in flags.note
+        assert "executor.weights=fp8 needs no flag, as the checkpoint states it" in flags.note
 
 
+@pytest.mark.parametrize("weights", ["fp8", "int4"])
 @pytest.mark.parametrize("name", SERVERS)
-def test_an_option_is_a_flag_a_line_of_the_file_or_named(name):
+def test_an_option_is_a_flag_a_line_of_the_file_or_named(name, weights):
     """None is dropped silently: without it the flags, the file or the note differ."""
-    options = {**OPTIONS, **OF_HOST, "cache.memory_share": 0.5, "engines": 2, "weights=int4": True}
+    options = {**OPTIONS, **OF_HOST, "cache.memory_share": 0.5, "engines": 2}
+    options["executor.weights"] = weights
     everything = flags_of(name, 512, num_blocks=100, options=options)
     for option in options:
         others = {key: value for key, value in options.items() if key != option}
         without = flags_of(name, 512, num_blocks=100, options=others)
         is_default = without == everything
         server = next(server for server in read_servers() if server.name == name)
-        assert not is_default or server.options.get(option) == "", option
+        with_value = f"{option}={str(options[option]).lower()}"
+        assert not is_default or server.options[with_value] == "", option
 
 
 def test_parameters_of_the_policy_are_flags_or_named():
