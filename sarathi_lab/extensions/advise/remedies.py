@@ -21,13 +21,15 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.experiment.advise import Row, choose, missed_bounds, ranked
 from sarathi_lab.extensions.advise.limits import in_time_alone, out_of_reach
 from sarathi_lab.extensions.advise.options import LONGER, PolicyRuns, with_fitting_sequences
-from sarathi_lab.extensions.advise.sequences import MoreSequences, more_sequences
+from sarathi_lab.extensions.advise.sequences import more_sequences
+from sarathi_lab.extensions.advise.slow_end import assumed_error
 from sarathi_lab.extensions.under_load.capacity import FindCapacity
 from sarathi_lab.extensions.under_load.search import (
     WAITS,
     Capacity,
     LateTokens,
     ObjectiveMissed,
+    highest_passing,
     is_sustained,
     mean_rate,
 )
@@ -40,7 +42,6 @@ MOST_REPLICAS = 16
 MOST_SEARCHED = 3  # chunks for which a rate is searched
 LARGER = 4 / 3  # times the tokens of a chunk, from which another one may have another rate
 SHORT_SEARCH = FindCapacity(doublings=1)  # that tells chunks from each other
-TRIED_REPLICAS = 3  # numbers of them, from the one that the highest rate suggests
 DIGITS = 3  # of a looser bound
 NOT_REPEATED = ("task", "output", "tracking", "resume", "hydra")  # in commands
 
@@ -168,32 +169,34 @@ def remedies(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
         row: Its run that comes nearest.
         context: The command that was typed, which the remedies' commands repeat.
     """
-    search = more_sequences(best, row)
+    larger, refused = more_sequences(best, row)
     notes = []
-    if search.refused:
-        notes.append(f"not tried: more sequences from {search.refused}")
-    larger = search.nearest
+    error = assumed_error(best)
+    if error is not None:
+        notes.append(
+            "these are of the predicted times; executor.slowdown="
+            f"{1 + error:g} in a command shows the slow end of their assumed error"
+        )
+    if refused:
+        notes.append(f"not tried: more sequences from {refused}")
     if larger is None:
         others = _of_as_many_sequences(best, row, context)
         return others._replace(notes=[*notes, *others.notes])
+    batch_size = larger.plan.engine.batch_size
     settings = [setting for setting in context.settings if name_of(setting) != "batch"]
-    context = replace(context, settings=[*settings, f"batch={larger.batch_size}"])
-    remedy = _larger_batch(larger, context)
-    if larger.row["slo_met"]:
-        return Remedies([remedy], larger.runs.plan_of(larger.row), notes)
-    others = _of_as_many_sequences(larger.runs, larger.row, context)
-    return others._replace(commands=[remedy, *others.commands], notes=[*notes, *others.notes])
-
-
-def _larger_batch(larger: MoreSequences, context: RunContext) -> Remedy:
-    trial = Trial(larger.runs, larger.row)
-    outcome = "meets it" if larger.row["slo_met"] else "comes nearer, and misses it"
-    text = (
-        f"more sequences: batch={larger.batch_size} (--max-num-seqs), as all {larger.present} are "
-        f"in use and the KV cache has room: {trial.name} {outcome} "
-        f"({quantities_of(larger.row, trial.slo)})"
+    context = replace(context, settings=[*settings, f"batch={batch_size}"])
+    trial = Trial(larger, larger.best)
+    outcome = "meets it" if trial.row["slo_met"] else "comes nearer, and misses it"
+    remedy = Remedy(
+        f"more sequences: batch={batch_size} (--max-num-seqs), as all "
+        f"{best.plan_of(row).engine.batch_size} are in use and the KV cache has room: "
+        f"{trial.name} {outcome} ({quantities_of(trial.row, trial.slo)})",
+        trial.command(context, *trial.alone),
     )
-    return Remedy(text, trial.command(context, *trial.alone))
+    if trial.row["slo_met"]:
+        return Remedies([remedy], larger.plan_of(trial.row), notes)
+    others = _of_as_many_sequences(larger, trial.row, context)
+    return others._replace(commands=[remedy, *others.commands], notes=[*notes, *others.notes])
 
 
 def _of_as_many_sequences(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
@@ -347,36 +350,50 @@ def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
     if has_none or not arrives:
         return None
     present = plan.engine.cluster.num_instances
-    fewest = present + 1
+    configs = _in_more_replicas(trial)
+    if not configs:
+        return None
+    rows: dict[int, Row | None] = {}
+
+    def is_met(step: int) -> bool:
+        rows[step] = _met_by(make_plan(configs[-step]), trial.slo)
+        return rows[step] is not None
+
+    # Steps count downwards, as the fewest replicas are searched and the highest step.
+    lowest = 1 - len(configs)
+    start = 0
     if trial.rate:
-        suggested = math.ceil(present * _stated_rate(trial.runs) / trial.rate)
-        fewest = max(fewest, suggested)
+        start = present + 1 - math.ceil(present * _stated_rate(trial.runs) / trial.rate)
+    step = highest_passing(is_met, start, lowest, 0)
+    row = rows.get(step)
+    if row is None:
+        return None
+    cfg = configs[-step]
+    number = cfg.cluster.num
+    settings = [f"cluster.num={number}", "baselines=[]", *_size_settings(cfg)]
+    if present == 1:
+        settings.insert(0, "cluster=replicas")
+    return Remedy(
+        f"more replicas: {number} ({number * plan.backend.num_devices} devices) of {trial.name} "
+        f"meet it ({quantities_of(row, trial.slo)})",
+        trial.command(context, *settings),
+    )
+
+
+def _in_more_replicas(trial: Trial) -> list[DictConfig]:
+    """Return the configurations of the numbers of replicas that there can be, ascending. Raises
+    UserError where each is refused.
+    """
+    configs = []
     refusal = None
-    num_tried = 0
-    for number in range(fewest, MOST_REPLICAS + 1):
-        if num_tried == TRIED_REPLICAS:
-            break
+    for number in range(trial.runs.plan.engine.cluster.num_instances + 1, MOST_REPLICAS + 1):
         try:
-            cfg = trial.in_replicas(number)
+            configs.append(trial.in_replicas(number))
         except UserError as error:  # as of a part of a mixture's experts for each
             refusal = error
-            continue
-        num_tried += 1
-        row = _met_by(make_plan(cfg), trial.slo)
-        if row is None:
-            continue
-        settings = [f"cluster.num={number}", "baselines=[]", *_size_settings(cfg)]
-        if present == 1:
-            settings.insert(0, "cluster=replicas")
-        num_devices = number * plan.backend.num_devices
-        return Remedy(
-            f"more replicas: {number} ({num_devices} devices) of {trial.name} meet it "
-            f"({quantities_of(row, trial.slo)})",
-            trial.command(context, *settings),
-        )
-    if refusal is not None and not num_tried:
+    if refusal is not None and not configs:
         raise refusal
-    return None
+    return configs
 
 
 def _met_by(plan: Plan, slo: Slo) -> Row | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -18,49 +18,24 @@ from sarathi_lab.extensions.advise.server_flags import least_budget, unit_of
 MOST_DOUBLINGS = 5  # of the sequences of now
 
 
-@dataclass(frozen=True)
-class MoreSequences:
-    """A policy with more sequences, and its run that comes nearest to the objective.
-
-    Attributes:
-        present: The sequences of now, all of which are in use.
-        batch_size: The sequences that were tried.
-        runs: The policy with these.
-        row: The run.
-    """
-
-    present: int
-    batch_size: int
-    runs: PolicyRuns
-    row: Row
-
-
-class SequenceSearch(NamedTuple):
-    """What doublings of the sequences give.
-
-    Attributes:
-        nearest: The first that meets the objective, else the one that comes nearest; None if the
-            sequences are not what keeps requests waiting, or none comes nearer.
-        refused: The first number that there can't be, and why; "": all could be tried.
-    """
-
-    nearest: MoreSequences | None
-    refused: str = ""
-
-
-def more_sequences(best: PolicyRuns, row: Row) -> SequenceSearch:
+def more_sequences(best: PolicyRuns, row: Row) -> tuple[PolicyRuns | None, str]:
     """Try doublings of the sequences that the cache has room for.
 
     Args:
         best: The policy that comes nearest.
         row: Its run that comes nearest.
+
+    Returns:
+        The policy with the first number that meets the objective, else the one that comes nearest
+        (None if the sequences are not what keeps requests waiting, or none comes nearer); and the
+        first number that there can't be with its reason ("": all could be tried).
     """
     num_fitting = best.run_of(row).fitting_sequences
     if num_fitting is None:
-        return SequenceSearch(None)
+        return None, ""
     present = best.plan_of(row).engine.batch_size
-    tried: dict[int, MoreSequences] = {}
-    rows: list[dict[str, Any]] = [{**row, "number": 0}]
+    tried: dict[int, PolicyRuns] = {}
+    rows: list[dict[str, Any]] = [{**row, "batch": present}]
     refused = ""
     for doublings in range(1, MOST_DOUBLINGS + 1):
         batch_size = present * 2**doublings
@@ -71,15 +46,15 @@ def more_sequences(best: PolicyRuns, row: Row) -> SequenceSearch:
         except UserError as error:  # such as no memory for an iteration of as many
             refused = f"batch={batch_size} ({error})"
             break
-        tried[doublings] = larger
-        rows.append({**larger.row, "number": doublings})
-        if larger.row["slo_met"]:
+        tried[batch_size] = larger
+        rows.append({**larger.best, "batch": batch_size})
+        if larger.best["slo_met"]:
             break
     nearest = choose(marked(pd.DataFrame(rows)))
-    return SequenceSearch(tried.get(int(nearest["number"])), refused)
+    return tried.get(int(nearest["batch"])), refused
 
 
-def _with_sequences(best: PolicyRuns, row: Row, present: int, batch_size: int) -> MoreSequences:
+def _with_sequences(best: PolicyRuns, row: Row, present: int, batch_size: int) -> PolicyRuns:
     """Simulate a run with other sequences: a longer one where there is."""
     cfg = copied(best.option.cfg)
     cfg.batch = batch_size
@@ -97,5 +72,4 @@ def _with_sequences(best: PolicyRuns, row: Row, present: int, batch_size: int) -
     plan = first_plan(option)
     short = option.simulate(chunk, best.slo, is_whole=is_whole)
     runs = PolicyRuns(option, plan, best.slo, marked(pd.DataFrame([short])))
-    runs = with_longer_runs(runs)
-    return MoreSequences(present, batch_size, runs, runs.best)
+    return with_longer_runs(runs)

@@ -257,10 +257,13 @@ def test_what_would_meet_an_objective_is_found_by_runs_that_its_commands_repeat(
     # Of the rate that was typed, not that of the requests drawn.
     (rate,) = re.findall(r"with chunk=256 meets it up to ([\d.]+).*, of 30 here", text)
     assert f"{rate}/s in runs of 96" in lines_of(run(tmp_path / "rate", *for_a_rate))
-    assert re.search(r"more replicas: \d+ \(\d+ devices\)", text)
+    (number,) = re.findall(r"more replicas: (\d+) \(\d+ devices\)", text)
     summary = run(tmp_path / "replicas", "task=serve", *for_replicas).summary
     assert summary["ttft_p99"] <= 0.1
     assert summary["tbt_p99"] <= 0.012
+    fewer = f"cluster.num={int(number) - 1}"
+    summary = run(tmp_path / "fewer", "task=serve", *for_replicas, fewer).summary
+    assert summary["ttft_p99"] > 0.1 or summary["tbt_p99"] > 0.012
     for command in for_bounds:  # a looser one, where any run keeps up
         assert "best within it" in lines_of(run(tmp_path / "bound", *command))
 
