@@ -39,7 +39,7 @@ from sarathi_lab.config.instantiate import (
 )
 from sarathi_lab.config.jobs import MOST_JOBS, OF_SIMULATION
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.config.published_names import option_of
+from sarathi_lab.config.published_names import datasheet_of_card, nearest_option
 from sarathi_lab.config.run_context import SweepRecord
 
 SWITCHES = (
@@ -294,11 +294,8 @@ def _check_options(override: Override, options: Collection[str]) -> None:
         remedy = f"sweep over them by {name}={','.join(map(str, value))} -m"
         raise UserError(f"{override.input_line} is a list, not an option; {remedy}")
     for option in _values(override):
-        if name == "model" and ("/" in option or option.endswith(".json")):
-            raise UserError(
-                f"model={option} is no option{_built_in_model(option)}; for a config.json or a "
-                "checkpoint write model=auto model.path=FOLDER"
-            )
+        if name in ("model", "hardware") and option not in options:
+            _refuse_published_name(name, option)
         _refuse_other_group(name, option, options)
         _refuse_file_or_class(name, option, options)
         if option != "null" or name in GROUPS:
@@ -340,13 +337,26 @@ def _refuse_file_or_class(name: str, option: str, options: Collection[str]) -> N
     )
 
 
-def _built_in_model(name: str) -> str:
-    """Return the built-in model that a published name means, as a question; "" if there is none.
+def _refuse_published_name(group: str, name: str) -> None:
+    """Raise UserError for a model or a card by its published name, with the option that stands for
+    it or is nearest to it; and for a model's file or folder.
 
     Takes names of the hub (meta-llama/Llama-3.3-70B-Instruct) and ends of folders.
     """
-    option = option_of("model", name.rstrip("/").rpartition("/")[2])
-    return f" (did you mean {option}?)" if option else ""
+    nearest = nearest_option(group, name.rstrip("/").rpartition("/")[2])
+    is_path = group == "model" and ("/" in name or name.endswith(".json"))
+    hint = ""
+    remedy = f"write {group}={nearest.option}"
+    if nearest.differences:
+        hint = f" ({nearest.option}, but for {' '.join(nearest.differences)})"
+    elif nearest.option:
+        hint = f" (did you mean {nearest.option}?)"
+    if group == "hardware" and nearest.differences:
+        remedy = f"write {datasheet_of_card(nearest)}"
+    elif is_path or nearest.differences:
+        remedy = "for a config.json or a checkpoint write model=auto model.path=FOLDER"
+    if is_path or hint:
+        raise UserError(f"{group}={name} is no option{hint}; {remedy}")
 
 
 def _require_launcher(option: str) -> None:

@@ -30,6 +30,14 @@ FURTHER_NAMES: dict[str, dict[str, str]] = {
     },
     "hardware": {"rtx-a6000": "a6000"},
 }
+# Positions of models whose file has those of another training, by their option and the date in
+# their name; "": it has none. From the files of the models on the hub.
+POSITIONS_BY_DATE = {
+    ("kimi-k2", "0905"): 262144,
+    ("qwen3-4b", "2507"): 262144,
+    ("qwen3-30b-a3b", ""): 40960,
+    ("qwen3-235b-a22b", ""): 40960,
+}
 NUMBER_OR_WORD = re.compile(r"\d+\.\d+|\d+|[a-z]+")
 # Of what stands behind an option's name; a version's dot and a size's space do not end a word.
 WORD = re.compile(r"v\d+(?:\.\d+)+|\d+ gi?b?\b|[a-z0-9]+")
@@ -95,6 +103,15 @@ def option_of(group: str, name: str) -> str:
     """
     option, differences = nearest_option(group, name)
     return "" if differences else option
+
+
+def positions_of(name: str) -> int | None:
+    """Return the positions of the model of a published name, where its file in conf/model has those
+    of one with another date; None: it has none of these names.
+    """
+    option = option_of("model", name)
+    dates = filter(DATE.fullmatch, words_of(name))
+    return POSITIONS_BY_DATE.get((option, next(dates, "")))
 
 
 def stands_for(group: str, option: str, name: str) -> bool:
@@ -222,6 +239,21 @@ def _may_be_stored_in(word: str, node: DictConfig) -> bool:
     """
     quantisation = node.get("quantisation")
     return quantisation is None or WEIGHTS_OF_WORDS.get(word) == quantisation.name
+
+
+def datasheet_of_card(nearest: NearestOption) -> str:
+    """Say how a card is described that differs from one with a file."""
+    node = read_option("hardware", option_files("hardware")[nearest.option])
+    described = f"hardware={nearest.option}"
+    if "base" not in node:
+        described = f"hardware=datasheet hardware.base={nearest.option}"
+    name = "-".join([nearest.option, *nearest.differences])
+    sizes = [match[1] for match in map(MEMORY_SIZE.fullmatch, nearest.differences) if match]
+    memory = f"{sizes[-1]}e9" if sizes else "BYTES"
+    return (
+        f"{described} hardware.name={name} hardware.memory={memory} and what else its datasheet "
+        "has otherwise"
+    )
 
 
 def _differences_of_card(suffixes: Sequence[str], node: DictConfig) -> list[str]:

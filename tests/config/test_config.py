@@ -218,14 +218,18 @@ def test_measured_sweeps_are_repeated_round_after_round():
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
+    ("setting", "hint"),
     [
-        ("meta-llama/Llama-3.3-70B-Instruct", " (did you mean llama3.3-70b?);"),
-        ("/models/Qwen3-8B/", " (did you mean qwen3-8b?);"),
-        ("TinyLlama/TinyLlama-1.1B", "; for a config.json"),
+        ("model=meta-llama/Llama-3.3-70B-Instruct", " (did you mean llama3.3-70b?); for"),
+        ("model=/models/Qwen3-8B/", " (did you mean qwen3-8b?); for"),
+        ("model=Qwen3-8B", " (did you mean qwen3-8b?); write model=qwen3-8b"),
+        ("model=Qwen/Qwen3-8B-Turbo", " (qwen3-8b, but for turbo); for a config.json"),
+        ("model=TinyLlama/TinyLlama-1.1B", "; for a config.json"),
+        ("hardware=RTX-A6000", " (did you mean a6000?); write hardware=a6000"),
+        ("hardware=a100-sxm4-40gb", " (a100, but for 40gb); write hardware=datasheet"),
     ],
 )
-def test_a_published_name_of_a_model_leads_to_the_built_in_one(name, hint):
+def test_a_published_name_leads_to_the_built_in_option(setting, hint):
     with pytest.raises(UserError) as error:
-        check_names([f"model={name}"])
-    assert f"model={name} is no option{hint}" in str(error.value)
+        check_names([setting])
+    assert f"{setting} is no option{hint}" in str(error.value)

@@ -6,7 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from sarathi_lab.config.published_names import begins_with, nearest_option, option_of, stands_for
+from sarathi_lab.config.published_names import (
+    begins_with,
+    nearest_option,
+    option_of,
+    positions_of,
+    stands_for,
+)
 
 MODELS = {
     "deepseek-v3": [
@@ -122,6 +128,22 @@ def test_a_name_of_a_card_is_that_of_its_file_alone(option):
 )
 def test_words_that_make_another_thing_are_named(group, name, option, differences):
     assert nearest_option(group, name) == (option, differences)
+
+
+@pytest.mark.parametrize(
+    ("name", "positions"),
+    [
+        ("Qwen3-4B-Instruct-2507-FP8", 262144),
+        ("Qwen3-4B", None),
+        ("Kimi-K2-Instruct-0905", 262144),
+        ("Qwen3-30B-A3B-FP8", 40960),
+        ("Qwen3-30B-A3B-Thinking-2507", None),
+        ("Qwen3-235B-A22B", 40960),
+        ("DeepSeek-V3-0324", None),
+    ],
+)
+def test_a_date_in_a_models_name_tells_its_positions(name, positions):
+    assert positions_of(name) == positions
 
 
 def test_an_option_of_one_driver_stands_for_its_card():

@@ -13,10 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, class_of, option_files, read_option
 from sarathi_lab.config.published_names import (
-    MEMORY_SIZE,
-    NearestOption,
+    datasheet_of_card,
     nearest_option,
     option_of,
+    positions_of,
     stands_for,
 )
 from sarathi_lab.engine.served_system import CacheRoom
@@ -165,7 +165,11 @@ def _find_model(cfg: DictConfig, run: RealRun, from_files: FromFiles) -> None:
         # names that no option fits has the surest one.
         told = [named for named in names if option_of("model", named.name) or has_size(named.name)]
         chosen = next(iter(told or names), ModelName(""))
-        from_files.settings["model"] = _matching("model", chosen.name, run)
+        model = _matching("model", chosen.name, run)
+        positions = positions_of(chosen.name)
+        if positions is not None:
+            model = with_settings(model, {"max_position": positions})
+        from_files.settings["model"] = model
         if chosen != names[0]:
             option = option_of("model", chosen.name)
             from_files.notes.append(f"model={option}, as the {chosen.kind} {chosen.name} tells")
@@ -203,7 +207,7 @@ def _matching(group: str, name: str | None, run: RealRun) -> DictConfig:
     if nearest.differences:
         remedy = f"{_path_of_model(run)}model={nearest.option} if it has its shapes and weights"
         if group == "hardware":
-            remedy = f"{_datasheet_of_card(nearest)}, or hardware={nearest.option} if it is one"
+            remedy = f"{datasheet_of_card(nearest)}, or hardware={nearest.option} if it is one"
         raise UserError(
             f"{run.source}: {group} {name} has no file in conf/{group} "
             f'(by "{" ".join(nearest.differences)}" it may be another than {nearest.option}); add '
@@ -218,21 +222,6 @@ def _path_of_model(run: RealRun) -> str:
     if is_hub_id(stated):
         return f"model.path={stated}, whose config.json is fetched, or "
     return "model.path=FOLDER with its config.json, or "
-
-
-def _datasheet_of_card(nearest: NearestOption) -> str:
-    """Say how a card is described that differs from one with a file."""
-    node = read_option("hardware", option_files("hardware")[nearest.option])
-    described = f"hardware={nearest.option}"
-    if "base" not in node:
-        described = f"hardware=datasheet hardware.base={nearest.option}"
-    name = "-".join([nearest.option, *nearest.differences])
-    sizes = [match[1] for match in map(MEMORY_SIZE.fullmatch, nearest.differences) if match]
-    memory = f"{sizes[-1]}e9" if sizes else "BYTES"
-    return (
-        f"{described} hardware.name={name} hardware.memory={memory} and what else its datasheet "
-        "has otherwise"
-    )
 
 
 def _is_on_several(degree: object) -> bool:
