@@ -110,7 +110,7 @@ def _print_by_device(table: pd.DataFrame, *, is_long: bool) -> None:
     columns = SHOWN if is_long else SHORT
     unbroken = [name for name in columns if name not in ("claim", "note")]  # these are wrapped
     for device, rows in table.groupby("device", sort=False):
-        lines = [_line(row, columns, is_long=is_long) for row in rows.to_dict("records")]
+        lines = [_line(row, columns, has_interval=is_long) for row in rows.to_dict("records")]
         title = _title(str(device), machines.get(device), is_long=is_long)
         counts = []
         for verdict, count in rows.verdict.value_counts().items():
@@ -125,14 +125,14 @@ def _print_by_claim(table: pd.DataFrame) -> None:
     for claim, rows in table.groupby("claim", sort=False):
         first = rows.to_dict("records")[0]
         title = f"{first['id']}: {claim} ({first['expected']}; {first['source']})"
-        lines = [_line(row, BY_CLAIM, is_long=False) for row in rows.to_dict("records")]
+        lines = [_line(row, BY_CLAIM, has_interval=True) for row in rows.to_dict("records")]
         show([DisplayTable(lines, BY_CLAIM, unbroken=BY_CLAIM, title=title, markup=True)])
 
 
-def _line(row: Row, columns: Sequence[str], *, is_long: bool) -> dict[str, object]:
+def _line(row: Row, columns: Sequence[str], *, has_interval: bool) -> dict[str, object]:
     """Return what is shown of a claim on a device."""
     value = in_words(row)
-    if not is_long:
+    if not has_interval:
         value, _, _ = value.partition(" (")
     style = STYLES[kind_of(row["verdict"])]
     verdict = f"[{style}]{row['verdict']}[/]"
