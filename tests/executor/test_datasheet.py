@@ -63,11 +63,19 @@ def test_figures_that_are_refused(figures: dict[str, Any], named: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("figure", [{"peak": 500}, {"bandwidth": 2}, {"memory": 64}, {"link": 900}])
-def test_a_figure_in_another_unit_is_refused(figure: dict[str, float]) -> None:
-    ((name, value),) = figure.items()
-    with pytest.raises(UserError, match=rf"hardware\.{name}={value} is less than any card has"):
-        datasheet("mine", "h100", **figure)
+@pytest.mark.parametrize(
+    ("name", "value", "unit"),
+    [
+        ("peak", 500, "FLOP/s"),
+        ("bandwidth", 2, "bytes/s"),
+        ("link", 900, "bytes/s"),
+        ("memory", 64, "bytes, such as 40e9"),
+    ],
+)
+def test_a_figure_in_another_unit_is_refused(name: str, value: float, unit: str) -> None:
+    refusal = rf"hardware\.{name}={value} is less than any card has; .* in {unit}"
+    with pytest.raises(UserError, match=refusal):
+        datasheet("mine", "h100", **{name: value})
 
 
 @pytest.mark.parametrize("name", UNMEASURED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sarathi_lab.config.errors import UserError, require_int, require_number, require_text
 from sarathi_lab.config.instantiate import build, option_files, read_option
@@ -17,17 +17,26 @@ ASSUMED_ERROR = 0.36
 # All of these are NVIDIA's. Of another maker's more than that worst kind is assumed.
 ERROR_OF_OTHER_MAKER = 0.65
 BASE = "h100"  # whose kernels are assumed where none is named
-# Less is no card that serves models, but a figure in another unit, such as 500 for 500 TFLOP/s.
-LEAST = {
-    "peak": 1e12,  # FLOP/s
-    "fp8_peak": 1e12,
-    "fp4_peak": 1e12,
-    "int8_peak": 1e12,
-    "bandwidth": 1e10,  # bytes/s
-    "memory": 1e9,  # bytes
-    "link": 1e8,  # bytes/s
-    "network": 1e8,
-    "l2": 1e6,
+
+
+class Unit(NamedTuple):
+    """The unit of a figure, the least that a card has of it, and an example. Less is no card that
+    serves models, but a figure in another unit, such as 500 for 500 TFLOP/s.
+    """
+
+    name: str
+    least: float
+    example: str
+
+
+FLOPS = Unit("FLOP/s", 1e12, "989e12 for 989 TFLOP/s")
+LINKS = Unit("bytes/s", 1e8, "450e9 for 450 GB/s")
+UNITS = {
+    **dict.fromkeys(("peak", "fp8_peak", "fp4_peak", "int8_peak"), FLOPS),
+    **dict.fromkeys(("link", "network"), LINKS),
+    "bandwidth": Unit("bytes/s", 1e10, "3.35e12 for 3.35 TB/s"),
+    "memory": Unit("bytes", 1e9, "40e9 for 40 GB"),
+    "l2": Unit("bytes", 1e6, "50e6 for 50 MB"),
 }
 
 
@@ -157,9 +166,10 @@ def _rate(name: str, value: float | None) -> float | None:
     """Return a stated figure. Raises UserError for one that no card has."""
     if value is None:
         return None
-    advice = "use the datasheet's number in FLOP/s, bytes/s or bytes, such as 2.0e12"
+    unit = UNITS[name]
+    advice = f"use the datasheet's number in {unit.name}, such as {unit.example}"
     number = require_number(f"hardware.{name}", value, above=0, fix=advice)
-    if number < LEAST[name]:
+    if number < unit.least:
         raise UserError(f"hardware.{name}={value:g} is less than any card has; {advice}")
     return number
 
