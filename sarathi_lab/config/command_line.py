@@ -65,6 +65,7 @@ OF_DATASHEET = (
 )
 # Settings whose value is a command line, in which Hydra's grammar has no say.
 COMMANDS = ("task.server",)
+TEXT_WITH_SPACES = "task.server="  # begins a setting that is a command of several words
 ENDS_OF_TRACES = (".csv", ".json", ".jsonl", ".gz")  # of names of files
 MOST_NAMES = 1000  # of options of a group that are looked at
 MOST_OPTIONS = 3  # that a line names which have the parameter that another lacks
@@ -395,6 +396,9 @@ def _explain(error: Exception, settings: Sequence[str]) -> UserError:
     """Return one line for an error of Hydra or OmegaConf about `settings`."""
     if isinstance(error, OverrideParseException):
         remedy = "settings are written name=value, without spaces around ="
+        is_stated = any(setting.startswith(TEXT_WITH_SPACES) for setting in settings)
+        if is_stated and "=" not in str(error.override):
+            remedy = f"quote a value with spaces: '{TEXT_WITH_SPACES}vllm serve MODEL'"
         return UserError(f"{error.override!r} can't be read; {remedy}")
     # Hydra wraps OmegaConf's error, which alone names the key.
     cause = error.__cause__

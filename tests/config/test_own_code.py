@@ -102,6 +102,10 @@ def test_a_class_of_ones_own_takes_the_place_of_an_options(here, capsys):
         (["policy=my_module.MyPolicy"], "write policy._target_=my_module.MyPolicy"),
         (["policy=code/my_module.py"], "my_module.CLASS, with code on PYTHONPATH"),
         (["policy=sarathi.yaml"], "policy=sarathi.yaml is unknown (did you mean sarathi"),
+        (
+            ["task=validate", "task.server=vllm", "serve", "Qwen/Qwen3-8B"],
+            "'serve' can't be read; quote a value with spaces: 'task.server=vllm serve MODEL'",
+        ),
         (["workload=data/trace.csv"], "write workload=trace workload.path=data/trace.csv"),
         (["model=config.json"], "write model=auto model.path=FOLDER"),
         (["policy._target_=my_module.MyPolicy", "chunk=128"], "MyPolicy does not read chunk"),
