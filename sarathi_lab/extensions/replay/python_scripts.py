@@ -18,8 +18,11 @@ from sarathi_lab.extensions.replay.python_values import (
     METHODS_OF_TEXT,
     applied,
     change,
+    either,
+    entry_of,
     formatted,
     is_untold,
+    joined,
     mark,
     result_of,
     several,
@@ -27,15 +30,26 @@ from sarathi_lab.extensions.replay.python_values import (
     untold,
 )
 
-PRINTING = ("print", "echo", "log", "debug", "info", "warning", "error", "exception", "critical")
+PRINTING = (
+    "print",
+    "exit",
+    "echo",
+    "log",
+    "debug",
+    "info",
+    "warning",
+    "error",
+    "exception",
+    "critical",
+)
 # A call of a class, whose arguments by name are those of the object that it makes.
-MAKES_OBJECT = re.compile(r"(?:\w+\.)*(?:dict|[A-Z]\w*[a-z]\w*)")
+MAKES_OBJECT = re.compile(r"(?:\w+\.)*[A-Z]\w*[a-z]\w*")
 # In a function that is given a list or an object: it may change that, or make another one of it.
 CHANGING = ("append", "extend", "insert", "update", "setdefault", "pop", "remove", "clear")
 CHANGES = re.compile(rf" \+=? |\*\w|(\]|\.\w+) = |\.({'|'.join(CHANGING)}|join)\(")
-# Set or read a variable of the environment, by its name and a value.
-SETS_VARIABLE = re.compile(r"(?:os\.)?(?:environ\.setdefault|putenv)")
-READS_VARIABLE = re.compile(r"(?:os\.)?(?:environ\.get|getenv)")
+ENVIRON = "os.environ"  # the variables of the environment, as far as the script sets them
+# Functions that are methods of these.
+OF_ENVIRON = {"os.getenv": "get", "os.putenv": "__setitem__"}
 STARTS_PROGRAM = re.compile(
     r"subprocess\.\w+|os\.(?:system|popen|(?:exec|spawn)\w+)|asyncio\.create_subprocess_\w+"
 )
@@ -47,7 +61,7 @@ VALUES = {
     "torch.float16": "float16",
     "torch.float32": "float32",
 }
-Scope = dict[str, object]  # values by variable; with $ in front, by variable of the environment
+Scope = dict[str, object]  # values by variable
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,7 @@ def calls_in(script: ast.Module) -> list[PythonCall]:
     """
     follower = _Follower(script)
     with suppress(RecursionError):  # of an expression of many hundred parts
-        follower.follow(script.body, {**VALUES})
+        follower.follow(script.body, {**VALUES, ENVIRON: Scope()})
     calls = [call for call in follower.calls if not call.function.endswith(PRINTING)]
     for scope in follower.scopes:
         environment = _environment(scope)
@@ -106,11 +120,23 @@ def untold_commands(calls: Sequence[PythonCall]) -> list[str]:
 
 
 def _environment(scope: Scope) -> Scope:
-    environment = Scope()
+    environment = scope[ENVIRON]
+    assert isinstance(environment, dict), "entries of it alone are set"
+    return {**environment}
+
+
+def _changeable(scope: Scope, statements: Sequence[ast.stmt]) -> Scope:
+    """Return the lists and objects that statements may change, as they name them."""
+    names = set[str]()
+    for statement in statements:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name):
+                names.add(node.id)
+    changeable = Scope()
     for name, value in scope.items():
-        if name.startswith("$"):
-            environment[name[1:]] = value
-    return environment
+        if isinstance(value, list | dict) and name.partition(".")[0] in names:
+            changeable[name] = value
+    return changeable
 
 
 class _Ended(Exception):
@@ -146,7 +172,7 @@ class _Follower(ast.NodeVisitor):
         self._run(statements)
         while self._functions:
             function, enclosing = self._functions.pop(0)
-            own = {**enclosing}
+            own = {**enclosing, ENVIRON: _environment(enclosing)}
             for node in ast.walk(function.args):
                 if isinstance(node, ast.arg):
                     own[node.arg] = untold(node)
@@ -164,7 +190,7 @@ class _Follower(ast.NodeVisitor):
     def _run_maybe(self, statements: Sequence[ast.stmt]) -> None:
         """Follow statements of which only a run tells whether they are reached."""
         before = self._scope
-        self._scope = deepcopy(before)
+        self._scope = {**before, **deepcopy(_changeable(before, statements))}
         is_continued = self._run(statements)
         changed = self._scope
         self._scope = before
@@ -172,15 +198,8 @@ class _Follower(ast.NodeVisitor):
             return
         for name, value in changed.items():
             current = before.get(name)
-            if value == current:
-                continue
-            mark(current, statements[0])
-            if isinstance(current, list):
-                continue
-            if isinstance(value, list):  # which may be a server's command, and is refused as one
-                before[name] = [*value, several(statements[0])]
-            else:
-                before[name] = untold(statements[0])
+            if value is not current and value != current:
+                before[name] = either(current, value, statements[0])
 
     def _store(self, target: ast.expr, value: object) -> None:
         """Give a value to a variable, or to an entry of an object such as os.environ."""
@@ -196,7 +215,6 @@ class _Follower(ast.NodeVisitor):
             case ast.Subscript():
                 owner = self.visit(target.value)
                 key = self.visit(target.slice)
-                self._scope[f"${key}"] = value
                 if isinstance(owner, dict) and not is_untold(key):
                     owner[str(key)] = value
                 else:
@@ -218,7 +236,10 @@ class _Follower(ast.NodeVisitor):
             module = f"{node.module}."
         for alias in node.names:
             name = alias.asname or alias.name
-            self._imported[name] = f"{module}{alias.name}"
+            imported = f"{module}{alias.name}"
+            self._imported[name] = imported
+            if imported in self._scope:
+                self._scope[name] = self._scope[imported]
 
     visit_ImportFrom = visit_Import
 
@@ -261,13 +282,19 @@ class _Follower(ast.NodeVisitor):
 
     def visit_Delete(self, node: ast.Delete) -> None:
         for target in node.targets:
-            self._store(target, untold(target))
+            if isinstance(target, ast.Subscript):
+                key = self.visit(target.slice)
+                change(self.visit(target.value), "pop", [key], {}, target)
+            else:
+                self._store(target, untold(target))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         value = self.visit(node.value)
         current = self._scope.get(ast.unparse(node.target), untold(node))
         if isinstance(current, list):
             current += spliced(value, node)
+        elif isinstance(current, dict):
+            change(current, "update", [value], {}, node)
         else:
             self._store(node.target, applied(node.op, [current, value], node))
 
@@ -321,6 +348,13 @@ class _Follower(ast.NodeVisitor):
             return owner[node.attr]
         return self.visit_Name(node)
 
+    def visit_Subscript(self, node: ast.Subscript) -> object:
+        owner = self.visit(node.value)
+        key = self.visit(node.slice)
+        if isinstance(owner, dict) and str(key) in owner and not is_untold([key, *owner]):
+            return owner[str(key)]
+        return untold(node)
+
     def visit_JoinedStr(self, node: ast.JoinedStr) -> str:
         texts = [str(self.visit(part)) for part in node.values]
         return "".join(texts)
@@ -354,8 +388,6 @@ class _Follower(ast.NodeVisitor):
         for key, value in zip(node.keys, node.values, strict=True):
             name = None if key is None else str(self.visit(key))
             self._enter(entries, name, value)
-        # It may be of variables of the environment.
-        self._scope |= {f"${name}": value for name, value in entries.items()}
         return entries
 
     def _enter(self, entries: Scope, name: str | None, expression: ast.expr) -> None:
@@ -416,25 +448,34 @@ class _Follower(ast.NodeVisitor):
         convert = CONVERSIONS.get(function)
         if convert is not None and not is_untold(values):
             return result_of(convert, values, node)
-        if READS_VARIABLE.fullmatch(function) and len(values) == 2:
-            return self._scope.get(f"${values[0]}", values[1])
-        method = function.rpartition(".")[2]
-        if isinstance(node.func, ast.Attribute):
+        if function == "dict" and all(isinstance(value, dict) for value in values):
+            return joined(values, named)
+        method = OF_ENVIRON.get(self._imported_name(function), "")
+        owner: object = self._scope[ENVIRON]
+        if isinstance(node.func, ast.Attribute) and not method:
+            method = node.func.attr
             owner = self.visit(node.func.value)  # with calls in front
-            convert = METHODS_OF_TEXT.get(method)
-            is_text = isinstance(owner, str)
-            if is_text and convert is not None and not is_untold([owner, values, named]):
-                return result_of(convert, [owner, *values], node, named)
+        convert = METHODS_OF_TEXT.get(method)
+        if convert is not None and isinstance(owner, str) and not is_untold([owner, values, named]):
+            return result_of(convert, [owner, *values], node, named)
+        if method in ("get", "copy") and isinstance(owner, dict):
+            return entry_of(owner, values, node)
+        if method:
             change(owner, method, values, named, node)
-        if method in self._changing:
+        if function.rpartition(".")[2] in self._changing:
             for value in (*values, *named.values()):
                 mark(value, node)
-        self._set_variables(function, values, named)
+        environment = _environment(self._scope)
+        stated = named.get("env")
+        if isinstance(stated, dict):
+            environment = stated
+        if method == "env":  # as of an image of Modal's
+            self._set_variables([*values, named], node)
         call = PythonCall(
             self._imported_name(function),
             deepcopy(values),
             deepcopy(named),
-            deepcopy(_environment(self._scope)),
+            deepcopy(environment),
         )
         self.calls.append(call)
         is_of_script = function in self._scope
@@ -443,21 +484,24 @@ class _Follower(ast.NodeVisitor):
         # What is set of an object later is an argument of the call that made it.
         return call.named
 
+    def _set_variables(self, objects: Sequence[object], node: ast.Call) -> None:
+        """Set variables of the environment for all that the script starts; one that has several
+        values may have either.
+        """
+        environment = self._scope[ENVIRON]
+        assert isinstance(environment, dict), "entries of it alone are set"
+        for variables in objects:
+            if not isinstance(variables, dict):
+                continue
+            for name, value in variables.items():
+                is_other = environment.get(name, value) != value
+                environment[name] = untold(node) if is_other else value
+
     def _imported_name(self, function: str) -> str:
         """Return a function's name with the module that the script imports it from."""
         first, dot, attributes = function.partition(".")
         first = self._imported.get(first, first)
         return f"{first}{dot}{attributes}"
-
-    def _set_variables(self, function: str, values: Sequence[object], named: Scope) -> None:
-        """Note the variables of the environment that a call sets."""
-        variables = Scope()
-        if SETS_VARIABLE.fullmatch(function) and len(values) == 2:
-            variables[str(values[0])] = values[1]
-        elif function.endswith("environ.update"):
-            variables = named
-        for name, value in variables.items():
-            self._scope[f"${name}"] = value
 
 
 def _changed_for_others(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:

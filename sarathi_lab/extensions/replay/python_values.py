@@ -65,15 +65,73 @@ def change(
         owner += values
     elif method == "extend" and isinstance(owner, list) and values:
         owner += spliced(values[0], node)
-    elif method == "update" and isinstance(owner, dict):
+    elif isinstance(owner, dict):
+        _change_object(owner, method, values, named, node)
+    else:
+        mark(owner, node)
+
+
+def _change_object(
+    owner: dict[str, object],
+    method: str,
+    values: Sequence[object],
+    named: Mapping[str, object],
+    node: Located,
+) -> None:
+    """Do to an object what a call of its method does."""
+    if method == "update":
         for value in values:
             if isinstance(value, dict):
                 owner |= value
             else:
                 mark(owner, node)
         owner |= named
+        return
+    if not values or is_untold(values[0]):
+        mark(owner, node)
+        return
+    key = str(values[0])
+    if method == "pop":
+        owner.pop(key, None)
+    elif method == "setdefault" and len(values) == 2:
+        owner.setdefault(key, values[1])
+    elif method == "__setitem__" and len(values) == 2:
+        owner[key] = values[1]
     else:
         mark(owner, node)
+
+
+def either(first: object, second: object, node: Located) -> object:
+    """Return what has one of two values, as only a run tells; lists and objects are changed."""
+    if isinstance(first, list):
+        first.append(several(node))
+        return first
+    if isinstance(first, dict) and isinstance(second, dict):
+        for name in {**first, **second}:
+            if name not in first or name not in second or first[name] != second[name]:
+                first[name] = untold(node)
+        return first
+    if isinstance(second, list):  # which may be a server's command, and is refused as one
+        return [*second, several(node)]
+    return untold(node)
+
+
+def joined(objects: Sequence[object], named: dict[str, object]) -> dict[str, object]:
+    """Return one object with the entries of several."""
+    entries = dict[str, object]()
+    for item in (*objects, named):
+        assert isinstance(item, dict), "as the caller asks"
+        entries |= item
+    return entries
+
+
+def entry_of(owner: dict[str, object], values: Sequence[object], node: Located) -> object:
+    """Return an object's entry, or a default for one that it has not; without a key, a copy."""
+    if not values:
+        return {**owner}
+    if is_untold([values[0], *owner]):
+        return untold(node)
+    return owner.get(str(values[0]), values[1] if len(values) > 1 else untold(node))
 
 
 def formatted(template: str, *values: object, **named: object) -> str:

@@ -203,13 +203,14 @@ def find_command(text: str, source: str) -> Statement | None:
     # A command that only names what a script starts is none where that is not told.
     last_resorts = list[list[ShellCommand]]()
     untold = list[str]()
+    calls = list[PythonCall]()
     if script is not None:
         calls = calls_in(script)
         of_calls, of_variables = _in_python(calls)
         descriptions.append(of_calls)
         last_resorts.append(of_variables)
         untold = untold_commands(calls)
-    if not in_containers and BEGINS_DOCKERFILE.match(text) is None:
+    if not calls and not in_containers and BEGINS_DOCKERFILE.match(text) is None:
         # Else an image alone starts no server, nor does an earlier stage.
         notes = notes_of_files([name for name, _ in UNIT_LINE.findall(text)])
         in_script = list(commands_in(text, {}, PROGRAMS))

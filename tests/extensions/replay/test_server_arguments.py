@@ -1104,10 +1104,35 @@ def test_variables_of_the_environment_that_a_python_script_sets_count():
         "os.environ.update(VLLM_USE_V1='0')",
         "os.environ.setdefault('VLLM_USE_V1', '0')",
         "os.putenv('VLLM_USE_V1', '0')",
+        "env = os.environ.copy()\nenv['VLLM_USE_V1'] = '0'",
+        "env = dict(os.environ, VLLM_USE_V1='0')",
+        "from os import environ\nenviron |= {'VLLM_USE_V1': '0'}",
     ):
-        statement = find_command(PYTHON % script, "run.py")
+        statement = find_command(f"{PYTHON[:-1]}, env=env)" % script, "run.py")
         assert statement is not None
         assert statement.policy == "prefill_first"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "unused = {'VLLM_USE_V1': '0'}",
+        "os.environ['VLLM_USE_V1'] = '0'\ndel os.environ['VLLM_USE_V1']",
+        "os.environ['VLLM_USE_V1'] = '0'\nos.environ.pop('VLLM_USE_V1')",
+        "os.environ['VLLM_USE_V1'] = '1'\nos.environ.setdefault('VLLM_USE_V1', '0')",
+        "of = {'v0': {'VLLM_USE_V1': '0'}, 'v1': {'VLLM_USE_V1': '1'}}\nenv = of['v1']",
+    ],
+)
+def test_other_variables_of_the_environment_do_not_count(script):
+    statement = find_command(f"{PYTHON[:-1]}, env=env)" % script, "run.py")
+    assert statement is not None
+    assert statement.policy == ""
+
+
+def test_a_variable_of_two_images_is_refused():
+    script = "a = image.env({'VLLM_USE_V1': '0'})\nb = image.env({'VLLM_USE_V1': '1'})"
+    with pytest.raises(UserError, match="line 3: VLLM_USE_V1 is computed"):
+        find_command(PYTHON % script, "run.py")
 
 
 @pytest.mark.parametrize(
@@ -1146,12 +1171,14 @@ def test_what_only_a_run_of_a_python_script_tells_is_refused_by_its_line(script,
         ("d.update({'max_num_seqs': 8})", 8),
         ("e = d\ne['max_num_seqs'] = 8", 8),
         ("d.get('max_num_seqs')", 4),
-        ("d.pop('max_num_seqs')", None),
-        ("d.setdefault('max_num_seqs', 8)", None),
+        ("d.setdefault('max_num_seqs', 8)", 4),
+        ("n = d.pop('max_num_seqs')\nd['max_num_seqs'] = 8", 8),
+        ("d['max_num_seqs'] = 2 * d['max_num_seqs']", 8),
+        ("d.clear()", None),
         ("if options.fast:\n    d.update(max_num_seqs=8)", None),
         ("def tune(d):\n    d['max_num_seqs'] = 8\ntune(d)", None),
         ("def tune():\n    d['max_num_seqs'] = 8\ntune()", None),
-        ("del d['max_num_seqs']", None),
+        ("del d['max_num_seqs']\nd.setdefault('max_num_seqs', 8)", 8),
         ("d |= options", None),
     ],
 )
@@ -1198,6 +1225,14 @@ def test_fields_that_are_set_later_count():
 def test_another_command_does_not_stand_for_the_one_that_a_script_starts(script):
     with pytest.raises(UserError, match="an argument is computed by the script"):
         find_command(f"from subprocess import Popen\n{script}", "run.py")
+
+
+def test_what_a_script_says_is_no_command():
+    assert (
+        find_command("raise SystemExit(f'use: vllm serve m -tp 4, not {x()}')\nf()", "run.py")
+        is None
+    )
+    assert find_command("if f():\n    sys.exit('use: vllm serve m -tp 4')", "run.py") is None
 
 
 def test_a_parameter_is_not_the_variable_of_its_name():
