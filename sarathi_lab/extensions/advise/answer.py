@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from sarathi_lab.config.console import amount
+from sarathi_lab.config.console import amount, counted
 from sarathi_lab.experiment.advise import AS_GOOD, Row, choose, is_overloaded, marked
 from sarathi_lab.extensions.advise.options import LONGER, PolicyRuns
 from sarathi_lab.extensions.advise.remedies import NAMES, Remedy, quantities_of
@@ -267,14 +267,12 @@ def longer_run_lines(best: pd.Series, runs: PolicyRuns) -> list[str]:
     if runs.slo is None or runs.confirmed.empty or is_overloaded(best):
         return []  # an overloaded server lets requests wait the longer the longer it runs
     short = runs.tried(best)
-    for name in runs.slo.bounds:
+    for name in WAITS & runs.slo.bounds.keys():
         quantity = runs.slo.quantity_of(name)
-        if name in WAITS and best[quantity] > MOVED * short[quantity]:
-            quantile = quantity.rpartition("_p")[2]
+        if best[quantity] > MOVED * short[quantity]:
             return [
-                f"  {NAMES[name]} P{quantile} of {chunk_of(best)}: {amount(1e3 * short[quantity])} "
-                f"ms in {short['num_requests']:,} requests, {amount(1e3 * best[quantity])} ms in "
-                f"{best['num_requests']:,}, which meet rarer bursts; the longer run decides"
+                f"  requests of {chunk_of(best)} wait longer in {best['num_requests']:,}, which "
+                "meet rarer bursts; the longer run decides"
             ]
     return []
 
@@ -378,18 +376,12 @@ def longest_line(plan: Plan) -> list[str]:
 def closing(table: pd.DataFrame, runs: PolicyRuns, seed: int) -> str:
     """Return what the numbers of the `table` of all runs are of."""
     number = len(runs.plan.load.requests)
-    confirmed = table[table["num_requests"] > number]
-    num_short = len(table) - len(confirmed)
-    simulated = "a simulated run"
-    if num_short > 1:
-        simulated = f"{num_short} simulated runs"
-    longer = ""
-    if not confirmed.empty:
-        longer = (
-            f" and, to decide between chunks, {len(confirmed)} of {LONGER * number:,} "
+    num_longer = int((table["num_requests"] > number).sum())
+    num_short = counted(len(table) - num_longer, "simulated run")
+    text = f"  all numbers are of {num_short} of {number:,} requests"
+    if num_longer:
+        text += (
+            f" and, to decide between chunks, {num_longer} of {LONGER * number:,} "
             f"(workload.num_requests={number} states the first number)"
         )
-    return (
-        f"  all numbers are of {simulated} of {number:,} requests{longer} (seed {seed}); "
-        "no server was run"
-    )
+    return f"{text} (seed {seed}); no server was run"

@@ -313,7 +313,7 @@ def try_chunks(
     chunk_search = ChunkSearch(predict_chunk, slo, tile, unit)
     tried = chunks
     if chunks is None:
-        tried = _chunk_of_twin(option, chunk_search, rivals, fewest)
+        tried = _chunk_of_twin(option, chunk_search, rivals, slo)
     if tried is not None:
         best = chunk_search.among(tried)
     else:
@@ -349,45 +349,50 @@ def _has_room(option: Option, chunk: int) -> bool:
 
 
 def _chunk_of_twin(
-    option: Option, chunk_search: ChunkSearch, rivals: Sequence[PolicyRuns], fewest: int
+    option: Option, chunk_search: ChunkSearch, rivals: Sequence[PolicyRuns], slo: Slo | None
 ) -> list[int] | None:
     """Return the chunk with which a policy gives the same in every digit of all quantities as the
     first such one of the `rivals`: then it scheduled the same, and has its longer run. None without
-    such a rival.
+    such a rival, whose chunk is tried all the same.
     """
     for rival in rivals:
-        row = rival.best_short
-        chunk = int(row["chunk"])
-        is_allowed = not chunk % chunk_search.unit and chunk >= fewest
-        if row["is_whole"] or not is_allowed or not _has_room(option, chunk):
+        row = _with_chunk(option, rival.best, slo)
+        if row is None:
             continue
-        table = chunk_search.among([chunk]).table
-        if is_same_run(table[table["chunk"] == chunk].iloc[0], row):
+        chunk = row["chunk"]
+        chunk_search.rows[chunk] = row
+        if is_same_run(row, rival.best_short):
             if not rival.confirmed.empty:
                 option.longer.runs[chunk, False] = rival.run_of(rival.best)
             return [chunk]
     return None
 
 
-def is_same_run(row: pd.Series, other: Row) -> bool:
+def is_same_run(row: Mapping[str, Any], other: Row) -> bool:
     """Return whether two policies gave the same in every digit of all quantities."""
-    for name in row.index.drop(["policy", "is_as_good"]):
-        is_same = row[name] == other[name] or (pd.isna(row[name]) and pd.isna(other[name]))
-        if not is_same:
+    for name, value in row.items():
+        is_same = value == other[name] or (pd.isna(value) and pd.isna(other[name]))
+        if name != "policy" and not is_same:
             return False
     return True
 
 
 def with_chunk_of(runs: PolicyRuns, leader: Row) -> PolicyRuns:
     """Return the runs of a policy with one of the `leader`'s chunk, where it may have it."""
+    row = _with_chunk(runs.option, leader, runs.slo)
+    if row is None or row["chunk"] in set(runs.table["chunk"]):
+        return runs
+    return runs.with_row(row)
+
+
+def _with_chunk(option: Option, leader: Row, slo: Slo | None) -> dict[str, Any] | None:
+    """Return the row of a run with the chunk of another policy; None where it may not have that."""
     chunk = int(leader["chunk"])
-    policy = runs.plan.policy
+    policy = build(option.cfg.policy, Policy)
     is_allowed = not chunk % unit_of(policy) and chunk >= least_budget(policy, 1)
-    if leader["is_whole"] or not is_allowed or chunk in set(runs.table["chunk"]):
-        return runs
-    if not _has_room(runs.option, chunk):
-        return runs
-    return runs.with_row(runs.option.simulate(chunk, runs.slo))
+    if leader["is_whole"] or not is_allowed or not _has_room(option, chunk):
+        return None
+    return option.simulate(chunk, slo)
 
 
 def first_plan(option: Option) -> Plan:

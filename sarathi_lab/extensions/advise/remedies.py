@@ -18,7 +18,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import name_of, option_files, read_option
 from sarathi_lab.config.run_context import RunContext, as_command
 from sarathi_lab.engine.loop import serve
-from sarathi_lab.experiment.advise import Row, choose, missed_bounds, ranked
+from sarathi_lab.experiment.advise import Row, is_overloaded, missed_bounds
 from sarathi_lab.extensions.advise.limits import in_time_alone, out_of_reach
 from sarathi_lab.extensions.advise.options import LONGER, PolicyRuns, with_fitting_sequences
 from sarathi_lab.extensions.advise.sequences import more_sequences
@@ -29,7 +29,7 @@ from sarathi_lab.extensions.under_load.search import (
     Capacity,
     LateTokens,
     ObjectiveMissed,
-    highest_passing,
+    bisected,
     is_sustained,
     mean_rate,
 )
@@ -42,6 +42,7 @@ MOST_REPLICAS = 16
 MOST_SEARCHED = 3  # chunks for which a rate is searched
 LARGER = 4 / 3  # times the tokens of a chunk, from which another one may have another rate
 SHORT_SEARCH = FindCapacity(doublings=1)  # that tells chunks from each other
+BEYOND_SUGGESTED = 2  # numbers of replicas, beyond the one that the highest rate suggests
 DIGITS = 3  # of a looser bound
 NOT_REPEATED = ("task", "output", "tracking", "resume", "hydra")  # in commands
 
@@ -133,30 +134,30 @@ class Trial:
         """Return a command like the typed one, with this policy and chunk and the settings
         `added`, which replace typed ones of their names.
         """
-        not_repeated = [*NOT_REPEATED]
         own = list(self.runs.option.typed)
+        not_repeated = {*NOT_REPEATED}
         if own:
-            not_repeated.append("policy")  # typed of another one
+            not_repeated.add("policy")  # typed of another one
         elif context.policy is not None:
             own.append(f"policy={context.policy}")
-        *parameters, chunk = self.runs.settings_of(self.row)
-        own += parameters
-        if "task=advise" not in added:  # which names its chunks itself
-            own.append(chunk)
+        own += self.runs.settings_of(self.row)
+        if "task=advise" in added:
+            own.pop()  # its chunk, as the task names its chunks itself
         replaced = {name_of(setting) for setting in (*own, *added)}
         replaced.update(without)
-        repeated = ["executor=simulated"]  # which task=advise implies
+        executor = "executor=simulated"  # which task=advise implies
+        repeated = []
         for setting in context.settings:
             name = name_of(setting)
             group, _, _ = name.partition(".")
             if name == "executor":
-                repeated[0] = setting
+                executor = setting
             elif name not in replaced and group not in not_repeated:
                 repeated.append(setting)
         # The task first, as it is what a reader looks for.
-        ordered = sorted(added, key=lambda setting: not setting.startswith("task"))
-        of_task = [setting for setting in ordered if setting.startswith("task")]
-        return as_command([*of_task, *repeated, *own, *ordered[len(of_task) :]])
+        of_task = [setting for setting in added if setting.startswith("task")]
+        others = [setting for setting in added if setting not in of_task]
+        return as_command([*of_task, executor, *repeated, *own, *others])
 
 
 def remedies(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
@@ -240,29 +241,23 @@ def _with_rate(best: PolicyRuns, slo: Slo) -> Trial:
 
 def _chunks_for_a_rate(best: PolicyRuns, slo: Slo) -> list[pd.Series]:
     """Return the rows of the chunks to search a rate with, which an overloaded run does not tell:
-    the largest whose times between tokens are within bounds, of those that stall requests the
-    shortest, and the next that are larger by a third each. If none is, the one that comes nearest
-    and those of the shortest stalls: at a lower rate a smaller chunk meets the bounds between
-    tokens, a larger one that of first tokens. In none of them does a prompt that is alone take too
-    long.
+    the largest of those that miss the fewest bounds between tokens and stall requests the shortest,
+    and the next that are larger by a third each. In none of them does a prompt that is alone take
+    too long.
     """
     rows = best.table.sort_values("chunk")
     is_fast = [in_time_alone(best.plan, slo, int(chunk)) for chunk in rows.chunk]
     if any(is_fast):
         rows = rows[is_fast]
-    within = rows[rows.gap_bounds_missed == 0]
-    if not within.empty:
-        # Chunks of whole prompts have few gaps with a stall, so that a P99 of all gaps hides them.
-        largest = within[within.stall_class == within.stall_class.min()].iloc[-1]
-        searched = [largest]
-        for _, row in rows.iterrows():
-            if row.chunk >= LARGER * searched[-1].chunk:
-                searched.append(row)
-        return searched[:MOST_SEARCHED]
-    nearest = choose(rows)
-    others = ranked(rows.drop(index=nearest.name), "request_gap_p99")
-    shortest = others.head(MOST_SEARCHED - 1)
-    return [nearest, *[row for _, row in shortest.iterrows()]]
+    # Chunks of whole prompts have few gaps with a stall, so that a P99 of all gaps hides them.
+    calmest = rows
+    for column in ("gap_bounds_missed", "stall_class"):
+        calmest = calmest[calmest[column] == calmest[column].min()]
+    searched = [calmest.iloc[-1]]
+    for _, row in rows.iterrows():
+        if row.chunk >= LARGER * searched[-1].chunk:
+            searched.append(row)
+    return searched[:MOST_SEARCHED]
 
 
 def _searched(trial: Trial, task: FindCapacity, *, above: float = 0.0) -> Trial:
@@ -359,12 +354,12 @@ def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
         rows[step] = _met_by(make_plan(configs[-step]), trial.slo)
         return rows[step] is not None
 
-    # Steps count downwards, as the fewest replicas are searched and the highest step.
-    lowest = 1 - len(configs)
-    start = 0
+    num_tried = len(configs)
     if trial.rate:
-        start = present + 1 - math.ceil(present * _stated_rate(trial.runs) / trial.rate)
-    step = highest_passing(is_met, start, lowest, 0)
+        suggested = math.ceil(present * _stated_rate(trial.runs) / trial.rate)
+        num_tried = min(num_tried, suggested - present + BEYOND_SUGGESTED)
+    # Steps count downwards, as the fewest replicas are searched and the highest step.
+    step = bisected(is_met, -num_tried, 1)
     row = rows.get(step)
     if row is None:
         return None
@@ -375,7 +370,7 @@ def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
         settings.insert(0, "cluster=replicas")
     return Remedy(
         f"more replicas: {number} ({number * plan.backend.num_devices} devices) of {trial.name} "
-        f"meet it ({quantities_of(row, trial.slo)})",
+        f"meet it in {row['num_requests']:,} requests ({quantities_of(row, trial.slo)})",
         trial.command(context, *settings),
     )
 
@@ -407,8 +402,11 @@ def _met_by(plan: Plan, slo: Slo) -> Row | None:
     except ObjectiveMissed:
         return None
     requests = ledger.requests()
-    # As a rate is judged: whether waits grow is not told by few requests for each replica.
-    return outcome(requests, slo) if is_sustained(requests, slo) else None
+    row = {"num_requests": len(requests), **outcome(requests, slo)}
+    # As a rate is judged, but for waits that surely grow: few requests of each do not tell.
+    if is_overloaded(row) or not is_sustained(requests, slo):
+        return None
+    return row
 
 
 def _looser_bound(nearest: Trial, context: RunContext) -> Remedy | None:

@@ -386,16 +386,19 @@ def flags_of(advice: Advice, remedied: Remedies) -> list[ServerFlags]:
     """
     if remedied.server is not None:
         plans = [remedied.server]
-    elif not advice.is_met and is_overloaded(advice.best):
-        return []
     elif advice.is_met:
         best_rows = [runs.best for runs in advice.compared.values()]
         plans = [advice.plan_of(row) for row in best_rows if row.get("slo_met", True)]
+    elif is_overloaded(advice.best):
+        return []
     else:
         plans = [advice.plan_of(advice.best)]
-    plans = [plan for plan in plans if plan.unserved is None]
-    flags = [server_flags(simulated(plan)) for plan in plans]
-    return [of_server for of_server in flags if of_server is not None]
+    flags = []
+    for plan in plans:
+        of_server = server_flags(simulated(plan))
+        if of_server is not None and plan.unserved is None:
+            flags.append(of_server)
+    return flags
 
 
 def require_served(option: Option) -> None:

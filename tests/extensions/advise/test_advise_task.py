@@ -435,7 +435,7 @@ def test_a_rate_is_searched_with_the_sequences_that_the_chunk_has_room_for(tmp_p
     assert "batch=225" in for_a_rate
     (rate,) = re.findall(r"meets it up to ([\d.]+) requests/s", text)
     assert f"{rate}/s in runs of 128" in lines_of(run(tmp_path / "rate", *for_a_rate))
-    (first_token,) = re.findall(r"meet it \(TTFT P99 ([\d.]+) ms", text)
+    (first_token,) = re.findall(r"meet it in 128 requests \(TTFT P99 ([\d.]+) ms", text)
     summary = run(tmp_path / "replicas", "task=serve", *for_replicas).summary
     assert f"{1e3 * summary['ttft_p99']:.3g}" == first_token
 
