@@ -58,6 +58,7 @@ SHOWN_NAMES = 8  # unknown names of a server's dump in a message
 # Schedulers that a system has in all versions.
 POLICIES = {"sglang": "sglang", "trtllm": "trtllm"}
 FLAGS = ("flag", "inverse")  # kinds of arguments without a value
+CACHE_OBJECT = "kv_cache_config"  # of TensorRT-LLM's
 WHOLE_NUMBERS = ("int", "count")  # kinds of arguments
 NUMBERS = (*WHOLE_NUMBERS, "number", "share")
 TRUE = ("true", "1", "yes", "on")
@@ -224,7 +225,7 @@ def as_object(value: object) -> Mapping[str, object]:
 
 
 def _flattened(system: str, arguments: Mapping[str, object]) -> dict[str, object]:
-    """Return arguments by their plain names, with those of compilation_config among them."""
+    """Return arguments by their plain names, with those in objects among them."""
     plain = {name.lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
     for name, value in as_object(plain.get("compilation_config")).items():
         plain.pop("compilation_config", None)
@@ -233,6 +234,9 @@ def _flattened(system: str, arguments: Mapping[str, object]) -> dict[str, object
         if not is_of_graphs:
             name = f"compilation_config.{name}"
         plain[name] = value
+    for name, value in as_object(plain.get(CACHE_OBJECT)).items():
+        plain.pop(CACHE_OBJECT, None)
+        plain[f"{CACHE_OBJECT}.{name}"] = value
     # Last, as it overrules the mode of graphs.
     return dict(sorted(plain.items(), key=lambda item: item[0] == "enforce_eager"))
 

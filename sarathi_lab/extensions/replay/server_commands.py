@@ -57,6 +57,7 @@ from sarathi_lab.extensions.replay.server_programs import (
     servers_of,
 )
 from sarathi_lab.extensions.replay.shell import (
+    COMMENT,
     IN_BRANCH,
     OUTPUT,
     VARIABLE,
@@ -268,9 +269,11 @@ def _read_server(server: Server, source: str, text: str) -> Statement:
         arguments["version"] = image[2]
     elif image is not None:
         not_read.append(f"{image[0]} (its tag may be no version of {system})")
-    installed = set(re.findall(PACKAGES[system] + PINNED, text))
+    installed = sorted(set(re.findall(PACKAGES[system] + PINNED, COMMENT.sub("", text))))
     if len(installed) == 1:
-        arguments = {"version": installed.pop(), **arguments}
+        arguments = {"version": installed[0], **arguments}
+    elif installed and "version" not in arguments:
+        not_read.append(f"{system} {' and '.join(installed)} (several are installed)")
     environment = _environment(server.command.variables)
     if system == "vllm":
         arguments = {**_of_config_file(arguments), **arguments}

@@ -68,6 +68,7 @@ LLM_SERVICE = "LLMInferenceService"
 ADDITIONAL_ARGS, HUB = "VLLM_ADDITIONAL_ARGS", "hf://"
 # Of Kubernetes, compose, and SkyPilot.
 VARIABLES_KEYS = ("env", "environment", "envs")
+REQUIRED = re.compile(r"\$\{(\w+):?\?[^}]*\}")  # a variable that must be set
 # Behind comments, it begins with a key, or with an entry of a list.
 BEGINS_YAML = re.compile(
     r"""(?:[ \t]*(?:(?:[#%]|---).*)?\r?\n)*[ \t]*(?:-\s|[{\[]|["']?[\w./-]+["']?[ \t]*:(?:\s|$))"""
@@ -108,6 +109,7 @@ def containers_of(content: object, replicas: int = 1) -> Iterator[ShellCommand]:
     variables = dict[str, str]()
     for key in VARIABLES_KEYS:
         variables |= _variables_of(content.get(key))
+    image = substituted(image, variables)
     program = PROGRAM_WORDS["vllm"]
     arguments = _arguments_of_vllm(content)
     if not arguments:
@@ -267,14 +269,18 @@ def _flags_of_chart(arguments: Mapping[str, object]) -> list[str]:
 
 
 def _argv_of(value: object) -> list[str]:
-    """Return the words of a command, which is text, a list, or text that has a list."""
+    """Return the words of a command, which is text, a list, or text that has a list. Variables
+    stay, but for what compose writes of them: an escaped $, or a message for one that is not set.
+    """
+    if isinstance(value, str):
+        value = REQUIRED.sub(r"${\1}", value.replace("$$", "$"))
     if isinstance(value, str) and value.lstrip().startswith("["):
         with suppress(ValueError, SyntaxError):
             return [str(word) for word in ast.literal_eval(value.strip())]
     if isinstance(value, str):
         return split(CONTINUED.sub(" ", value))
     if isinstance(value, list):
-        return [str(word) for word in value]
+        return [str(word).replace("$$", "$") for word in value]
     return []
 
 

@@ -1197,7 +1197,7 @@ def test_an_object_of_a_class_has_the_arguments_that_it_is_made_of():
     script = "from %s import LLM\nc = KvCacheConfig(%s)\nLLM(model='m', kv_cache_config=c)"
     statement = find_command(script % ("tensorrt_llm", "free_gpu_memory_fraction=0.8"), "run.py")
     assert statement is not None
-    assert "kv_cache_config (unknown here)" in statement.not_simulated
+    assert statement.settings == {"model": "m", "cache.memory_share": 0.8}
     refusal = r"kv_cache_config is computed .* task.server='trtllm-serve MODEL \.\.\.'"
     with pytest.raises(UserError, match=refusal):
         find_command(script % ("tensorrt_llm", "free_gpu_memory_fraction=options.share"), "run.py")
@@ -1225,6 +1225,36 @@ def test_fields_that_are_set_later_count():
 def test_another_command_does_not_stand_for_the_one_that_a_script_starts(script):
     with pytest.raises(UserError, match="an argument is computed by the script"):
         find_command(f"from subprocess import Popen\n{script}", "run.py")
+
+
+@pytest.mark.parametrize(
+    ("command", "notes"),
+    [
+        ("--model Qwen/Qwen3-8B", []),
+        ('sh -c "vllm serve $$MODEL"', []),
+        ("--model ${MODEL:?name it}", []),
+        ("--model ${OTHER:?name it}", ["model=${OTHER} (nothing here sets the variable)"]),
+    ],
+)
+def test_variables_of_compose_are_filled_in(command, notes):
+    container = {"image": "vllm/vllm-openai:${TAG:-v0.11.0}", "command": command}
+    container["environment"] = {"MODEL": "Qwen/Qwen3-8B"}
+    statement = find_facts(Path("compose.yaml"), json.dumps({"services": {"chat": container}}))
+    assert statement is not None
+    assert statement.settings["version"] == "0.11.0"
+    assert statement.settings.get("model") == (None if notes else "Qwen/Qwen3-8B")
+    assert statement.not_simulated == notes
+
+
+def test_installed_versions_count_outside_comments():
+    script = f"# was vllm==0.6.6\npip install vllm==0.11.2\n%s{SERVER}"
+    statement = find_command(script % "", "run.sh")
+    assert statement is not None
+    assert statement.settings["version"] == "0.11.2"
+    statement = find_command(script % "pip install vllm==0.9.0\n", "run.sh")
+    assert statement is not None
+    assert "version" not in statement.settings
+    assert statement.not_simulated == ["vllm 0.11.2 and 0.9.0 (several are installed)"]
 
 
 def test_what_a_script_says_is_no_command():
