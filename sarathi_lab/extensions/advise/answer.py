@@ -271,8 +271,8 @@ def longer_run_lines(best: pd.Series, runs: PolicyRuns) -> list[str]:
         quantity = runs.slo.quantity_of(name)
         if best[quantity] > MOVED * short[quantity]:
             return [
-                f"  requests of {chunk_of(best)} wait longer in {best['num_requests']:,}, which "
-                "meet rarer bursts; the longer run decides"
+                f"  with {chunk_of(best)} requests wait longer in runs of "
+                f"{best['num_requests']:,}, which meet rarer bursts; these decide"
             ]
     return []
 

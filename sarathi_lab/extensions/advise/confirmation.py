@@ -9,10 +9,9 @@ import pandas as pd
 
 from sarathi_lab.experiment.advise import AS_GOOD, choose, is_overloaded, ranked
 from sarathi_lab.extensions.advise.options import PolicyRuns
-from sarathi_lab.extensions.advise.ties import margin_of_tie
 
 
-def with_longer_runs(runs: PolicyRuns, leader: PolicyRuns | None = None) -> PolicyRuns:
+def with_longer_runs(runs: PolicyRuns) -> PolicyRuns:
     """Return the runs of a policy with longer ones of the chunks among which it is chosen, where
     its requests may be more.
 
@@ -21,15 +20,9 @@ def with_longer_runs(runs: PolicyRuns, leader: PolicyRuns | None = None) -> Poli
     is said that none meets it, as bursts strike chunks by chance. Where no longer run is within the
     objective, also the chunk that comes nearest of all others, and where that one is overloaded
     those after it that serve more.
-
-    Args:
-        runs: The policy.
-        leader: The best policy so far, within the objective. One that it beats has no further
-            longer run after one within the objective.
     """
     if not runs.has_longer:
         return runs
-    is_beaten = leader is not None and _is_beaten(runs.table, leader)
     longer_rows = []
     least_use = math.inf  # of the bounds, by a longer run within the objective
     is_within = runs.table["bounds_missed"] == 0
@@ -38,14 +31,14 @@ def with_longer_runs(runs: PolicyRuns, leader: PolicyRuns | None = None) -> Poli
     is_behind = within["throughput"] < (1 - AS_GOOD) * within["throughput"].max()
     best_first = ranked(within.assign(is_behind=is_behind), "is_behind", "worst_use")
     for _, row in best_first.iterrows():
-        is_worse = is_beaten or row["is_behind"] or row["worst_use"] >= least_use
+        is_worse = row["is_behind"] or row["worst_use"] >= least_use
         if math.isfinite(least_use) and is_worse:
             break
         longer = runs.longer(row)
         longer_rows.append(longer)
         if longer["slo_met"]:
             least_use = min(least_use, longer["worst_use"])
-    is_decided = math.isfinite(least_use) or (is_beaten and bool(longer_rows))
+    is_decided = math.isfinite(least_use)
     others = runs.table[~is_within]
     while not is_decided and not others.empty:
         nearest = choose(others)
@@ -55,15 +48,3 @@ def with_longer_runs(runs: PolicyRuns, leader: PolicyRuns | None = None) -> Poli
         # What serves less in a short run does not keep up, either.
         others = others[others["throughput"] > nearest["throughput"]]
     return replace(runs, confirmed=pd.DataFrame(longer_rows))
-
-
-def _is_beaten(table: pd.DataFrame, leader: PolicyRuns) -> bool:
-    """Return whether none of the short runs of a policy comes as near to the `leader` as to be tied
-    with it.
-    """
-    best = leader.best
-    most_served = (1 + AS_GOOD) * leader.best_short["throughput"]
-    highest_use = (1 + margin_of_tie(best, leader.slo)) * best["worst_use"]
-    in_bounds = table[table["bounds_missed"] == 0]
-    is_rival = (in_bounds["throughput"] > most_served) | (in_bounds["worst_use"] <= highest_use)
-    return not is_rival.any()

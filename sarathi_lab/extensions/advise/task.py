@@ -191,7 +191,7 @@ class Advise(Task):
         """Return the runs of a policy, with longer ones where there are such."""
         rivals = before if leader is None else [leader]
         runs = try_chunks(option, self.chunks, rivals, is_thorough=leader is None)
-        return with_longer_runs(runs, leader)
+        return with_longer_runs(runs)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         with rare_collections():
