@@ -6,6 +6,7 @@ Statements are followed in their order, those of functions behind all others.
 from __future__ import annotations
 
 import ast
+import operator
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -353,6 +354,8 @@ class _Follower(ast.NodeVisitor):
         key = self.visit(node.slice)
         if isinstance(owner, dict) and str(key) in owner and not is_untold([key, *owner]):
             return owner[str(key)]
+        if isinstance(owner, list) and isinstance(key, int) and not is_untold(owner):
+            return result_of(operator.getitem, [owner, key], node)
         return untold(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> str:

@@ -166,6 +166,8 @@ CONVERSIONS: dict[str, Callable[..., object]] = {
     "os.path.join": posixpath.join,
     "max": max,
     "min": min,
+    "len": len,
+    "round": round,
     "json.dumps": json.dumps,
     "shlex.join": shlex.join,
     "shlex.quote": str,

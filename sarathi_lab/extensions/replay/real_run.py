@@ -176,7 +176,7 @@ class ServerSettings:
         if not_simulated:
             notes.append(f"not simulated: {', '.join(not_simulated)}")
         if without_effect:
-            notes.append(f"no effect: {', '.join(without_effect)}")
+            notes.append(f"the server's arguments without effect: {', '.join(without_effect)}")
         return [*notes, *self._differences()]
 
     def _engine_notes(self) -> list[str]:
@@ -313,7 +313,10 @@ def read_runs(source: str | Path, stated: Stated = Stated()) -> list[RealRun]:
     for number, benchmark in enumerate(benchmarks, 1):
         server = ServerSettings([*benchmark.server, *surroundings.statements, *statements])
         run = _run(path, benchmark, server, surroundings, number, logged)
-        _check_needed(path, {"hardware": run.hardware, **server.stated, **settings})
+        source = f"{path} does not"
+        if stated.log is not None:
+            source = f"{path} and {stated.log} do not"
+        _check_needed(source, {"hardware": run.hardware, **server.stated, **settings})
         runs.append(run)
     return runs
 
@@ -370,10 +373,10 @@ def _run(
     )
 
 
-def _check_needed(path: Path, stated: Mapping[str, object]) -> None:
+def _check_needed(source: str, stated: Mapping[str, object]) -> None:
     """Raise UserError for what nothing states, and no server has by default."""
     missing = [names for name, names in NEEDED.items() if not stated.get(name)]
     if missing:
         names = ", ".join(name for name, _ in missing)
         flags = " ".join(flag for _, flag in missing)
-        raise UserError(f"{path} does not state the server's {names}; add {flags}")
+        raise UserError(f"{source} state the server's {names}; add {flags}")

@@ -364,7 +364,7 @@ def test_what_is_not_simulated_is_named_in_one_line(result, capsys, tmp_path):
         assert words in line
     assert "kv_cache_dtype" not in said
     assert "enable_lora" not in said
-    assert "no effect: seed" in said
+    assert "the server's arguments without effect: seed" in said
 
 
 def test_misspelt_arguments_are_refused_with_a_suggestion(result):
@@ -1082,6 +1082,7 @@ PYTHON = "cmd = ['vllm', 'serve', 'm']\n%s\nsubprocess.Popen(cmd)"
         ("image = image.pip_install('vllm==0.11.2', 'x==1.0')", {"version": "0.11.2"}),
         ("cmd = '{} {m}'.format('vllm serve', m='m') + ' -tp %d' % 2", TP_OF_2),
         ("cmd += ['-tp', f'{17 % 15:d}', '--max-num-seqs', 1 << 3]", {**TP_OF_2, "batch": 8}),
+        ("n = [4, 2]\ncmd += ['-tp', n[1], '--max-num-seqs', 4 * len(n)]", {**TP_OF_2, "batch": 8}),
         ("cmd += ['-tp', 0 or 2, '--max-num-seqs', max(7, 8)]", {**TP_OF_2, "batch": 8}),
         ("cmd += ['-tp', 2 if True and not FAST else 4]", TP_OF_2),
         ("n = 2\nsizes = [n for n in (4, 8)]\ncmd += ['-tp', n]", TP_OF_2),

@@ -546,7 +546,7 @@ def test_beside_a_clients_file_only_what_neither_states_is_asked_for(client, tmp
     assert not replay.backend.host.overlaps
     log.write_text(V0)
     refusal = refusal_of("task=validate", f"task.run={client}", f"task.log={log}")
-    assert refusal.endswith("does not state the server's GPU; add hardware=NAME")
+    assert refusal.endswith(f"{client} and {log} do not state the server's GPU; add hardware=NAME")
     replay = replayed(client, f"task.log={log}", "hardware=h100").as_run
     assert replay.engine.policy.name == "prefill_first"
     assert "vllm 0.6.3 with whole prompts and 256 sequences" in replay.describe()[0]
