@@ -363,7 +363,7 @@ def graphs_gain(runs: PolicyRuns, best: pd.Series, chunks: Sequence[int] | None)
     longest = runs.plan.max_model_len + runs.plan.engine.batch_size - 1
     cfg.host.graphs.update(sizes=None, largest=longest)
     larger = try_chunks(replace(runs.option, cfg=cfg), chunks)
-    row = choose(larger.table)
+    row = larger.best
     best = runs.tried(best)
     gain = row.throughput / best.throughput
     is_shorter = row.tbt_p99 < (1 - AS_GOOD) * best.tbt_p99

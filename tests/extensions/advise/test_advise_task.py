@@ -453,6 +453,13 @@ def test_replicas_are_of_the_stated_kind_and_in_numbers_that_it_takes(tmp_path):
     assert "cluster=replicas" not in text
 
 
+def test_replicas_that_there_cant_be_are_named_with_the_reason(tmp_path):
+    load = ["workload.rate=60", "slo.ttft=0.2", "slo.tbt=0.03", "executor.pipeline_parallel=2"]
+    result = run(tmp_path, *LOADED, *load, "task.policies=[]", "task.chunks=[256]")
+    said = "not tried: more replicas (executor.pipeline_parallel=2: "
+    assert said in lines_of(result)
+
+
 def test_sglang_without_mixed_chunks_takes_any_chunk_beside_its_sequences():
     advice = advice_of(
         *LOADED,

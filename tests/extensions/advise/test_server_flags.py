@@ -169,6 +169,13 @@ def test_an_option_is_a_flag_a_line_of_the_file_or_named(name, weights):
         assert not is_default or server.options[with_value] == "", option
 
 
+def test_sequences_that_the_budget_bounds_are_explained():
+    """A block of 32 tokens fits beside 96 decodes in a budget of 128."""
+    bounded = "beside more than its 97 sequences it cuts no prompt"
+    assert bounded in flags_of("TensorRT-LLM", 128, batch=97).note
+    assert "beside more than" not in flags_of("TensorRT-LLM", 128, batch=96).note
+
+
 def test_parameters_of_the_policy_are_flags_or_named():
     interval = {"prefill_schedule_interval": 2, "scheduler_reserve_full_isl": False}
     policy = VllmV1(long_prefill_token_threshold=512, **interval)
