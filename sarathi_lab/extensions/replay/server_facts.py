@@ -66,7 +66,7 @@ BLOCK_SIZE = re.compile(r"(?:Setting|Forcing) (?:attention|kv cache) block size 
 CACHE_BLOCKS = re.compile(r"# (?:GPU|cuda) blocks: (\d+)")
 MODEL_LENGTH = re.compile(r"Using max model len (\d+)")
 ASYNCHRONOUS = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
-DEVICE_NAME = re.compile(r"device_name=(\w+?)(?:,|\.json)")
+DEVICE_NAME = re.compile(r"device_name=([\w.-]+?)(?:,|\.json)")
 # Of its configuration of graphs, which is no literal of Python.
 GRAPH_MODE = re.compile(r"cudagraph_mode['\"]?: (?:<CUDAGraphMode\.)?(\w+|\[\d, \d\])")
 GRAPH_SIZES = re.compile(r"cudagraph_capture_sizes['\"]?: ?\[([\d, ]+)\]")

@@ -535,6 +535,13 @@ def replayed(path: Path, *settings: str):
     return case
 
 
+def test_a_log_names_its_card_whatever_is_in_the_name():
+    for name in ("NVIDIA_A100-SXM4-40GB", "NVIDIA_H100_80GB_HBM3_MIG_1g.10gb"):
+        facts = find_facts(Path("log"), V1.replace("NVIDIA_H100_80GB_HBM3", name))
+        assert facts is not None
+        assert facts.settings["hardware"] == name
+
+
 def test_beside_a_clients_file_only_what_neither_states_is_asked_for(client, tmp_path):
     log = tmp_path / "server.log"
     log.write_text(V1)
