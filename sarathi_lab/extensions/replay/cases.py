@@ -37,6 +37,7 @@ from sarathi_lab.extensions.replay.run_config import (
     FromFiles,
     configured,
     devices,
+    is_of_other_version,
     num_blocks,
     server_of,
     shared_experts,
@@ -129,6 +130,8 @@ class Replay:
         tokens = _tokens_of(engine.policy)
         sequences = self.config["batch"]
         settings = f"{tokens} and {sequences} sequences an iteration, host={host.name}"
+        if is_of_other_version(host.name, run.version):
+            settings += ", of another version"
         if host.overlaps:
             settings += ", scheduled ahead of the device"
         cache = f"cache {engine.num_blocks} x {engine.block_size} tokens"

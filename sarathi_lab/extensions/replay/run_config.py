@@ -260,6 +260,12 @@ def _distance(version: str, host: str) -> list[int]:
     return [abs(number - number_of_host) for number, number_of_host in pairs]
 
 
+def is_of_other_version(host: str, version: str) -> bool:
+    """Return whether a host is that of another version of the server, both of which are known."""
+    numbers = _numbers(host)
+    return any(numbers) and bool(version) and numbers != _numbers(version)
+
+
 def _numbers(version: str) -> list[int]:
     """Return the major and minor number of a version."""
     return [int(number) for number in re.findall(r"\d+", version)[:2]]

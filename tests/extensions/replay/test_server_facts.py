@@ -557,6 +557,7 @@ def test_beside_a_clients_file_only_what_neither_states_is_asked_for(client, tmp
     replay = replayed(client, f"task.log={log}", "hardware=h100").as_run
     assert replay.engine.policy.name == "prefill_first"
     assert "vllm 0.6.3 with whole prompts and 256 sequences" in replay.describe()[0]
+    assert "host=vllm_0_12, of another version" in replay.describe()[0]
     log.write_text(SGLANG)
     replay = replayed(client, f"task.log={log}", "hardware=h100").as_run
     assert (replay.engine.policy.name, replay.engine.num_blocks) == ("sglang", 900_032 // 64)
