@@ -49,6 +49,8 @@ MAKES_OBJECT = re.compile(r"(?:\w+\.)*[A-Z]\w*[a-z]\w*")
 CHANGING = ("append", "extend", "insert", "update", "setdefault", "pop", "remove", "clear")
 CHANGES = re.compile(rf" \+=? |\*\w|(\]|\.\w+) = |\.({'|'.join(CHANGING)}|join)\(")
 ENVIRON = "os.environ"  # the variables of the environment, as far as the script sets them
+# In a function, as ast.unparse writes it.
+SETS_VARIABLE = re.compile(r"(?:environ\[|environ\.setdefault\(|putenv\()'(\w+)'(?:\] = |, )")
 # Functions that are methods of these.
 OF_ENVIRON = {"os.getenv": "get", "os.putenv": "__setitem__"}
 STARTS_PROGRAM = re.compile(
@@ -159,6 +161,7 @@ class _Follower(ast.NodeVisitor):
         self._functions = list[tuple[ast.FunctionDef | ast.AsyncFunctionDef, Scope]]()
         self._imported = dict[str, str]()  # names of functions and modules, by the script's
         self._changing = set[str]()  # functions of the script that may change what they are given
+        self._variables_of = dict[str, set[str]]()  # of the environment, by function that sets them
         self._shared = set[str]()  # variables that functions may change for others
         for node in ast.walk(script):
             if isinstance(node, ast.Global | ast.Nonlocal):
@@ -248,6 +251,7 @@ class _Follower(ast.NodeVisitor):
         self._functions.append((node, self._scope))
         if CHANGES.search(ast.unparse(node)):
             self._changing.add(node.name)
+        self._variables_of[node.name] = set(SETS_VARIABLE.findall(ast.unparse(node)))
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
@@ -468,6 +472,8 @@ class _Follower(ast.NodeVisitor):
         if function.rpartition(".")[2] in self._changing:
             for value in (*values, *named.values()):
                 mark(value, node)
+        for variable in self._variables_of.get(function, ()):
+            self._set_variables([{variable: untold(node)}], node)
         environment = _environment(self._scope)
         stated = named.get("env")
         if isinstance(stated, dict):

@@ -1130,6 +1130,16 @@ def test_other_variables_of_the_environment_do_not_count(script):
     assert statement.policy == ""
 
 
+@pytest.mark.parametrize("setting", ["environ['VLLM_USE_V1'] = '0'", "putenv('VLLM_USE_V1', '0')"])
+def test_a_variable_that_a_function_sets_is_refused_where_it_is_called(setting):
+    function = f"def set_up():\n    os.{setting}\n"
+    statement = find_command(function + PYTHON % "", "run.py")
+    assert statement is not None
+    assert statement.policy == ""
+    with pytest.raises(UserError, match="line 4: VLLM_USE_V1 is computed"):
+        find_command(function + PYTHON % "set_up()", "run.py")
+
+
 def test_a_variable_of_two_images_is_refused():
     script = "a = image.env({'VLLM_USE_V1': '0'})\nb = image.env({'VLLM_USE_V1': '1'})"
     with pytest.raises(UserError, match="line 3: VLLM_USE_V1 is computed"):
