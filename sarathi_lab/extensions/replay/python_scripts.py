@@ -488,7 +488,7 @@ class _Follower(ast.NodeVisitor):
         )
         self.calls.append(call)
         is_of_script = function in self._scope
-        if values or is_of_script or MAKES_OBJECT.fullmatch(function) is None:
+        if is_of_script or MAKES_OBJECT.fullmatch(function) is None:
             return untold(node)
         # What is set of an object later is an argument of the call that made it.
         return call.named

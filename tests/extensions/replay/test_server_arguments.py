@@ -1215,6 +1215,8 @@ def test_an_object_of_a_class_has_the_arguments_that_it_is_made_of():
 
 
 def test_fields_that_are_set_later_count():
+    positional = "args = EngineArgs('m', max_num_seqs=8)\nargs.max_num_seqs = 16"
+    assert find_command(positional, "a script").settings["batch"] == 16
     script = "args = EngineArgs(model='m', max_num_seqs=8)\n%sargs.max_num_seqs = 16"
     statement = find_command(script % "", "run.py")
     assert statement is not None
