@@ -28,6 +28,7 @@ from sarathi_lab.results import load
 from sarathi_lab.results.intervals import (
     DEVIATIONS,
     LEVEL,
+    UNDECIDED,
     Choices,
     Ends,
     ends_of_draws,
@@ -50,7 +51,6 @@ DIRECTION_HOLDS = "direction holds"
 PARTLY = "partly"
 NOT_AS_CLAIMED = "not as claimed"
 FAILS = "fails"
-UNDECIDED = "undecided"
 VERDICTS = [
     *(HOLDS, HOLDS_WITHIN, DIRECTION_HOLDS, PARTLY, NOT_AS_CLAIMED, FAILS),
     *(UNDECIDED, NOT_MEASURED),

@@ -44,7 +44,7 @@ from sarathi_lab.tasks.base import Task
 GPUS = sorted(path.stem for path in CONF.glob("hardware/*.yaml") if path.stem != "auto")
 FORMATS = ("png", "pdf")
 PROCESSES = "use a number such as 2, or null for one a core"
-GAIN = "throughput / baseline"  # of figures whose peaks are the paper's claims
+PAPERS_GAIN = "throughput / baseline"  # of figures whose peaks are the paper's claims
 POLICIES = "policies"  # an experiment: a figure for each device that it was recorded on
 
 
@@ -209,7 +209,7 @@ def peak_tables(points: pd.DataFrame) -> list[DisplayTable]:
     tables = []
     for name, of_figure in points.groupby("figure", sort=False):
         look = CATALOG[str(name)].look
-        if look.y != GAIN:
+        if look.y != PAPERS_GAIN:
             continue
         rows = []
         for panel, of_panel in of_figure.groupby("panel", sort=False):
@@ -222,7 +222,7 @@ def peak_tables(points: pd.DataFrame) -> list[DisplayTable]:
                     "at": f"{look.x} {highest['x']:.3g}, {highest['series']}",
                 }
                 rows.append(row)
-        title = f"{name}: the highest {GAIN}"
+        title = f"{name}: the highest {PAPERS_GAIN}"
         tables.append(DisplayTable(rows, left=("panel", "device", "at"), title=title))
     return tables
 

@@ -307,22 +307,7 @@ class SimulatedBackend:
                 f"hardware {self.hardware.name} is by its datasheet, with kernels as on a measured "
                 f"card; none was measured on it, and their mean error is assumed: {stated}"
             ]
-        if self.draw:
-            cautions.append(
-                f"executor.draw={self.draw}: the cost model's constants are off by errors of this "
-                "size, to show what they may change; the values are no prediction"
-            )
-        if self.slower_shape is not None:
-            cautions.append(
-                f"executor.slower_shape={self.slower_shape}: batches of this shape are slower by "
-                "the error that the shape has alone, to show what it may change; the values are no "
-                "prediction"
-            )
-        if self.slowdown not in (None, 1):
-            cautions.append(
-                f"executor.slowdown={self.slowdown:g}: all iterations take so many times as long "
-                "as predicted, to show what it may change; the values are no prediction"
-            )
+        cautions += self._cautions_of_errors()
         hardware = self.attending
         within = hardware.causal_efficiency
         before = hardware.attention_efficiency
@@ -371,6 +356,27 @@ class SimulatedBackend:
             f"no effect of {', '.join(names)}: the table has whole iterations, with the kernels "
             "and launches that they had"
         ]
+
+    def _cautions_of_errors(self) -> list[str]:
+        """List the settings that show what errors of the cost model may change."""
+        cautions = []
+        if self.draw:
+            cautions.append(
+                f"executor.draw={self.draw}: the cost model's constants are off by errors of this "
+                "size, to show what they may change; the values are no prediction"
+            )
+        if self.slower_shape is not None:
+            cautions.append(
+                f"executor.slower_shape={self.slower_shape}: batches of this shape are slower by "
+                "the error that the shape has alone, to show what it may change; the values are no "
+                "prediction"
+            )
+        if self.slowdown not in (None, 1):
+            cautions.append(
+                f"executor.slowdown={self.slowdown:g}: all iterations take so many times as long "
+                "as predicted, to show what it may change; the values are no prediction"
+            )
+        return cautions
 
     def _model_cautions(self, spec: ModelSpec) -> list[str]:
         """List what of a published model is simplified."""
