@@ -6,7 +6,7 @@ graphs replay fixed shapes): entries of sequence -1 are padding, for which kerne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,6 @@ from torch import Tensor
 
 PADDING = -1
 Ints = NDArray[np.integer]
-Views = Mapping[str, NDArray[np.int32]]  # fields of a plan, on the host
 # Queries of one tile of a chunk, and what a row of it costs: a quarter more in a small tile, as
 # half as many share what the loop does for a tile of keys. (Matrix cycles and issue slots of the
 # compiled loops, one after the other, give from 1.17 on sm_90 to 1.32 on sm_80.)

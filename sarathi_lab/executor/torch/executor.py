@@ -28,11 +28,8 @@ from sarathi_lab.executor.timeline import (
     WallClock,
     timeline_of,
 )
-from sarathi_lab.executor.torch.packing import (
-    NUM_BUFFERS,
-    Packer,
-    fields_of,
-)
+from sarathi_lab.executor.torch.fields import layout_of
+from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer
 from sarathi_lab.executor.torch.shapes import Limits, NoGraphs, PaddedShapes, Shape
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
@@ -332,7 +329,7 @@ class TorchExecutor(WallClock):
         for shape in shapes:
             if shape in self.recordings:
                 continue
-            buffer = torch.empty(fields_of(shape).size, dtype=torch.int32, device=self.model.device)
+            buffer = torch.empty(layout_of(shape).size, dtype=torch.int32, device=self.model.device)
             self._packer.fill(Batch(), shape, ())
             inputs = self._packer.send(shape, buffer)
             self._run(inputs)
