@@ -21,6 +21,7 @@ from sarathi_lab.executor.torch.composition import (
     Composition,
     Int32s,
     columns_of,
+    compose,
     put_padded,
 )
 from sarathi_lab.executor.torch.fields import Fields, layout_of
@@ -79,7 +80,7 @@ class Packer:
         self._hosts = [_HostBuffer(pin_memory=is_pinned) for _ in range(NUM_BUFFERS)]
         self._filled = 0
         self._table = BlockTable(limits.block_size)
-        self._composition = Composition(Columns(), self._table)  # of the newest batch
+        self._composition = compose(Columns(), self._table)  # of the newest batch
         self._parts = Parts(limits)
         self._on_device = _Buffer(device=device)
         self._blocks: list[slice | Tensor] = []  # of the last `_blocks_for_torch`
@@ -96,22 +97,22 @@ class Packer:
         self._filled = (self._filled + 1) % len(self._hosts)
         columns, first_positions = columns_of(batch)
         if columns != self._composition.columns:
-            self._composition = Composition(columns, self._table)
+            self._composition = compose(columns, self._table)
         composition = self._composition
         starts = np.array(first_positions, dtype=np.int64)
         kv_lens = starts + composition.lengths
-        self._table.extend(composition.rows, composition.sequences, kv_lens)
+        self._table.extend(composition.table_rows, composition.sequences, kv_lens)
         fields = self.host.fill(shape, composition)
         self._fill_tokens(fields, starts, kv_lens)
         self._fill_feed_rows(fields, newest)
         num_sequences = len(kv_lens)
         fields.kv_lens[:num_sequences] = kv_lens
-        self._table.fill(fields.block_table[:num_sequences], composition.rows)
+        self._table.fill(fields.block_table[:num_sequences], composition.table_rows)
         if shape.tile_rows:
             parts, reductions = self._parts.of(composition.singles, kv_lens, shape)
             put_padded(fields.parts, parts, padding=PADDING)
             put_padded(fields.reductions, reductions, padding=PADDING)
-        return composition.emitting
+        return composition.samples.emitting
 
     def _fill_tokens(self, fields: Fields[Int32s], starts: Ints, kv_lens: Ints) -> None:
         """Write token ids, positions and slots of the tokens from `starts` up to `kv_lens`."""
@@ -119,17 +120,17 @@ class Packer:
         num_tokens = composition.num_tokens
         positions = starts[composition.owners] + composition.offsets
         fields.positions[:num_tokens] = positions
-        table_rows = composition.rows[composition.owners]
+        table_rows = composition.table_rows[composition.owners]
         fields.slots[:num_tokens] = self._table.slots(table_rows, positions)
 
         token_ids = fields.token_ids
         decodes = composition.decodes
         # A decode computes its newest output token.
-        indices = starts[decodes] - composition.prompt_lens
-        newest = list(map(getitem, composition.outputs, indices.tolist()))
-        rows = composition.ends[decodes] - 1
+        indices = starts[decodes.numbers] - decodes.prompt_lens
+        newest = list(map(getitem, decodes.outputs, indices.tolist()))
+        rows = composition.ends[decodes.numbers] - 1
         token_ids[rows] = newest
-        for i in composition.others:
+        for i in decodes.others:
             end_row = composition.ends[i]
             first_row = end_row - composition.lengths[i]
             start = int(starts[i])
@@ -152,12 +153,13 @@ class Packer:
             return
         rows = last_rows[in_flight]
         token_ids[rows] = 0
-        if newest == composition.emitting:  # mostly: the same sequences as in the batch before
-            feed_rows[rows] = composition.sampled_rows[in_flight]
+        samples = composition.samples
+        if newest == samples.emitting:  # mostly: the same sequences as in the batch before
+            feed_rows[rows] = samples.numbers[in_flight]
             return
-        sampled_row_of = {sequence: row for row, sequence in enumerate(newest)}
+        number_of = {sequence: number for number, sequence in enumerate(newest)}
         sequences = [composition.sequences[i] for i in in_flight.tolist()]
-        feed_rows[rows] = [sampled_row_of[sequence] for sequence in sequences]
+        feed_rows[rows] = [number_of[sequence] for sequence in sequences]
 
     @property
     def host(self) -> _HostBuffer:
