@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
@@ -17,7 +16,6 @@ from sarathi_lab.config.errors import UserError, suggestion
 from sarathi_lab.config.paths import OUTPUTS
 from sarathi_lab.results import load as files
 from sarathi_lab.results import sweep_analysis
-from sarathi_lab.results.wandb_project import fetch_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -270,12 +268,11 @@ def load(*places: str | Path) -> Results:
     """Load runs of one or several places.
 
     Args:
-        places: Folders (default: `outputs`), projects on W&B's server ("entity/project"), recorded
-            experiments such as "orca", and files of a benchmark client
-            (`extensions.replay.bench_files`).
+        places: Folders (default: `outputs`), recorded experiments such as "orca", and files of a
+            benchmark client (`extensions.replay.bench_files`).
 
     Returns:
-        All runs; those of projects and records have no tables of requests and iterations.
+        All runs; those of records have no tables of requests and iterations.
 
     Raises:
         UserError: For a place without runs.
@@ -289,7 +286,7 @@ def load(*places: str | Path) -> Results:
     for result in results:
         runs.append(result.runs)
         settings += result.settings
-        # Of projects and records, so that the readers stay beside their runs.
+        # Of records, so that the readers stay beside their runs.
         no_tables = [pd.DataFrame] * len(result.runs)
         for kind, readers in tables.items():
             readers += result._tables.get(kind, no_tables)
@@ -304,13 +301,10 @@ def _load(source: str | Path) -> Results:
         return _load_benchmarks(path)
     if files.find_runs(path):
         return _load_folder(path)
-    # A folder ENTITY/PROJECT without runs is a mistake, not W&B's project of that name.
-    if re.fullmatch(r"[\w-]+/[\w.-]+", name) and not path.exists():
-        return _load_project(name)
     if path.exists() or name not in files.recorded():
         raise UserError(
-            f"{name} holds no finished run; name a folder such as outputs, a recorded experiment "
-            "such as orca, or a project on W&B as entity/project"
+            f"{name} holds no finished run; name a folder such as outputs, or a recorded "
+            "experiment such as orca"
         )
     table = files.load(name)
     settings = filter(sweep_analysis.is_setting, map(str, table))
@@ -338,13 +332,3 @@ def _load_folder(path: Path) -> Results:
         tables["requests"].append(partial(files.load_requests, run))
         tables["iterations"].append(partial(files.load_iterations, run))
     return Results(runs, runs.attrs["settings"], tables)
-
-
-def _load_project(project: str) -> Results:
-    """Load the runs of a project on W&B's server."""
-    rows = []
-    names: set[str] = set()
-    for settings, summary in fetch_runs(project):
-        rows.append({**settings, **summary})
-        names |= settings.keys()
-    return Results(pd.DataFrame(rows), names)

@@ -15,12 +15,11 @@ from sarathi_lab.config.csv_files import csv_files, csv_name, write_csv
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_object, readable
 from sarathi_lab.config.run_context import SweepRecord
-from sarathi_lab.results.table import COLUMNS, MEASURED, RESULTS, rows_of_run
+from sarathi_lab.results.table import COLUMNS, MEASURED, RESULTS
 from sarathi_lab.results.table import SIMULATED as SIMULATED_SOURCE
 
 POINTS = "figure.parquet"  # recomputed figures of the paper
 LABELS = "run.json"  # written last, so its presence marks a complete run
-RENAMED = {"floor": "roofline", "ceiling": "peak"}  # words in the names of older files
 SIMULATED = "simulated-"
 COMPOSED = "kernels-"  # of measured kernels: folders of their hardware and model
 COMPOSED_SOURCE = "measured kernels"
@@ -203,36 +202,22 @@ def load_rows(*roots: Path | str) -> pd.DataFrame:
     tables = []
     for path in find_runs(*map(Path, roots)):
         with suppress(UserError):
-            rows = _rows_of(path)
+            rows = _parquet(path / RESULTS)
             tables.append(rows.assign(path=str(path)))
     if not tables:
         return pd.DataFrame(columns=[*COLUMNS, "path"])
     return pd.concat(tables, ignore_index=True)
 
 
-def _rows_of(path: Path) -> pd.DataFrame:
-    """Return the rows of the run in `path`, of an older one from summary.json and run.json."""
-    file = path / RESULTS
-    if file.is_file():
-        return _parquet(file)
-    summary = read_object(path / "summary.json", AGAIN)
-    quantities = {}
-    for name, value in summary.items():
-        quantities[new_name(name)] = value
-    labels = read_object(path / LABELS, AGAIN)
-    return rows_of_run(quantities, labels)
-
-
 def load_summary(path: Path | str) -> dict[str, float]:
     """Return the quantities of the run in `path` by name."""
-    rows = _rows_of(Path(path))
+    rows = _parquet(Path(path) / RESULTS)
     return dict(zip(rows["quantity"], rows["value"], strict=True))
 
 
 def load_iterations(path: Path | str) -> pd.DataFrame:
     """Load the iterations of the run in `path`, a row each; columns as in metrics.md."""
-    iterations = _parquet(Path(path) / "iterations.parquet")
-    return iterations.rename(columns=new_name)
+    return _parquet(Path(path) / "iterations.parquet")
 
 
 def load_requests(path: Path | str) -> pd.DataFrame:
@@ -243,12 +228,6 @@ def load_requests(path: Path | str) -> pd.DataFrame:
 def _parquet(path: Path) -> pd.DataFrame:
     with readable(path, AGAIN):
         return pd.read_parquet(path)
-
-
-def new_name(name: str) -> str:
-    """Return today's name of a quantity of an older file."""
-    name_pieces = [RENAMED.get(piece, piece) for piece in str(name).split("_")]
-    return "_".join(name_pieces)
 
 
 def load_paper(figure: str) -> pd.DataFrame:

@@ -442,7 +442,6 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         unbroken=["policy"],
         title=f"{title} ({notes})",
         keys=list(settings.values()),
-        optional=_least_missed(columns, headings, compared),
     )
 
 
@@ -467,27 +466,6 @@ def _quantities_of(
         if name in median_of:
             cells[heading_of_quantity] = _median(name, median_of[name], scales[name])
     return cells
-
-
-def _least_missed(
-    columns: Mapping[str, str], headings: Mapping[str, str], compared: Sequence[str]
-) -> dict[str, str]:
-    """Return what a table without room for all is shown without, by heading, the first one first.
-
-    Args:
-        columns: Names of the table's quantities in words.
-        headings: Their headings.
-        compared: The policies that the throughput is compared with.
-    """
-    names = ["kv_reread_factor", "ttft_p50"]
-    names += [f"throughput_vs_{name}" for name in compared[1:]]
-    if "slo_attainment" in columns:
-        names.append("throughput")  # it follows from the rate
-    shown = {}
-    for name in names:
-        if name in headings:
-            shown[headings[name]] = " ".join(columns[name].split())
-    return shown
 
 
 def _headings(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +13,15 @@ import pandas as pd
 from omegaconf import OmegaConf
 from rich.console import JustifyMethod
 from rich.table import Table
-from rich.text import Text
 
 from sarathi_lab.config.console import console, print_place, print_words
 from sarathi_lab.config.errors import RunError
-from sarathi_lab.config.paths import read_object, write_json
+from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.results.load import AGAIN, LABELS, load_summary, without_unread
+from sarathi_lab.results.load import LABELS, load_summary, without_unread
 from sarathi_lab.results.table import RESULTS, SIMULATED, rows_of_run
-from sarathi_lab.results.tracking import TrackedRun, Tracker, as_tree, summary_columns
+from sarathi_lab.results.tracking import Tracker, as_tree, summary_columns
+from sarathi_lab.results.wandb_writer import TrackedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,6 +32,7 @@ HEADING_WIDTHS = (99, 24, 16, 12, 8, 1)  # letters of a line, tried in this orde
 NARROWEST_PROSE = 12  # columns of text that prose is wrapped into
 ITERATIONS = "iterations.parquet"
 REQUESTS = "requests.parquet"
+Column = tuple[str, ...]  # a heading and the cells below it
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,8 @@ class DisplayTable:
     """A table for display under a bold `title`: `rows` by heading, right-aligned except those in
     `left`, `unbroken` ones never wrapped, numbers in `formats` by heading; NaN is "-".
 
-    Numbers are never cut or wrapped. Where there is no room for all, the `optional` columns (what
-    they show, by heading) are left out, in their order. Columns that have no room then, either,
-    follow in further tables, each with the `keys`, the columns that name a row (default: those in
-    `left`).
+    Numbers are never cut or wrapped. Columns that have no room follow in further tables, each with
+    the `keys`, the columns that name a row (default: those in `left`).
     """
 
     rows: Iterable[Mapping[Any, object]]
@@ -50,34 +49,7 @@ class DisplayTable:
     unbroken: Collection[str] = ()
     formats: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
-    markup: bool = False  # whether cells hold rich's styles, such as [green]
     keys: Collection[str] = ()
-    optional: Mapping[str, str] = field(default_factory=dict)
-
-    def fitting(self, width: int) -> tuple[DisplayTable, list[str]]:
-        """Return the table without the `optional` columns that it has no room for, and what they
-        show; all of it where it would not fit without them, either.
-        """
-        needed = self.least_width()
-        widths = {}
-        for column in zip(*self.cells(), strict=True):
-            widths[column[0]] = self._least_width(column)
-        left_out: dict[str, str] = {}
-        for heading, what in self.optional.items():
-            if needed > width:
-                needed -= widths[heading]
-                left_out[heading] = what
-        if needed > width or not left_out:
-            return self, []
-        rows = []
-        for row in self.rows:
-            rows.append({name: value for name, value in row.items() if name not in left_out})
-        return replace(self, rows=rows, optional={}), list(left_out.values())
-
-    def least_width(self) -> int:
-        """Return how many columns of text the table needs."""
-        columns = zip(*self.cells(), strict=True)
-        return sum(map(self._least_width, columns))
 
     def cells(self) -> list[list[str]]:
         """Return the headings and the rows below them as text."""
@@ -93,78 +65,58 @@ class DisplayTable:
     def tables(self, width: int) -> list[Table]:
         """Return tables of at most `width` columns of text that together have all columns."""
         columns = list(zip(*self.cells(), strict=True))
+        keys = self._keys_within(columns, width // 2)
+        width_of_keys = sum(map(self._least_width, keys))
+        # At least one column beside the keys, or a narrow terminal would never reach the end.
+        columns_of_tables: list[list[Column]] = [[]]
+        used = width_of_keys
+        for column in columns:
+            if column in keys:
+                continue
+            needed = self._least_width(column)
+            if columns_of_tables[-1] and used + needed > width:
+                columns_of_tables.append([])
+                used = width_of_keys
+            columns_of_tables[-1].append(column)
+            used += needed
         tables = []
-        for numbers in self._columns_of_tables(columns, width):
-            shown = [columns[number] for number in numbers]
+        for others in columns_of_tables:
+            shown = [column for column in columns if column in keys or column in others]
             tables.append(self._table(shown, width))
         return tables
 
-    def _columns_of_tables(
-        self, columns: Sequence[Sequence[str]], width: int
-    ) -> Iterator[list[int]]:
-        """Yield the numbers of each table's columns: the keys, and as many others as fit."""
-        least = [self._least_width(column) for column in columns]
-        keys = self._keys_within(columns, least, width // 2)
-        width_of_keys = sum(least[key] for key in keys)
-        # At least one column beside the keys, or a narrow terminal would never reach the end.
-        others: list[int] = []
-        used = width_of_keys
-        for number, needed in enumerate(least):
-            if number in keys:
-                continue
-            if others and used + needed > width:
-                yield sorted([*keys, *others])
-                others = []
-                used = width_of_keys
-            others.append(number)
-            used += needed
-        yield sorted([*keys, *others])
-
-    def _keys_within(
-        self, columns: Sequence[Sequence[str]], least: Sequence[int], width: int
-    ) -> list[int]:
-        """Return the numbers of the columns that name a row: the first that fit, at least one."""
+    def _keys_within(self, columns: Sequence[Column], width: int) -> list[Column]:
+        """Return the columns that name a row: the first that fit, else the first column."""
         names = self.keys or self.left
-        numbers = [i for i, column in enumerate(columns) if column[0] in names]
-        fitting: list[int] = []
+        keys: list[Column] = []
         used = 0
-        for number in numbers:
-            used += least[number]
-            if used > width:
-                break
-            fitting.append(number)
-        if fitting:
-            return fitting
-        return [0] if columns else []
+        for column in columns:
+            if column[0] in names:
+                used += self._least_width(column)
+                if used > width:
+                    break
+                keys.append(column)
+        return keys or list(columns[:1])
 
-    def _least_width(self, column: Sequence[str]) -> int:
+    def _least_width(self, column: Column) -> int:
         """Return the columns of text that a column needs: headings and prose wrap at words."""
         heading, *cells = column
         # A heading wraps at spaces, a number must not be broken.
         of_heading = max(map(len, heading.split()), default=0)
-        of_cells = self._width(cells)
+        of_cells = _letters_of(cells)
         if self._is_prose(heading):
-            words = " ".join(map(self._plain, cells)).split()
+            words = " ".join(cells).split()
             longest_word = max(map(len, words), default=0)
             of_cells = max(longest_word, min(of_cells, NARROWEST_PROSE))
         return 2 * PADDING + max(of_heading, of_cells)
 
-    def _width(self, cells: Iterable[str]) -> int:
-        """Return the letters of the longest line."""
-        text = "\n".join(map(self._plain, cells))
-        return max(map(len, text.split("\n")))
-
-    def _plain(self, cell: str) -> str:
-        return Text.from_markup(cell).plain if self.markup else cell
-
     def _is_prose(self, heading: str) -> bool:
         return heading in self.left and heading not in self.unbroken
 
-    def _table(self, columns: Sequence[Sequence[str]], width: int) -> Table:
+    def _table(self, columns: Sequence[Column], width: int) -> Table:
         """Return a table of `columns` whose headings are wrapped if they have no room."""
-        least = [self._least_width(column) for column in columns]
         # Without room even for one column beside the keys, lines are folded: nothing is cut.
-        has_room = sum(least) <= width
+        has_room = sum(map(self._least_width, columns)) <= width
         wrapped = self._wrapped_headings(columns, width)
         table = Table(box=None, padding=(0, PADDING), pad_edge=True)
         for column, heading in zip(columns, wrapped, strict=True):
@@ -177,7 +129,7 @@ class DisplayTable:
             table.add_row(*row)
         return table
 
-    def _wrapped_headings(self, columns: Sequence[Sequence[str]], width: int) -> list[str]:
+    def _wrapped_headings(self, columns: Sequence[Column], width: int) -> list[str]:
         """Wrap the headings of numbers as little as lets the columns fit into `width`."""
         for letters in HEADING_WIDTHS:
             headings = []
@@ -189,8 +141,7 @@ class DisplayTable:
                     room = max(letters, least - 2 * PADDING)
                     lines = [textwrap.fill(line, room) for line in heading.split("\n")]
                     heading = "\n".join(lines)
-                    width_of_heading = 2 * PADDING + self._width([heading])
-                    least = max(least, width_of_heading)
+                    least = max(least, 2 * PADDING + _letters_of([heading]))
                 headings.append(heading)
                 total += least
             if total <= width:
@@ -203,6 +154,12 @@ class DisplayTable:
         if pd.isna(value):
             return "-"
         return format(value, self.formats.get(name, ""))
+
+
+def _letters_of(cells: Sequence[str]) -> int:
+    """Return the letters of the longest line."""
+    lines = "\n".join(cells).split("\n")
+    return max(map(len, lines))
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -305,8 +262,10 @@ def track(
     has_tables = not is_run or tracker.keeps_tables(is_measured=is_measured)
     if is_run and not has_tables and result.labels.get("is_baseline"):
         return
-    baselines = _baselines(result, context)
-    summaries = {name: baseline.summary for name, baseline in baselines.items()}
+    baselines: Mapping[str, str] = result.labels.get("baselines", {})  # relative folders
+    summaries = {}
+    for name, folder in baselines.items():
+        summaries[name] = load_summary(context.run_dir / folder)
     is_light = not has_tables
     has_files = has_tables and not has_failed
     tracker.leave(
@@ -314,42 +273,20 @@ def track(
             name=context.name,
             group=context.group,
             job_type=context.experiment or context.task,
-            folder=context.run_dir,
+            folder=str(context.run_dir),
             tags=result.tags or (context.task,),
-            config=_columns(result, context, baselines, is_light=is_light),
+            config=_columns(result, context, is_light=is_light),
             summary=summary_columns(result.summary, summaries),
             has_history=has_files and ITERATIONS in result.tables,
             has_tables=has_files,
             artifact=result.artifact,
-            baselines=[baseline.folder for baseline in baselines.values()],
+            baselines=list(baselines.values()),
             has_failed=has_failed,
         )
     )
 
 
-@dataclass(frozen=True)
-class _Baseline:
-    """A baseline, as the run that was held against it has it in W&B."""
-
-    folder: str  # relative to the run's
-    summary: Mapping[str, float]
-    chunk: int | None
-
-
-def _baselines(result: Result, context: RunContext) -> dict[str, _Baseline]:
-    """Read a run's baselines, by their names."""
-    baselines = {}
-    for name, folder in result.labels.get("baselines", {}).items():
-        path = context.run_dir / folder
-        labels = read_object(path / LABELS, AGAIN)
-        summary = load_summary(path)
-        baselines[name] = _Baseline(folder, summary, labels.get("chunk"))
-    return baselines
-
-
-def _columns(
-    result: Result, context: RunContext, baselines: Mapping[str, _Baseline], *, is_light: bool
-) -> dict[str, object]:
+def _columns(result: Result, context: RunContext, *, is_light: bool) -> dict[str, object]:
     """Return a run's columns in a dashboard, and its `settings`.
 
     Of a light run they are the settings that its command states, else all that its executor reads.
@@ -362,12 +299,6 @@ def _columns(
         **result.labels,
     }
     columns |= _machine_columns(columns, context.task)
-    chunks = {}
-    for name, baseline in baselines.items():
-        if baseline.chunk:
-            chunks[name] = baseline.chunk
-    if chunks:
-        columns["baseline_chunks"] = chunks
     if not is_light:
         return {**columns, "settings": without_unread(result.config or {})}
     # A sweep has thousands of light runs: what is stated twice or empty is left out.
@@ -400,14 +331,10 @@ def show(shown: Iterable[DisplayTable | str]) -> None:
             continue
         if item.title:
             print_words(f"\n{item.title}", style="bold")
-        fitting, left_out = item.fitting(out.width)
-        for i, table in enumerate(fitting.tables(out.width)):
+        for i, table in enumerate(item.tables(out.width)):
             if i > 0:
                 out.print()
-            out.print(table, markup=item.markup)
-        if left_out:
-            needed = f"COLUMNS={item.least_width()} in front of the command shows all"
-            print_words(f"left out for lack of room: {', '.join(left_out)}; {needed}")
+            out.print(table)
 
 
 def _save(result: Result, folder: Path) -> None:

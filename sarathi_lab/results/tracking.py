@@ -7,16 +7,14 @@ afterwards.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,52 +23,17 @@ from sarathi_lab.config.errors import UserError, require_bool
 from sarathi_lab.config.paths import make_folder, write_json
 from sarathi_lab.results import wandb_writer
 from sarathi_lab.results.table import MILLISECONDS, factor
-from sarathi_lab.results.wandb_writer import LOST, PENDING, WANDB, PendingRun
+from sarathi_lab.results.wandb_writer import (
+    LOST,
+    PENDING,
+    WANDB,
+    Destination,
+    PendingRun,
+    TrackedRun,
+)
 
-MAX_TAG = 64  # characters
-MAX_NAME = 48  # characters of a run's name in its id, of which W&B allows 64
-# Instead of characters that W&B refuses in ids or in names of artifacts, and of the hyphen, after
-# which `wandb leet` looks for the id in a folder's name.
-REFUSED = re.compile(r"[^A-Za-z0-9=._+]+")
 AUTO = "auto"
 OPTION = "option"  # name of a group's option in a tree where the group has settings, too
-
-
-@dataclass(frozen=True)
-class TrackedRun:
-    """A run that has ended and left `folder`, as it is tracked.
-
-    `group` is the sweep, `job_type` the experiment; `config` has flat names to filter by ("command"
-    becomes the notes) and settings under "settings". Tables become an artifact: of equal `artifact`
-    versions of one, else one of this run alone.
-    """
-
-    name: str
-    group: str
-    job_type: str
-    folder: Path
-    tags: Sequence[str] = ()
-    config: Mapping[str, object] = field(default_factory=dict)
-    summary: Mapping[str, float] = field(default_factory=dict)
-    has_history: bool = False  # whether the folder's iterations are the history
-    has_tables: bool = False  # whether the folder's tables and pictures are displayed
-    artifact: str | None = None
-    baselines: Sequence[str] = ()  # their folders, relative to this run's
-    has_failed: bool = False
-
-    @property
-    def run_id(self) -> str:
-        """Return W&B's id, by which it names the run's folder, too.
-
-        A run that is done again in its folder has it again, and replaces what it left before.
-        """
-        return f"{REFUSED.sub('_', self.name)[:MAX_NAME]}_{self.key}"
-
-    @property
-    def key(self) -> str:
-        """Return what only this folder's run has: in its group, on whichever node it is done."""
-        group_and_folder = f"{self.group} {self.folder.absolute()}"
-        return hashlib.sha256(group_and_folder.encode()).hexdigest()[:8]
 
 
 class Tracker:
@@ -144,28 +107,10 @@ class WandbTracker(Tracker):
 
     def leave(self, run: TrackedRun) -> None:
         folder = Path(self.dir).absolute()
-        command = run.config.get("command")
-        pending = PendingRun(
-            run_id=run.run_id,
-            name=run.name,
-            group=run.group,
-            job_type=run.job_type,
-            notes=None if command is None else str(command),
-            tags=list(dict.fromkeys(tag[:MAX_TAG] for tag in run.tags if tag)),
-            config=dict(run.config),
-            summary=dict(run.summary),
-            has_failed=run.has_failed,
-            has_history=run.has_history,
-            has_tables=run.has_tables,
-            artifact=run.artifact or f"tables-{run.key}",
-            baselines=list(run.baselines),
-            project=self.project,
-            mode=self.mode,
-            folder=str(folder),
-            data=os.environ.get("WANDB_DATA_DIR") or str(folder / "wandb" / "data"),
-            timeout=self.timeout,
-        )
-        write_json(run.folder / PENDING, asdict(pending))
+        data = os.environ.get("WANDB_DATA_DIR") or folder / "wandb" / "data"
+        destination = Destination(self.project, self.mode, str(folder), str(data), self.timeout)
+        pending = PendingRun(run, destination)
+        write_json(Path(run.folder) / PENDING, asdict(pending))
 
     def keep(self, folder: Path, *, waits: bool = False) -> None:
         if (folder / PENDING).is_file():

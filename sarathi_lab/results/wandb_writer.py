@@ -8,8 +8,8 @@ is ready before the first run has ended.
 
 from __future__ import annotations
 
-import csv
 import gc
+import hashlib
 import json
 import os
 import re
@@ -18,17 +18,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
+    import pyarrow
     import wandb
 
 PENDING = "wandb.json"  # in the folder of a run until it is written
 WANDB = ("python", "-m", "wandb")  # the command alone may not be on the path
+MAX_TAG = 64  # characters
+MAX_NAME = 48  # characters of a run's name in its id, of which W&B allows 64
+# Instead of characters that W&B refuses in ids or in names of artifacts, and of the hyphen, after
+# which `wandb leet` looks for the id in a folder's name.
+REFUSED = re.compile(r"[^A-Za-z0-9=._+]+")
 MAX_HISTORY_ROWS = 2000
 LOCAL_TIMEOUT = 60.0  # seconds for opening a run, which usually takes 0.01
 # x axes of the history's columns; by default the iteration's number.
@@ -46,23 +52,46 @@ Arguments = TypeVarTuple("Arguments")
 
 
 @dataclass(frozen=True)
-class PendingRun:
-    """A run as its folder holds it, in `PENDING`, until it is written."""
+class TrackedRun:
+    """A run that has ended and left `folder`, as it is tracked.
 
-    run_id: str
+    `group` is the sweep, `job_type` the experiment; `config` has flat names to filter by ("command"
+    becomes the notes) and settings under "settings". Tables become an artifact: of equal `artifact`
+    versions of one, else one of this run alone.
+    """
+
     name: str
     group: str
     job_type: str
-    notes: str | None
-    tags: Sequence[str]
-    config: dict[str, object]
-    summary: dict[str, float]
-    has_failed: bool
-    has_history: bool  # iterations.parquet, if it is there, becomes the history
-    has_tables: bool  # tables of the folder become an artifact, and with pictures are displayed
-    artifact: str
-    baselines: Sequence[str]  # folders of runs to be written before, relative to this one's
-    # The tracker's
+    folder: str
+    tags: Sequence[str] = ()
+    config: Mapping[str, object] = field(default_factory=dict)
+    summary: Mapping[str, float] = field(default_factory=dict)
+    has_history: bool = False  # whether the folder's iterations are the history
+    has_tables: bool = False  # whether the folder's tables and pictures are displayed
+    artifact: str | None = None
+    baselines: Sequence[str] = ()  # their folders, relative to this run's
+    has_failed: bool = False
+
+    @property
+    def run_id(self) -> str:
+        """Return W&B's id, by which it names the run's folder, too.
+
+        A run that is done again in its folder has it again, and replaces what it left before.
+        """
+        return f"{REFUSED.sub('_', self.name)[:MAX_NAME]}_{self.key}"
+
+    @property
+    def key(self) -> str:
+        """Return what only this folder's run has: in its group, on whichever node it is done."""
+        group_and_folder = f"{self.group} {Path(self.folder).absolute()}"
+        return hashlib.sha256(group_and_folder.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where runs are written, and whether they are sent."""
+
     project: str
     mode: str
     folder: str  # in which W&B makes its folder
@@ -74,33 +103,48 @@ class PendingRun:
         return Path(self.folder) / "wandb"
 
 
+@dataclass(frozen=True)
+class PendingRun:
+    """A run as its folder holds it, in `PENDING`, until it is written."""
+
+    run: TrackedRun
+    destination: Destination
+
+    @classmethod
+    def load(cls, path: Path) -> PendingRun:
+        """Return the run that was left in a file. Raises what one of another version does."""
+        stored = json.loads(path.read_text())
+        return cls(TrackedRun(**stored["run"]), Destination(**stored["destination"]))
+
+
 @dataclass
 class Writer:
     """Writes runs, and gives up what failed once."""
 
     warnings: list[str] = field(default_factory=list)  # since they were last reported
     _named: set[Path] = field(default_factory=set)
-    _written: list[tuple[Path, PendingRun, Path]] = field(default_factory=list)  # not yet closed
+    # Not yet closed, with the file and W&B's folder of each
+    _written: list[tuple[PendingRun, Path, Path]] = field(default_factory=list)
     _gave_up: set[str] = field(default_factory=set)
 
     def write(self, folder: Path) -> None:
         """Write the run that was left in `folder`, if any, its baselines' first."""
         folder = folder.resolve()
-        pending = folder / PENDING
+        path = folder / PENDING
         # Runs of a sweep share their baselines.
-        if folder in self._named or not pending.is_file():
+        if folder in self._named or not path.is_file():
             return
         self._named.add(folder)
-        run = self._try(LOST, read_pending, pending)
-        if run is None:
+        pending = self._try(LOST, PendingRun.load, path)
+        if pending is None:
             return
-        for baseline in run.baselines:
+        for baseline in pending.run.baselines:
             self.write(folder / baseline)
-        written = self._try(LOST, write_run, run, folder)
+        written = self._try(LOST, write_run, pending, folder)
         if written is None:
             return
-        self._written.append((pending, run, written))
-        if run.mode == "online":  # each is sent when it has ended
+        self._written.append((pending, path, written))
+        if pending.destination.mode == "online":  # each is sent when it has ended
             self.close()
 
     def close(self) -> None:
@@ -113,12 +157,13 @@ class Writer:
         # only when the service has ended, which the next run starts again.
         wandb.teardown()
         closed, self._written = self._written, []
-        for pending, run, written in closed:
-            pending.unlink(missing_ok=True)
-            if run.mode == "online":
-                sync = shlex.join([*WANDB, "sync", str(run.wandb_dir)])
+        for pending, path, written in closed:
+            path.unlink(missing_ok=True)
+            destination = pending.destination
+            if destination.mode == "online":
+                sync = shlex.join([*WANDB, "sync", str(destination.wandb_dir)])
                 consequence = f"it and later runs stay here, and {sync} sends them"
-                self._try(consequence, send, written, run.timeout)
+                self._try(consequence, send, written, destination.timeout)
 
     def _try(
         self, consequence: str, work: Callable[[*Arguments], T], *args: *Arguments
@@ -135,30 +180,28 @@ class Writer:
             return None
 
 
-def read_pending(path: Path) -> PendingRun:
-    """Return the run that was left in a file. Raises what one of another version does."""
-    return PendingRun(**json.loads(path.read_text()))
-
-
-def write_run(run: PendingRun, folder: Path) -> Path:
+def write_run(pending: PendingRun, folder: Path) -> Path:
     """Write a run offline with what `folder` holds; returns W&B's folder. Raises what W&B does."""
     import wandb
 
-    run.wandb_dir.mkdir(parents=True, exist_ok=True)  # else W&B uses a temporary folder
-    os.environ["WANDB_DATA_DIR"] = run.data  # no setting of `wandb.Settings`
-    for earlier in run.wandb_dir.glob(f"offline-run-*-{run.run_id}"):
+    run = pending.run
+    destination = pending.destination
+    destination.wandb_dir.mkdir(parents=True, exist_ok=True)  # else W&B uses a temporary folder
+    os.environ["WANDB_DATA_DIR"] = destination.data  # no setting of `wandb.Settings`
+    for earlier in destination.wandb_dir.glob(f"offline-run-*-{run.run_id}"):
         shutil.rmtree(earlier, ignore_errors=True)  # of a command that was stopped, and resumed
+    tags = dict.fromkeys(tag[:MAX_TAG] for tag in run.tags if tag)
     opened = wandb.init(
         id=run.run_id,
         name=run.name,
         group=run.group,
         job_type=run.job_type,
-        notes=run.notes,
-        tags=list(run.tags),
-        config=run.config,
-        project=run.project,
+        notes=str(run.config.get("command", "")),
+        tags=list(tags),
+        config=dict(run.config),
+        project=destination.project,
         mode="offline",
-        dir=run.folder,
+        dir=destination.folder,
         reinit="create_new",
         settings=wandb.Settings(
             # No captured output, no sampling thread; versions are in the configuration.
@@ -206,20 +249,20 @@ def send(folder: Path, timeout: float) -> None:
         raise ConnectionError(f"the server did not take the run ({reason})")
 
 
-def _log(opened: wandb.Run, run: PendingRun, folder: Path) -> None:
+def _log(opened: wandb.Run, run: TrackedRun, folder: Path) -> None:
     iterations = folder / "iterations.parquet"
     if run.has_history and iterations.is_file():
         _log_iterations(opened, iterations)
     opened.summary.update(run.summary)
     if run.has_tables:
-        _log_artifact(opened, folder, run.artifact)
+        _log_artifact(opened, folder, run.artifact or f"tables-{run.key}")
         # In the history their sizes would be curves.
         opened.summary.update(_displayed(folder))
 
 
 def _log_iterations(opened: wandb.Run, path: Path) -> None:
     """Log at most 2,000 evenly spaced iterations with `iteration`, `time` [s] and `tokens` as x."""
-    iterations = read_rows(path)
+    iterations = read_parquet(path).to_pylist()
     if not iterations or "iteration" not in iterations[0]:  # those of a server's log
         return
     curves = [name for name in iterations[0] if name != "iteration"]
@@ -262,55 +305,35 @@ def _log_artifact(opened: wandb.Run, folder: Path, name: str) -> None:
 
 def _displayed(folder: Path) -> dict[str, object]:
     """Return the folder's CSV tables, requests and pictures as W&B displays them."""
+    import pyarrow.csv
     import wandb
 
+    # Empty cells are missing in columns of text, too.
+    options = pyarrow.csv.ConvertOptions(strings_can_be_null=True, null_values=[""])
     shown: dict[str, object] = {}
     for path in sorted(folder.glob("*.csv")):
-        shown[path.stem] = read_table(path)
+        shown[path.stem] = _as_displayed(pyarrow.csv.read_csv(path, convert_options=options))
     requests = folder / "requests.parquet"
     if requests.is_file():
-        rows = read_rows(requests, without=LISTS)
-        columns = list(rows[0]) if rows else []
-        data = [list(row.values()) for row in rows]
-        shown["requests"] = wandb.Table(columns=columns, data=data)
+        shown["requests"] = _as_displayed(read_parquet(requests))
     for path in sorted(folder.glob("*.png")):
         shown[f"picture/{path.stem}"] = wandb.Image(str(path))
     return shown
 
 
-def read_rows(path: Path, without: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return the rows of a parquet file; None where a value is missing."""
-    import pyarrow.parquet
-
-    file = pyarrow.parquet.ParquetFile(path)
-    names = [name for name in file.schema_arrow.names if name not in without]
-    rows: list[dict[str, Any]] = file.read(columns=names).to_pylist()
-    return rows
-
-
-def read_table(path: Path) -> wandb.Table:
-    """Return a CSV file as W&B's table."""
+def _as_displayed(table: pyarrow.Table) -> wandb.Table:
+    """Return a table without the columns that W&B cannot show."""
     import wandb
 
-    with path.open(newline="") as file:
-        headings, *rows = csv.reader(file)
-    columns = [_typed(column) for column in zip(*rows, strict=True)]
-    data = [list(row) for row in zip(*columns, strict=True)]
-    return wandb.Table(columns=headings, data=data)
+    columns = [name for name in table.column_names if name not in LISTS]
+    rows = table.select(columns).to_pylist()
+    return wandb.Table(columns=columns, data=[list(row.values()) for row in rows])
 
 
-def _typed(column: Sequence[str]) -> Sequence[object]:
-    """Return a column as numbers or booleans if all that it holds are such; "" is None."""
-    present = [text for text in column if text]
-    if all(text in ("True", "False") for text in present):
-        return [text == "True" if text else None for text in column]
-    with suppress(ValueError):
-        return [_number(text) if text else None for text in column]
-    return [text or None for text in column]
+def read_parquet(path: Path) -> pyarrow.Table:
+    import pyarrow.parquet
 
-
-def _number(text: str) -> float:
-    return int(text) if text.isdecimal() else float(text)
+    return pyarrow.parquet.ParquetFile(path).read()
 
 
 def main() -> None:

@@ -22,7 +22,8 @@ from sarathi_lab.results.own_metrics import LABELS
 from sarathi_lab.results.plots.choice import check_stated
 from sarathi_lab.results.report import print_sweep
 from sarathi_lab.results.result import Result, Stopped, track, write, write_stopped
-from sarathi_lab.results.tracking import TrackedRun, Tracker
+from sarathi_lab.results.tracking import Tracker
+from sarathi_lab.results.wandb_writer import TrackedRun
 
 OF_DEVICES = ("device", "threads", "hostname", "workload")  # labels that no setting has by name
 SAMPLED = 20  # jobs of a sweep by which its time is told
@@ -129,7 +130,7 @@ def _tracked_sweep(job: Job, record: SweepRecord) -> TrackedRun:
         name=f"sweep of {', '.join(record.swept)}",
         group=group_of(record.folder, job.choices, record.swept, record.host),
         job_type="sweep",
-        folder=record.folder,
+        folder=str(record.folder),
         tags=["sweep"],
         config={
             "task": "sweep",

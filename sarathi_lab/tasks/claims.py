@@ -24,7 +24,6 @@ from sarathi_lab.experiment.claims import (
     Claim,
     figure_pattern,
     in_words,
-    kind_of,
     load_claims,
     verdicts,
 )
@@ -35,8 +34,6 @@ from sarathi_lab.results.result import DisplayTable, show
 from sarathi_lab.results.table import Row
 from sarathi_lab.tasks.claim_tables import blocks, ids_by_verdict, write_page
 
-COLOURS = ("green", "green", "green", "yellow", "red", "red", "cyan", "dim")
-STYLES = dict(zip(VERDICTS, COLOURS, strict=True))
 SHOWN = ["claim", "expected", "measured", "verdict", "note"]
 SHORT = ["verdict", "measured", "expected", "claim"]
 BY_CLAIM = ["device", "measured", "verdict"]
@@ -54,12 +51,12 @@ def print_summary(table: pd.DataFrame) -> None:
     by_evidence = ids_by_verdict(table)
     counts = []
     for verdict in VERDICTS:
-        counted: dict[str, object] = {"verdict": f"[{STYLES[verdict]}]{verdict}[/]"}
+        counted: dict[str, object] = {"verdict": verdict}
         for evidence, ids in by_evidence.items():
             counted[evidence] = len(ids[verdict])
         counts.append(counted)
     title = f"{table['id'].nunique()} claims by verdict and by where they were judged"
-    shown = [DisplayTable(counts, title=title, left=["verdict"], unbroken=["verdict"], markup=True)]
+    shown = [DisplayTable(counts, title=title, left=["verdict"], unbroken=["verdict"])]
     failing = []
     sentences = dict(zip(table["id"], table["claim"], strict=True))
     for name, places in _failing(by_evidence).items():
@@ -116,7 +113,7 @@ def _print_by_device(table: pd.DataFrame, *, is_long: bool) -> None:
         for verdict, count in rows.verdict.value_counts().items():
             counts.append(f"{count} {verdict}")
         summary = ", ".join(counts)
-        verdicts_on = DisplayTable(lines, SHOWN, unbroken=unbroken, title=title, markup=True)
+        verdicts_on = DisplayTable(lines, SHOWN, unbroken=unbroken, title=title)
         show([verdicts_on, summary])
 
 
@@ -126,7 +123,7 @@ def _print_by_claim(table: pd.DataFrame) -> None:
         first = rows.to_dict("records")[0]
         title = f"{first['id']}: {claim} ({first['expected']}; {first['source']})"
         lines = [_line(row, BY_CLAIM, has_interval=True) for row in rows.to_dict("records")]
-        show([DisplayTable(lines, BY_CLAIM, unbroken=BY_CLAIM, title=title, markup=True)])
+        show([DisplayTable(lines, BY_CLAIM, unbroken=BY_CLAIM, title=title)])
 
 
 def _line(row: Row, columns: Sequence[str], *, has_interval: bool) -> dict[str, object]:
@@ -134,11 +131,9 @@ def _line(row: Row, columns: Sequence[str], *, has_interval: bool) -> dict[str, 
     value = in_words(row)
     if not has_interval:
         value, _, _ = value.partition(" (")
-    style = STYLES[kind_of(row["verdict"])]
-    verdict = f"[{style}]{row['verdict']}[/]"
     # A claim is asked for by its name, which a column of its own would leave no width for.
-    claim = f"[bold]{row['id']}[/]: {row['claim']}"
-    shown = {**row, "claim": claim, "measured": value, "verdict": verdict}
+    claim = f"{row['id']}: {row['claim']}"
+    shown = {**row, "claim": claim, "measured": value}
     return {name: shown[name] for name in columns}
 
 

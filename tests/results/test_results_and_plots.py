@@ -24,7 +24,6 @@ from sarathi_lab.results.load import (
     load_requests,
     load_rows,
     load_runs,
-    load_summary,
 )
 from sarathi_lab.results.plots import sweeps
 from sarathi_lab.results.report import sweep_table
@@ -143,7 +142,7 @@ def test_two_sweeps_of_different_models_are_never_one_series():
     assert list(sweep_table(runs, "").rows[0])[1:4] == ["model", "device", "chunk"]
 
 
-def test_rows_of_a_run_are_long_and_an_older_run_is_read_from_its_summary(tmp_path):
+def test_rows_of_a_run_are_long(tmp_path):
     labels = {**LABELS, "name": "new", "git_commit": "abc"}
     rows = rows_of_run({"throughput": 30.0, "mfu": 0.1}, labels)
     assert list(rows) == COLUMNS
@@ -151,14 +150,9 @@ def test_rows_of_a_run_are_long_and_an_older_run_is_read_from_its_summary(tmp_pa
     assert shown[0] == ["new", "throughput", 30.0, "tokens/s", "measured", "abc"]
     write_run(tmp_path / "new", {})
     rows.to_parquet(tmp_path / "new" / RESULTS)
-    write_run(tmp_path / "old", {})
-    (tmp_path / "old" / RESULTS).unlink()
-    summary = {"throughput": 10.0, "ttft_p50_floor": 0.5}
-    (tmp_path / "old" / "summary.json").write_text(json.dumps(summary))
-    assert load_summary(tmp_path / "old")["ttft_p50_roofline"] == 0.5
     read = load_rows(tmp_path)
     assert list(read) == [*COLUMNS, "path"]
-    assert read[read["quantity"] == "throughput"].value.tolist() == [30.0, 10.0]
+    assert read[read["quantity"] == "throughput"].value.tolist() == [30.0]
 
 
 def runs_of(**values: list[object]) -> pd.DataFrame:

@@ -22,14 +22,14 @@ from wandb_records import records_of, summary_of
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.results import tracking
-from sarathi_lab.results.tracking import TrackedRun, Tracker, WandbTracker, as_tree, summary_columns
-from sarathi_lab.results.wandb_writer import MAX_HISTORY_ROWS, PENDING, Writer
+from sarathi_lab.results.tracking import Tracker, WandbTracker, as_tree, summary_columns
+from sarathi_lab.results.wandb_writer import MAX_HISTORY_ROWS, PENDING, TrackedRun, Writer
 
 RUN = TrackedRun(
     name="sarathi chunk=256",
     group="a sweep",
     job_type="run",
-    folder=Path("0"),
+    folder="0",
     tags=["sarathi", "tiny"],
     config={"chunk": 256},
 )
@@ -48,7 +48,7 @@ def iterations(num_rows: int) -> pd.DataFrame:
 def left(tracker: WandbTracker, run: TrackedRun, folder: Path) -> None:
     """Leave `run` in `folder`, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
-    tracker.leave(replace(run, folder=folder))
+    tracker.leave(replace(run, folder=str(folder)))
 
 
 def the_run(folder: Path, name: str = "") -> Path:
@@ -224,10 +224,10 @@ def test_offline_runs_send_nothing_and_a_login_is_checked_without_the_server(tmp
     code = f"""
 import os
 from pathlib import Path, PosixPath
-from sarathi_lab.results.tracking import TrackedRun, WandbTracker
-from sarathi_lab.results.wandb_writer import Writer
+from sarathi_lab.results.tracking import WandbTracker
+from sarathi_lab.results.wandb_writer import TrackedRun, Writer
 tracker = WandbTracker(project='test', mode='offline', dir='.')
-tracker.leave({replace(RUN, folder=tmp_path)!r})
+tracker.leave({replace(RUN, folder=str(tmp_path))!r})
 writer = Writer()
 writer.write(Path('.'))
 writer.close()
@@ -335,7 +335,7 @@ def test_the_hint_is_a_command_and_the_null_tracker_leaves_nothing(tmp_path, mon
     null.check()
     assert null.hint() == ""
     null.start()
-    null.leave(replace(RUN, folder=tmp_path))
+    null.leave(replace(RUN, folder=str(tmp_path)))
     null.keep(tmp_path, waits=True)
     null.finish(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from pandas.testing import assert_series_equal
 from wandb_records import records_of, summary_of
 
 import sarathi_lab as lab
@@ -18,8 +17,8 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.results.load import load_summary
 from sarathi_lab.results.result import Result, track
-from sarathi_lab.results.tracking import TrackedRun, WandbTracker
-from sarathi_lab.results.wandb_writer import Writer
+from sarathi_lab.results.tracking import WandbTracker
+from sarathi_lab.results.wandb_writer import TrackedRun, Writer
 from sarathi_lab.run import main
 
 SMALL = ["executor=simulated", "workload.num_requests=3", "batch=2"]
@@ -62,7 +61,7 @@ def detailed(output: Path, tmp_path_factory) -> Path:
     (point,) = output.glob("20*/*/1")
     shutil.copytree(point, folder / "1")
     tables = {"has_history": True, "has_tables": True, "artifact": "sarathi-1"}
-    run = TrackedRun("sarathi", "a group", "serve", folder / "1", **tables)
+    run = TrackedRun("sarathi", "a group", "serve", str(folder / "1"), **tables)
     WandbTracker("offline", "test", str(folder)).leave(run)
     writer = Writer()
     writer.write(folder / "1")
@@ -182,102 +181,6 @@ def test_settings_are_columns_as_they_are_typed(local, output):
     assert name.endswith(", 2 runs: executor=simulated chunk=128,256")
 
 
-def test_a_project_on_the_server_is_read_as_folders_are(local, monkeypatch):
-    run = SimpleNamespace(
-        group="a sweep",
-        name="online",
-        config={"chunk": 8, "settings": {"seed": 0, "policy": {"_target_": "x.Orca", "chunk": 8}}},
-        summary={"throughput": 2.0, "_runtime": 3, "table": {"path": "x"}},
-    )
-    sweep = SimpleNamespace(group="a sweep", name="sweep of chunk", config={}, summary={})
-    api = SimpleNamespace(
-        runs=lambda where: {"me/lab": [run, sweep, run], "me/none": [sweep]}[where]
-    )
-    monkeypatch.setattr("wandb.Api", lambda: api)
-    loaded = lab.load("me/lab")
-    row = {"name": "online", "chunk": 8, "seed": 0, "policy": "Orca", "policy.chunk": 8}
-    assert loaded.runs.to_dict("records") == [{**row, "throughput": 2.0}] * 2
-    assert set(loaded.settings) == {*row}
-    with pytest.raises(UserError, match="no tables of iterations; load them by their folders"):
-        loaded.plot_iterations()
-    with pytest.raises(UserError, match="me/none holds no run that served requests"):
-        lab.load("me/none")
-
-
-def served(output: Path) -> SimpleNamespace:
-    """W&B's API as it would return the runs below `output`."""
-    runs = []
-    for path in sorted(output.rglob("run-*.wandb")):
-        shown = summary_of(path)
-        group = records_of(path)["run"][0]["run_group"]
-        parts = {name: shown[name] for name in ("name", "config", "summary")}
-        runs.append(SimpleNamespace(group=group, **parts))
-    return SimpleNamespace(runs=lambda where: runs)
-
-
-def test_baselines_are_rows_again_when_a_project_is_read(local, output, monkeypatch):
-    monkeypatch.setattr("wandb.Api", lambda: served(output))
-    loaded = lab.load("me/lab")
-    for column in ("policy", "chunk", "batch", "throughput", "tbt_p99", "workload.num_requests"):
-        tables = [
-            part.runs.sort_values("name")[column].reset_index(drop=True) for part in (loaded, local)
-        ]
-        assert_series_equal(*tables, check_dtype=False)
-    assert loaded.varying == local.varying == ["chunk"]
-    assert str(loaded) == str(local)
-    assert loaded.compare(to="orca").throughput.tolist() == pytest.approx(
-        local.compare(to="orca").throughput.tolist()
-    )
-    assert not [name for name in loaded.runs if name.endswith("_orca") and "_vs_" not in name]
-    assert len(loaded.plot().axes) == len(local.plot().axes)
-
-
-def test_baselines_that_are_runs_themselves_are_counted_once(output, monkeypatch):
-    api = served(output)
-    baseline = SimpleNamespace(
-        group=api.runs("")[0].group,
-        name="baseline orca",
-        config={"policy": "orca", "is_baseline": True},
-        summary={"throughput": 2.0},
-    )
-    api.runs("").append(baseline)
-    monkeypatch.setattr("wandb.Api", lambda: api)
-    policies = lab.load("me/lab").runs.policy
-    assert sorted(policies) == ["orca", "request_level", "sarathi", "sarathi"]
-
-
-def test_baselines_whose_names_end_alike_keep_their_own_columns(monkeypatch):
-    names = ("prefill_first", "transformers_prefill_first")
-    run = SimpleNamespace(
-        group="a run",
-        name="sarathi",
-        config={"policy": "sarathi", "baselines": {name: f"../{name}" for name in names}},
-        summary={
-            "throughput": 4.0,
-            "throughput_prefill_first": 2.0,
-            "throughput_transformers_prefill_first": 1.0,
-            "throughput_vs_prefill_first": 2.0,
-            "throughput_vs_transformers_prefill_first": 4.0,
-        },
-    )
-    monkeypatch.setattr("wandb.Api", lambda: SimpleNamespace(runs=lambda project: [run]))
-    runs = lab.load("me/lab").runs.set_index("policy")
-    assert runs.throughput.to_dict() == {"sarathi": 4.0, names[0]: 2.0, names[1]: 1.0}
-    ratios = {name for name in runs if name.startswith("throughput_")}
-    assert ratios == {f"throughput_vs_{name}" for name in names}
-
-
-def test_a_server_that_gives_nothing_is_one_line(monkeypatch):
-    def refuse() -> None:
-        raise ValueError("no such project\nmore")
-
-    monkeypatch.setattr("wandb.Api", refuse)
-    with pytest.raises(UserError) as error:
-        lab.load("me/lab")
-    assert "W&B gives no runs of me/lab (no such project); check" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_curves_have_a_line_for_every_run_that_is_named(local):
     name = "sarathi, chunk 256"
     axes = local.plot_iterations(name).axes
@@ -294,7 +197,7 @@ def test_curves_have_a_line_for_every_run_that_is_named(local):
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        ("missing", "missing holds no finished run; name a folder such as outputs, a rec"),
+        ("missing", "missing holds no finished run; name a folder such as outputs, or a recorded"),
         ("empty", "empty holds no finished run; name a folder"),
         ("torn", "holds no run that can be read"),
     ],
