@@ -195,11 +195,15 @@ class Cluster(Schedulers):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._leaving or self._moving or any(self._arrived)) or super().has_work
+        is_moving = self._leaving or self._moving or any(self._arrived)
+        return bool(is_moving) or super().has_work
 
     @property
     def next_time(self) -> float:
-        return self._moving[0][0].end if self._moving else math.inf
+        if not self._moving:
+            return math.inf
+        first_transfer, _, _ = self._moving[0]
+        return first_transfer.end
 
     def add(self, request: Request) -> SequenceState:
         """Give a request to the instance that the router names."""
@@ -209,7 +213,7 @@ class Cluster(Schedulers):
 
     def schedule(self, now: float) -> Batch | None:
         """Make a batch for an instance that has room at time `now` (seconds), or None."""
-        while self._moving and self._moving[0][0].end <= now:
+        while self.next_time <= now:
             self._arrive(*heappop(self._moving))
         while self._leaving and self.send(*self._leaving[0]):
             self._leaving.popleft()
@@ -268,7 +272,9 @@ class Cluster(Schedulers):
 
     def _load_of(self, instance: int) -> int:
         """Count the requests of an instance, as `load_of`; those that have arrived wait, too."""
-        return load_of(self.schedulers[instance]) + WAITING_WEIGHT * len(self._arrived[instance])
+        num_arrived = len(self._arrived[instance])
+        scheduler = self.schedulers[instance]
+        return load_of(scheduler) + WAITING_WEIGHT * num_arrived
 
     def _coming_to(self, instance: int) -> list[SequenceState]:
         """The sequences in transfer to an instance."""
@@ -277,16 +283,21 @@ class Cluster(Schedulers):
     def _fits(self, sequences: Sequence[SequenceState], instance: int) -> bool:
         """Whether an instance has places and cache for all of `sequences`."""
         scheduler = self.schedulers[instance]
-        num_seqs = len(scheduler.running) + len(self._arrived[instance]) + len(sequences)
+        num_arrived = len(self._arrived[instance])
+        num_seqs = len(scheduler.running) + num_arrived + len(sequences)
+        if num_seqs > scheduler.max_num_seqs:
+            return False
         num_tokens = sum(sequence.num_known for sequence in sequences)
-        fits = scheduler.blocks.can_hold(num_tokens, scheduler.policy.watermark)
-        return num_seqs <= scheduler.max_num_seqs and fits
+        watermark = scheduler.policy.watermark
+        return scheduler.blocks.can_hold(num_tokens, watermark)
 
     def _arrive(self, transfer: Transfer, before: SequenceState, after: SequenceState) -> None:
-        self.schedulers[transfer.source].blocks.free(before)
-        self._arrived[transfer.target].append(after)
-        self._no_batch_at[transfer.source] = math.nan
-        self._no_batch_at[transfer.target] = math.nan
+        source = transfer.source
+        target = transfer.target
+        self.schedulers[source].blocks.free(before)
+        self._arrived[target].append(after)
+        self._no_batch_at[source] = math.nan
+        self._no_batch_at[target] = math.nan
 
 
 class Handover(Cluster):
