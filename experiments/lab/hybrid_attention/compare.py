@@ -45,65 +45,92 @@ def main() -> None:
 
 
 def mixed_calls(folder: Path, gpu: str, model: str) -> pd.DataFrame:
-    """Rows with prompts and decodes: `measured` and `two` calls measured, and both by formula."""
-    rows = read_tables(str(folder)).frames["attention"].rename(columns={TIME: "measured"})
-    alone = {kind: rows.query(f"{kind} == 0").set_index(SIZES).measured for kind in SIZES[::2]}
+    """Return a row for each call over a chunk and decodes, with microseconds: `measured`, `two`
+    (the sum of two measured calls), and `one_formula` and `two_formula` of the same by formula.
+    """
+    tables = read_tables(str(folder))
+    rows = tables.frames["attention"].rename(columns={TIME: "measured"})
     calls = rows.query("prefill_chunk > 0 and n_decode > 0").reset_index(drop=True)
-    prompts = pd.MultiIndex.from_frame(calls[SIZES].assign(n_decode=0, kv_decode=0))
-    decodes = pd.MultiIndex.from_frame(calls[SIZES].assign(prefill_chunk=0, kv_prefill=0))
-    prompts_alone = alone["n_decode"].reindex(prompts).to_numpy()
-    decodes_alone = alone["prefill_chunk"].reindex(decodes).to_numpy()
-    operations = AnalyticOperations(load_option("model", model), load_option("hardware", gpu), 2)
+    sizes = calls[SIZES]
+    prompts_alone = _measured_at(rows, sizes.assign(n_decode=0, kv_decode=0))
+    decodes_alone = _measured_at(rows, sizes.assign(prefill_chunk=0, kv_prefill=0))
+
+    model_spec = load_option("model", model)
+    hardware = load_option("hardware", gpu)
+    operations = AnalyticOperations(model_spec, hardware, dtype_bytes=2)
     seconds = operations.attention.uniform
     one_formula = []
     two_formula = []
-    for chunk, cached, num_decodes, context in calls[SIZES].to_numpy(int).tolist():
+    for chunk, cached, num_decodes, context in sizes.to_numpy(int).tolist():
+        of_both = seconds(chunk, cached, num_decodes, context)
         of_prompt = seconds(chunk, cached)
         of_decodes = seconds(0, 0, num_decodes, context)
-        one_formula.append(1e6 * seconds(chunk, cached, num_decodes, context))
+        one_formula.append(1e6 * of_both)
         two_formula.append(1e6 * (of_prompt + of_decodes))
     return calls.assign(
-        two=prompts_alone + decodes_alone, one_formula=one_formula, two_formula=two_formula
+        two=prompts_alone + decodes_alone,
+        one_formula=one_formula,
+        two_formula=two_formula,
     )
+
+
+def _measured_at(rows: pd.DataFrame, sizes: pd.DataFrame) -> np.ndarray:
+    """Return the measured times of calls of these `sizes`; NaN where there is none."""
+    measured = rows.drop_duplicates(SIZES).set_index(SIZES).measured
+    wanted = pd.MultiIndex.from_frame(sizes)
+    return measured.reindex(wanted).to_numpy()
 
 
 def describe(gpu: str, calls: pd.DataFrame) -> None:
     ratio = calls.measured / calls.two
-    served = ratio[calls.query(SERVED).index]
-    print(f"{gpu}: {len(calls)} mixed calls; one takes more than two in {(ratio > 1).mean():.0%}")
-    print(f"  one / two: median {ratio.median():.2f}, as served {served.median():.2f}")
+    is_dearer = ratio > 1
+    served = calls.query(SERVED).index
+    long = calls.query(LONG).index
+    print(f"{gpu}: {len(calls)} mixed calls; one takes more than two in {is_dearer.mean():.0%}")
+    print(f"  one / two: median {ratio.median():.2f}, as served {ratio[served].median():.2f}")
     for name in ("one_formula", "two_formula", "two"):
-        errors = calls[name] / calls.measured - 1
-        means = [errors.abs().mean()]
-        for rows in (SERVED, LONG):
-            means.append(errors[calls.query(rows).index].abs().mean())
-        of_all, of_served, of_long = means
-        print(f"  error of {name}: {of_all:.1%}, as served {of_served:.1%}, long {of_long:.1%}")
+        error = _error(calls[name], calls)
+        means = [f"{error.mean():.1%}"]
+        means.append(f"as served {error[served].mean():.1%}")
+        means.append(f"long {error[long].mean():.1%}")
+        print(f"  error of {name}: {', '.join(means)}")
     print(errors_by_decodes(calls).to_string())
-    scaled = calls.two * calls.one_formula / calls.two_formula / calls.measured - 1
-    print(f"  error of two measured calls times the formula's ratio: {scaled.abs().mean():.1%}")
+    ratio_by_formula = calls.one_formula / calls.two_formula
+    scaled = _error(calls.two * ratio_by_formula, calls)
+    print(f"  error of two measured calls times the formula's ratio: {scaled.mean():.1%}")
+
+
+def _error(predicted: pd.Series, calls: pd.DataFrame) -> pd.Series:
+    """Return the absolute error of predicted times, as a share of the measured ones."""
+    return (predicted / calls.measured - 1).abs()
 
 
 def errors_by_decodes(calls: pd.DataFrame) -> pd.DataFrame:
     """Mean absolute errors in percent of the formula, by decodes (rows) and their context."""
-    percent = 100 * (calls.one_formula / calls.measured - 1).abs()
-    contexts = pd.cut(calls.kv_decode, [0, 255, 1023, 2047, 4095, 16384]).rename("context")
-    means = percent.groupby([calls.n_decode, contexts], observed=True).mean()
+    percent = 100 * _error(calls.one_formula, calls)
+    contexts = pd.cut(calls.kv_decode, [0, 255, 1023, 2047, 4095, 16384])
+    by = [calls.n_decode, contexts.rename("context")]
+    means = percent.groupby(by, observed=True).mean()
     return means.unstack().round(1)
 
 
 def draw(axes: plt.Axes, gpu: str, calls: pd.DataFrame) -> None:
     """Medians by number and context of the decodes; dashed, by formula."""
     contexts = [512, 1024, 2048, 4096]
-    for context, colour in zip(contexts, plt.cm.viridis(np.linspace(0, 0.85, 4)), strict=True):
-        of_context = calls[calls.kv_decode == context]
-        num_decodes = of_context.n_decode
-        measured = (of_context.measured / of_context.two).groupby(num_decodes).median()
-        formula = (of_context.one_formula / of_context.two_formula).groupby(num_decodes).median()
-        axes.plot(measured.index, measured, color=colour, label=f"{context:,} tokens each")
-        # One key stands for the formula of all contexts.
-        key = "by formula" if context == contexts[-1] else None
-        axes.plot(formula.index, formula, "--", color=colour, label=key)
+    colours = plt.cm.viridis(np.linspace(0, 0.85, len(contexts)))
+    with_ratios = calls.assign(
+        measured_ratio=calls.measured / calls.two,
+        formula_ratio=calls.one_formula / calls.two_formula,
+    )
+    for context, colour in zip(contexts, colours, strict=True):
+        of_context = with_ratios[with_ratios.kv_decode == context]
+        medians = of_context.groupby("n_decode").median()
+        num_decodes = medians.index
+        label = f"{context:,} tokens each"
+        axes.plot(num_decodes, medians.measured_ratio, color=colour, label=label)
+        axes.plot(num_decodes, medians.formula_ratio, "--", color=colour)
+    # One key stands for the formula of all contexts.
+    axes.lines[-1].set_label("by formula")
     axes.axhline(1, color="grey", lw=0.8)
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 4, 16, 64], ["1", "4", "16", "64"])
