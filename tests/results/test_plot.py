@@ -98,7 +98,7 @@ def test_a_bar_has_the_width_of_its_row_and_others_are_points():
 def test_a_cell_without_a_row_has_no_number():
     cells = pd.DataFrame({"x": [1, 2], "y": ["u", "v"], "shade": [0.2, 0.9], "text": ["a", "b"]})
     cells = cells.astype({"x": "category", "y": "category"}).assign(panel="map")
-    scale = HeatScale("share", Normalize(0, 1), "Blues")
+    scale = HeatScale(Normalize(0, 1), "Blues")
     cells["scale"] = column_of([scale] * 2, cells)
     grid = PanelLayout(["map"], 1, SIZE)
     _, axes = plot(cells, x="x", y="y", hue="scale", kind="heat", grid=grid)

@@ -133,7 +133,7 @@ def test_two_sweeps_of_different_models_are_never_one_series():
     runs = runs.assign(sweep=runs.model, device=["cpu (AMD)", "cpu (AMD)"] + ["simulated a100"] * 2)
     assert sweep_analysis.varied(runs) == ["model", "device", "chunk"]
     axes = sweeps.choose_axes(runs)
-    assert (axes.kind, axes.x, axes.hue, axes.bound) == ("line", "chunk", "model", ("device",))
+    assert (axes.kind, axes.x, axes.hue, axes.others) == ("line", "chunk", "model", ())
     figure = sweeps.draw_sweep(runs, y="throughput")
     assert len(figure.axes[0].containers) == 2
     assert legend_of(figure) == ["tiny, cpu", "30m, simulated a100"]
@@ -197,7 +197,7 @@ def test_two_settings_are_an_axis_and_panels_and_baselines_lines_across(sweep):
 def test_more_settings_than_axes_are_distinct_and_never_averaged():
     runs = runs_of(chunk=[128, 256, 512], pd_ratio=[8, 32], batch=[4, 8], dtype=["a", "b"])
     figure = sweeps.draw_sweep(runs, y="throughput")
-    shades = [float(shade) for ax in figure.axes[:-1] for shade in shades_of(ax)]
+    shades = [float(shade) for ax in figure.axes for shade in shades_of(ax)]
     assert sorted(shades) == runs.throughput.tolist()
     figure = sweeps.draw_sweep(runs, y="throughput", kind="line")
     assert sum(len(points_of(ax)) for ax in figure.axes) == len(runs)
@@ -219,19 +219,19 @@ def test_seeds_are_intervals_and_explained():
     assert legend_of(figure) == ["bars and bands: 75% intervals of medians of 3 seeds"]
 
 
-def test_equal_series_are_drawn_once_under_their_names_and_a_single_simulated_run_has_no_noise():
-    """In all panels in the legend, in one of them above it; also as rows, and rows of a map."""
+def test_equal_policies_are_one_line_under_their_names_and_a_single_simulated_run_has_no_noise():
     runs = runs_of(policy=["sarathi", "vllm_v1", "orca"], chunk=[128, 256])
     speed = [1.0, 2.0, 1.0, 2.0, 1.0, 3.0]
     runs = runs.assign(throughput=speed, tbt_p99=[1.0, 2.0, 1.0, 2.0, 1.0, 2.0])
     figure = sweeps.draw_sweep(runs, y=["throughput", "tbt_p99", "throughput_vs_orca"])
     assert legend_of(figure) == ["sarathi = vllm_v1", "orca"]
-    assert [ax.get_title() for ax in figure.axes] == ["", "sarathi = vllm_v1 = orca", ""]
-    # Beside itself with the same chunk Orca has 1, which the axis shows.
-    assert [len(ax.containers) for ax in figure.axes] == [2, 1, 1]
+    assert [len(ax.containers) for ax in figure.axes] == [2, 2, 2]
+    # In rows each policy has its own.
     rows = sweeps.draw_sweep(runs[runs.chunk == 128].assign(chunk=None), y="throughput")
     assert [label.get_text() for label in rows.axes[0].get_yticklabels()] == [
-        "sarathi = vllm_v1 = orca"
+        "orca",
+        "vllm_v1",
+        "sarathi",
     ]
     table = sweep_table(runs, "All")
     assert "~" not in str(table.rows) + table.title

@@ -1,4 +1,4 @@
-"""Where the axes of quantities begin, and what their labels state: one rule for every sweep.
+"""Where the axes of quantities begin, and what their labels state: one rule for every picture.
 
 - An amount (tokens/s, seconds, a share) begins at zero: twice as high is twice as much.
 - A ratio to another run is compared with 1, not with zero: its axis shows 1 and begins near the
@@ -13,14 +13,13 @@ docs/how-to/sweeps.md has the same rule.
 from __future__ import annotations
 
 import math
+import textwrap
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.ticker import MaxNLocator, NullLocator
-from numpy.typing import NDArray
 
 from sarathi_lab.results.plots import style
 
@@ -30,6 +29,7 @@ LEAST_RANGE = 0.25  # of the largest ratio, so that 1 % does not look like a tre
 LONGEST_BAR = 2.5  # times the largest value up to which intervals stretch an axis
 HEADROOM = 1.06
 STEP = 0.05  # of the places where axes of ratios begin
+LABEL = 26  # letters of an axis label's line
 LOG_SCALE = "log\N{NO-BREAK SPACE}scale"
 
 
@@ -48,17 +48,15 @@ def is_ratio(quantity: str) -> bool:
     return "_vs_" in quantity
 
 
-def scale_of(rows: pd.DataFrame, quantity: str) -> Scale:
+def scale_of(rows: pd.DataFrame, *, is_ratio: bool, may_be_log: bool = True) -> Scale:
     """Return the scale for all `value`s of a quantity with their intervals (`low`, `high`)."""
     low = float(rows["value"].min())
     high = float(rows["value"].max())
-    if math.isnan(low):
-        return Scale(0.0, 1.0)
     ends = rows["high"].fillna(rows["value"])
     top = max(high, min(float(ends.max()), LONGEST_BAR * high))
-    if low > 0 and high / low > WIDE_RANGE:
+    if may_be_log and low > 0 and high / low > WIDE_RANGE:
         return Scale(low / 1.3, 1.3 * top, is_log=True, note=LOG_SCALE)
-    if is_ratio(quantity):
+    if is_ratio:
         return _scale_of_ratio(low, high, top)
     start = HEADROOM * min(0.0, low)  # differences may be negative
     end = HEADROOM * top
@@ -79,42 +77,39 @@ def _scale_of_ratio(low: float, high: float, top: float) -> Scale:
     start = max(0.0, STEP * num_steps)
     note = ""
     if start > 0:
-        note = f"axis from {start:g}"
+        note = f"axis from {start:g}".replace(" ", "\N{NO-BREAK SPACE}")
     return Scale(start, end + margin, note=note)
 
 
-def set_quantity_axis(ax: Axes, scale: Scale, *, along_x: bool) -> None:
-    """Give an axes the scale of its quantity, along x where names are in rows."""
+def set_quantity_axis(ax: Axes, scale: Scale, label: str, *, along_x: bool = False) -> None:
+    """Scale and label the axis of a quantity, along x where names are in rows."""
     kind = "log" if scale.is_log else "linear"
-    axis: Axis
+    ends = (scale.start, scale.end)
+    if scale.note:
+        label = f"{label}, {scale.note}"
+    label = textwrap.fill(label, LABEL)
     if along_x:
-        axis = ax.xaxis
-        ax.set_xscale(kind)
-        ax.set_xlim(scale.start, scale.end)
+        ax.set(xscale=kind, xlim=ends, xlabel=label)
+        ax.xaxis.set_major_locator(MaxNLocator(3))  # panels in rows are narrow
     else:
-        axis = ax.yaxis
-        ax.set_yscale(kind)
-        ax.set_ylim(scale.start, scale.end)
+        ax.set(yscale=kind, ylim=ends, ylabel=label)
     if scale.is_log:
-        style.tick_in_steps(axis)
-    elif along_x:
-        axis.set_major_locator(MaxNLocator(3))  # panels in rows are narrow
+        style.tick_in_steps(ax.xaxis if along_x else ax.yaxis)
 
 
-def is_geometric(values: NDArray[np.float64]) -> bool:
-    """Return whether sorted settings grow by factors rather than by steps."""
-    if len(values) < 3 or values[0] <= 0:
+def is_geometric(values: pd.Series) -> bool:
+    """Return whether the numbers of a setting grow by factors rather than by steps."""
+    in_order = np.unique(values.dropna())
+    if len(in_order) < 3 or in_order[0] <= 0:
         return False
-    return bool((values[1:] / values[:-1]).min() > GEOMETRIC)
+    return bool((in_order[1:] / in_order[:-1]).min() > GEOMETRIC)
 
 
-def set_setting_axis(ax: Axes, values: NDArray[np.float64], name: str) -> str:
-    """Place a numeric setting's sorted `values` along x; returns the label of the axis."""
-    is_log = is_geometric(values)
-    style.scale_x(ax, values, is_log=is_log)
+def set_setting_axis(ax: Axes, values: pd.Series, label: str, *, is_log: bool) -> None:
+    """Place the numbers of a setting along x."""
+    style.scale_x(ax, np.unique(values), is_log=is_log)
     ax.xaxis.set_minor_locator(NullLocator())
     ax.margins(x=0.08)
-    label = style.axis_name(name)
     if is_log:
-        return f"{label}, {LOG_SCALE}"
-    return label
+        label = f"{label}, {LOG_SCALE}"
+    ax.set_xlabel(textwrap.fill(label, LABEL))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -23,7 +24,7 @@ CLOSED_PANELS = (
     "capacity",
     "throughput",
     "tbt_p99",
-    "throughput_vs_{}",
+    "throughput_vs_{reference}",
     "decode_time_alone",
     MARGINAL,
     "kv_reread_factor",
@@ -39,11 +40,9 @@ LOADED_PANELS = (
     "throughput",
     "ttft_p50",
 )
-MOST_PANELS = 6
-WITHOUT_GAPS = {5: 4}  # of so many panels those that fill their rows
+MOST_PANELS = 6  # of lines by a number
+MOST_BESIDE = 4  # panels with names in rows
 MOST_ROWS = 3  # of quantities, where a setting has panels or all is in heat maps
-MANY_NAMES = 8  # in rows, from which all panels stand beside each other
-MOST_BESIDE = 4  # panels, then
 MOST_FACETS = 6
 MOST_COLOURS = 10  # that can be distinguished
 MOST_CELLS = 20  # beside each other
@@ -60,7 +59,6 @@ class PlotAxes:
         hue: setting with a colour a value; in a heat map it is upwards.
         col: setting with a panel a value.
         others: settings that vary, too; they have markers, in heat maps rows of panels.
-        bound: settings that follow from others, as a device from its hardware.
     """
 
     kind: Kind
@@ -68,20 +66,6 @@ class PlotAxes:
     hue: str | None = None
     col: str | None = None
     others: tuple[str, ...] = ()
-    bound: tuple[str, ...] = ()
-
-
-class _StatedAxes(NamedTuple):
-    """The settings that a user named, None where one is left open; `hue` is upwards in a map."""
-
-    x: str | None
-    hue: str | None
-    col: str | None
-
-    @property
-    def names(self) -> set[str]:
-        """Return those that are stated."""
-        return set(filter(None, self))
 
 
 def choose_axes(
@@ -95,39 +79,68 @@ def choose_axes(
     """Choose the settings that are not named, and the kind: lines for up to two swept settings or
     where colours are named, else heat maps.
 
+    The rate or the number with the most values is along x, and policies have colours. Of the
+    others the setting with the most values has colours, and the one with the fewest has panels.
+
     Raises:
         UserError: for an unknown name, or a heat map of a single setting.
     """
     if kind is not None:
         require_one_of("kind", kind, KINDS)
-    stated = _StatedAxes(
-        x=_column(runs, x),
-        hue=_column(runs, hue),
-        col=_column(runs, col),
-    )
+    stated = {}
+    for axis, name in {"x": x, "hue": hue, "col": col}.items():
+        if name:
+            stated[axis] = analysis.find_column(runs, name)
     swept = analysis.without_baselines(runs)
     free = analysis.independent(swept, analysis.varied(runs), num_chosen=1)
-    shown = {*free, *stated.names}
-    if kind == "heat" and len(shown) < 2:
+    remaining = [name for name in free if name not in stated.values()]
+    remaining.sort(key=lambda name: swept[name].nunique(), reverse=True)
+    along = stated.get("x") or _best_x(swept, remaining)
+    remaining = _without(remaining, along)
+    colours = stated.get("hue")
+    if colours is None and remaining:
+        colours = "policy" if "policy" in remaining else remaining[0]
+    remaining = _without(remaining, colours)
+    panels = stated.get("col")
+
+    num_shown = len({*free, *stated.values()})
+    if kind == "heat" and num_shown < 2:
         raise UserError("kind=heat needs two settings that vary; use kind=line")
-    lines = _line_axes(runs, free, stated)
-    is_left_open = kind is None and hue is None
-    if kind == "heat" or (is_left_open and _is_crowded(runs, free, lines)):
-        return _heat_axes(runs, free, stated)
-    return lines
+    is_crowded = num_shown > 2 or len(_values(runs, colours)) > MOST_COLOURS
+    is_map = kind == "heat" or (kind is None and hue is None and is_crowded)
+    most_facets = MOST_FACETS
+    if is_map:
+        most_facets = MOST_CELLS // len(values_of(swept, along))
+        if colours is None:  # a map needs a setting upwards more than one with panels
+            colours = panels
+            panels = None
+    elif colours is None and runs.policy.nunique() > 1 and "policy" not in (along, panels):
+        colours = "policy"  # of the baselines
+    if panels is None and remaining and len(values_of(swept, remaining[-1])) <= most_facets:
+        panels = remaining.pop()
+    others = tuple(_without(remaining, panels))
+    return PlotAxes("heat" if is_map else "line", along, colours, panels, others)
 
 
-def _column(runs: pd.DataFrame, name: str | None) -> str | None:
-    if not name:
-        return None
-    return analysis.find_column(runs, name)
+def _best_x(swept: pd.DataFrame, names: Sequence[str]) -> str:
+    """Return the request rate, else the first number, else the first name; policies at last."""
+    numbers = [name for name in names if is_numeric(swept, name)]
+    if RATE in numbers:
+        return RATE
+    without_policy = _without(names, "policy")
+    in_order_of_choice = [*numbers, *without_policy, "policy"]
+    return in_order_of_choice[0]
 
 
-def _is_crowded(runs: pd.DataFrame, free: Sequence[str], lines: PlotAxes) -> bool:
-    """Return whether lines would need more panels and colours than a reader tells apart."""
-    if len(free) == 2 and lines.hue:
-        return len(values_of(runs, lines.hue)) > MOST_COLOURS
-    return len(free) > 2
+def _values(runs: pd.DataFrame, setting: str | None) -> list[str]:
+    """Return the values of a setting, none without one."""
+    if setting is None:
+        return []
+    return values_of(runs, setting)
+
+
+def _without(names: Sequence[str], left_out: str | None) -> list[str]:
+    return [name for name in names if name != left_out]
 
 
 def check_stated(
@@ -157,131 +170,39 @@ def check_stated(
                 raise UserError(f"plot.{axis}={analysis.no_column(name, columns, swept)}")
 
 
-def _best_x(swept: pd.DataFrame, names: Sequence[str]) -> str:
-    """Return the request rate, else the number with the most values, else such a name."""
-    numbers = [name for name in names if is_numeric(swept, name)]
-    if RATE in numbers:
-        return RATE
-    return max(numbers or names, key=lambda name: swept[name].nunique())
-
-
-def _line_axes(runs: pd.DataFrame, free: Sequence[str], stated: _StatedAxes) -> PlotAxes:
-    """Choose the axes of lines: policies have colours wherever several were swept."""
-    x, hue, col = stated
-    remaining = _without(free, stated.names)
-    if x is None:
-        swept = analysis.without_baselines(runs)
-        x = _best_x(swept, remaining or ["policy"])
-        remaining = _without(remaining, {x})
-    if hue is None and remaining:
-        hue = remaining[0]
-        if "policy" in remaining:
-            hue = "policy"
-        remaining.remove(hue)
-    has_baselines = runs.policy.nunique() > 1
-    if hue is None and has_baselines and "policy" not in (x, col):
-        hue = "policy"
-    if col is None and remaining:
-        num_facets = len(values_of(runs, remaining[0]))
-        if num_facets <= MOST_FACETS:
-            col = remaining.pop(0)
-    bound = _bound(runs, x, hue, col, *remaining)
-    return PlotAxes("line", x, hue, col, tuple(remaining), bound)
-
-
-def _bound(runs: pd.DataFrame, *shown: str | None) -> tuple[str, ...]:
-    """Return the settings that vary with those that are shown."""
-    return tuple(_without(analysis.varied(runs), shown))
-
-
-def _without(names: Sequence[str], left_out: Collection[str | None]) -> list[str]:
-    return [name for name in names if name not in left_out]
-
-
-def _heat_axes(runs: pd.DataFrame, free: Sequence[str], stated: _StatedAxes) -> PlotAxes:
-    """Choose the axes of heat maps.
-
-    The rate or the most numbers are along x, policies or else the most values upwards, and the
-    setting with the fewest values has panels beside each other.
-    """
-    x, upwards, col = stated
-    swept = analysis.without_baselines(runs)
-    num_values = {}
-    for name in free:
-        num_values[name] = len(values_of(swept, name))
-    remaining = _without(free, stated.names)
-    if x is None:
-        # Policies are upwards, unless nothing else is left for x.
-        without_policy = _without(remaining, {"policy"})
-        x = _best_x(swept, without_policy or remaining)
-        remaining = _without(remaining, {x})
-    if upwards is None and not remaining:
-        # A map needs a setting upwards more than one with panels.
-        upwards = col
-        col = None
-    if upwards is None:
-        upwards = max(remaining, key=num_values.__getitem__)
-        if "policy" in remaining:
-            upwards = "policy"
-        remaining.remove(upwards)
-    if col is None and remaining:
-        fewest = min(remaining, key=num_values.__getitem__)
-        num_cells_beside = num_values[fewest] * len(values_of(swept, x))
-        if num_cells_beside <= MOST_CELLS:
-            col = fewest
-    others = tuple(_without(remaining, {col}))
-    bound = _bound(runs, x, upwards, col, *others)
-    if is_numeric(runs, str(upwards)):
-        # Bound settings follow the names upwards. Numbers have none: they get rows of panels.
-        return PlotAxes("heat", x, upwards, col, (*others, *bound))
-    return PlotAxes("heat", x, upwards, col, others, bound)
-
-
 def choose_quantities(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:
     """Return quantities in which the runs differ, as many as fill the picture's rows."""
-    names = _judged(runs, axes)
     measured = []
     differing = []
-    for name in names:
+    for name in _judged(runs):
         if not _is_measured(runs, name):
             continue
         measured.append(name)
-        values = runs[name]
-        if values.max() > values.min():
+        if runs[name].nunique() > 1:
             differing.append(name)
     # Where none differs, that is what the sweep found.
     chosen = differing or measured
     if axes.kind == "heat":
-        if not axes.others:
-            return chosen[:MOST_ROWS]
         rows_of_quantity = analysis.group_keys(runs, axes.others).nunique()
-        num_quantities = (MOST_ROWS + 1) // rows_of_quantity
-        return chosen[: max(1, num_quantities)]
+        return chosen[: math.ceil(MOST_ROWS / rows_of_quantity)]
     if axes.col:
         return chosen[:MOST_ROWS]
-    has_names = not is_numeric(runs, axes.x)
-    if has_names and len(values_of(runs, axes.x)) > MANY_NAMES:
+    if not is_numeric(runs, axes.x):
         return chosen[:MOST_BESIDE]
-    num_panels = min(len(chosen), MOST_PANELS)
-    return chosen[: WITHOUT_GAPS.get(num_panels, num_panels)]
+    return chosen[:MOST_PANELS]
 
 
-def _judged(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:
+def _judged(runs: pd.DataFrame) -> list[str]:
     """Return the quantities that such runs are judged by, the first ones first."""
     if arrive_over_time(runs):
         return list(LOADED_PANELS)
-    bases = analysis.references(runs)
-    if not bases:
-        return [name for name in CLOSED_PANELS if "{}" not in name]
-    if axes.kind == "heat":
-        gains = [f"throughput_vs_{name}" for name in reversed(bases)]
-        return [*gains, "tbt_p99", "throughput"]
-    return [name.format(bases[0]) for name in CLOSED_PANELS]
+    reference = analysis.reference(runs)
+    return [name.format(reference=reference) for name in CLOSED_PANELS]
 
 
 def _is_measured(runs: pd.DataFrame, name: str) -> bool:
-    if name not in runs or runs[name].isna().all():
+    if name not in runs:
         return False
     if name == MARGINAL:
         return bool((runs[name] > 0).any())  # else below the noise
-    return True
+    return bool(runs[name].notna().any())

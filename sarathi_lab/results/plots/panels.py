@@ -159,20 +159,19 @@ def _gain_map(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
     is_undecided = effects == UNDECIDED
     shade = percent.where(has_colour, 0.0)
     number = percent.map("{:+.0f}".format)
-    text = number.mask(is_undecided, "~" + number)
-    cells = rows.assign(shade=shade, text=text)
     notes = []
     if is_undecided.any():
         notes.append(NOT_DECIDED)
+    cells = rows.assign(
+        row=rows.device,
+        scale=column_of([heat.GAIN] * len(rows), rows),
+        shade=shade,
+        text=number.mask(is_undecided, "~" + number),
+    )
     # A map's labels are the names of its columns.
     panel = spec.prefix.strip()
     cells = cells.rename(columns={"x": spec.x, "panel": panel})
-    scale = heat.gain_scale(spec.title)
-    heat_rows = []
-    for device, of_device in cells.groupby("device", sort=False):
-        heat_row = heat.HeatRow(of_device, scale, label=str(device))
-        heat_rows.append(heat_row)
-    return heat.heat_map(heat_rows, x=spec.x, y="key", col=panel, not_run=NOT_RUN, notes=notes)
+    return heat.heat_map(cells, x=spec.x, y="key", col=panel, not_run=NOT_RUN, notes=notes)
 
 
 # -- groups of panels ------------------------------------------------------------------------------

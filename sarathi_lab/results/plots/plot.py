@@ -73,12 +73,10 @@ class Look:
 
 @dataclass(frozen=True)
 class HeatScale:
-    """What a cell's colour stands for; `label` names the quantity in the rows' labels."""
+    """What a cell's colour stands for, in a colour map of matplotlib."""
 
-    label: str
     norm: Normalize
     cmap: str
-    is_gain: bool = False
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ AXIS_NAMES = {
     "executor.pipeline_parallel": "pipeline stages",
     "executor.tensor_parallel": "tensor-parallel devices",
 }
-SHORT_NAMES = {"pd_ratio": "P:D", "seq_len": "P + D", "num_requests": "requests"}
+SHORT_NAMES = {"pd_ratio": "P:D", "seq_len": "P + D", "num_requests": "requests counted"}
 # Each policy has the colour of its place here; the first ones are easiest to distinguish.
 FIRST = (
     *("sarathi", "orca", "sarathi_serve", "prefill_first"),
