@@ -23,8 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.extensions.replay.benchmark import Benchmark, Load
-from sarathi_lab.extensions.replay.json_values import list_of
+from sarathi_lab.extensions.replay.benchmark import Benchmark, Load, benchmark_of
 from sarathi_lab.extensions.replay.readers import (
     aiperf,
     evalscope,
@@ -36,7 +35,6 @@ from sarathi_lab.extensions.replay.readers import (
     vllm,
 )
 from sarathi_lab.extensions.replay.readers.content import Content, Object
-from sarathi_lab.extensions.replay.server_arguments import as_object
 from sarathi_lab.extensions.replay.server_facts import PERIODIC, find_facts
 from sarathi_lab.workload.files import OUTPUT_LENGTHS, TURNS
 from sarathi_lab.workload.text_files import json_rows, kind_of_text, read_text
@@ -55,9 +53,9 @@ def whole_file(content: Content) -> Sequence[Object]:
     return [content.first]
 
 
-def experiments(content: Content) -> Sequence[Object]:
-    """Return genai-perf's experiments, a load each."""
-    return [as_object(entry) for entry in list_of(content.first["experiments"])]
+def has_keys(*keys: str) -> Callable[[Content], bool]:
+    """Return the test whether a file's first object has all of these keys."""
+    return lambda content: all(key in content.first for key in keys)
 
 
 @dataclass(frozen=True)
@@ -71,18 +69,20 @@ class Reader:
 
 READERS = (
     Reader(ppas.is_of_ppas, ppas.runs_of_ppas, ppas.read_ppas),
-    Reader(aiperf.is_of_aiperf, whole_file, aiperf.read_aiperf),
-    Reader(guidellm.is_of_guidellm, guidellm.loads_of_guidellm, guidellm.read_guidellm),
+    Reader(has_keys("metadata", "metrics"), whole_file, aiperf.read_aiperf),
+    Reader(has_keys("benchmarks"), guidellm.loads_of_guidellm, guidellm.read_guidellm),
     Reader(guidellm.is_of_csv, guidellm.csv_loads, guidellm.read_csv),
     Reader(vllm.is_of_vllm, all_objects, vllm.read_vllm),
     Reader(aiperf.is_of_summary, all_objects, aiperf.read_summary),
-    Reader(aiperf.is_of_csv_summary, aiperf.csv_summaries, aiperf.read_csv_summary),
-    Reader(aiperf.is_of_genai_perf, experiments, aiperf.read_genai_perf),
-    Reader(llmperf.is_of_llmperf, whole_file, llmperf.read_llmperf),
-    Reader(llmperf.is_of_llmperf_summary, all_objects, llmperf.read_llmperf_summary),
-    Reader(inference_perf.is_of_inference_perf, whole_file, inference_perf.read_inference_perf),
+    Reader(aiperf.is_of_csv_summary, aiperf.csv_summaries, aiperf.read_summary),
+    Reader(has_keys("experiments"), aiperf.experiments, aiperf.read_genai_perf),
+    Reader(has_keys("ttft_s", "number_input_tokens"), whole_file, llmperf.read_llmperf),
+    Reader(has_keys("results_ttft_s_mean"), all_objects, llmperf.read_llmperf_summary),
     Reader(
-        inference_perf.is_of_inference_perf_summary,
+        has_keys("start_time", "end_time", "info"), whole_file, inference_perf.read_inference_perf
+    ),
+    Reader(
+        has_keys("load_summary", "successes"),
         all_objects,
         inference_perf.read_inference_perf_summary,
     ),
@@ -103,7 +103,7 @@ def read_benchmarks(path: Path) -> list[Benchmark]:
     UserError for a file without any.
     """
     if evalscope.is_database(path):
-        return [evalscope.read_database(Content(path, "", ())).benchmark(path, ())]
+        return [benchmark_of(evalscope.read_database(Content(path, "", ())), path, ())]
     text = read_text(path, str(path), FIX)
     rows = json_rows(text)
     content = Content(path, text, ())
@@ -129,7 +129,7 @@ def _read_loads(content: Content, reader: Reader) -> list[Benchmark]:
         raise _as_user_error(error, content.path) from None
     for number, load in enumerate(loads, 1):
         try:
-            benchmarks.append(reader.read(content, load).benchmark(content.path, damaged))
+            benchmarks.append(benchmark_of(reader.read(content, load), content.path, damaged))
         except (UserError, *DAMAGE) as error:
             if len(loads) == 1:
                 raise _as_user_error(error, content.path) from None

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sarathi_lab.config.console import counted
 from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.extensions.replay.json_values import count_of, number_of
 
@@ -28,11 +29,9 @@ FOLLOWS_WITHIN = 0.05
 LEAST_ROUNDS = 3  # of all users, below which nothing is inferred from times
 # Seconds after an answer by which a request that was held is sent.
 SOON = 0.05
-# GuideLLM's strategies of one and of several users; others have a clock, even or at random.
-ONE_USER, SEVERAL_USERS = "synchronous", ("concurrent", "throughput")
-AT_RANDOM = "poisson"
 # Coefficients of variation of gaps.
-POISSON, EVEN = 1.0, 0.0
+POISSON = 1.0
+EVEN = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,16 +82,18 @@ class Client:
     ramp: Ramp | None = None
 
     @property
-    def timing(self) -> str:
-        """How requests are due where no time is recorded, such as "at random at 2/s"."""
+    def sending(self) -> str:
+        """How requests are sent where no time is recorded, such as "at random at 2/s"."""
         if self.rate == math.inf:
-            return "all at once"
+            return "all at once" if self.users is None else f"from {counted(self.users, 'user')}"
+        sending = f"at random {self.pace}"
         if self.cv == EVEN:
-            return f"evenly {self.pace}"
-        timing = f"at random {self.pace}"
-        if self.cv != POISSON:
-            timing += f" with gamma gaps of cv={self.cv:.3g}"
-        return timing
+            sending = f"evenly {self.pace}"
+        elif self.cv != POISSON:
+            sending += f" with gamma gaps of cv={self.cv:.3g}"
+        if self.users is not None:
+            sending += f", at most {self.users} at a time"
+        return sending
 
     @property
     def pace(self) -> str:
@@ -193,20 +194,6 @@ def cv_of_gamma(shape: object) -> float:
     return number**-0.5
 
 
-def client_of_strategy(strategy: Mapping[str, object]) -> Client:
-    """Make the client of one of GuideLLM's strategies."""
-    kind = str(strategy.get("type_") or strategy.get("type") or strategy.get("kind") or "")
-    limit = strategy.get("streams") or strategy.get("max_concurrency")
-    if kind == ONE_USER:
-        return Client(1, source="stated")
-    if kind in SEVERAL_USERS:
-        return Client(count_of(limit) or None, source="stated")
-    if kind:
-        cv = POISSON if kind == AT_RANDOM else EVEN
-        return client_of_rate(strategy.get("rate"), strategy.get("max_concurrency"), cv)
-    return CLOCK
-
-
 def concurrency(requests: pd.DataFrame) -> int:
     """Return the most requests that were unanswered at once; an answer goes before a request of the
     same time.
@@ -300,8 +287,7 @@ def asked_client(
 
 def describe(loop: Loop, client: Client) -> str:
     """Describe a closed loop, such as "a closed loop of 16 users"."""
-    users = "1 user" if loop.users == 1 else f"{loop.users} users"
-    description = f"a closed loop of {users}"
+    description = f"a closed loop of {counted(loop.users, 'user')}"
     if loop.think_time >= 5e-4:
         description += f", {loop.think_time:.3g} s between an answer and the next request"
     if client.rate < math.inf:

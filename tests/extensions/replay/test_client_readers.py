@@ -79,11 +79,9 @@ def inference_perf_by_server(sent, prompt_len, times):
     }
 
 
-def genai_perf(sent, prompt_len, times):
+def genai_perf(sent, _, times):
     stamps = [int(1e9 * (sent + time)) for time in times]
     outputs = [{"response": "data: {}"} for _ in times]
-    usage = json.dumps({"usage": {"prompt_tokens": prompt_len, "completion_tokens": len(times)}})
-    outputs[-1] = {"response": f"data: {usage}"}
     return {
         "timestamp": int(1e9 * sent),
         "response_timestamps": stamps,
@@ -132,21 +130,13 @@ FILES = {
     "newer inference-perf": [newer_inference_perf(*request) for request in REQUESTS],
     "newest inference-perf": [newest_inference_perf(*request) for request in REQUESTS],
     "inference-perf by the server": [inference_perf_by_server(*request) for request in REQUESTS],
-    "genai-perf": {
-        "experiments": [
-            {
-                "experiment": {"mode": "request_rate", "value": 2.0},
-                "requests": [genai_perf(*request) for request in REQUESTS],
-            }
-        ]
-    },
     "vllm": vllm_detailed(),
     "older guidellm": older_guidellm(),
 }
 
 
-def check_requests(requests):
-    for name, values in EXPECTED.items():
+def check_requests(requests, expected=EXPECTED):
+    for name, values in expected.items():
         assert requests[name].astype(float).tolist() == pytest.approx(values, abs=1e-6), name
 
 
@@ -156,6 +146,20 @@ def test_every_client_gives_the_same_requests(name, tmp_path):
     path.write_text(json.dumps(FILES[name]))
     (benchmark,) = read_benchmarks(path)
     check_requests(benchmark.requests)
+
+
+def test_genai_perfs_responses_count_as_tokens_of_prompts_of_the_mean_length(tmp_path):
+    requests = [genai_perf(*request) for request in REQUESTS]
+    load = {"experiment": {"mode": "request_rate", "value": 2.0}, "requests": requests}
+    path = tmp_path / "profile_export.json"
+    path.write_text(json.dumps({"experiments": [load]}))
+    with pytest.raises(UserError, match="has no lengths of prompts; put profile_export"):
+        read_benchmarks(path)
+    summary = path.with_name("profile_export_genai_perf.json")
+    summary.write_text(json.dumps({"input_sequence_length": average(75.0, "tokens")}))
+    (benchmark,) = read_benchmarks(path)
+    check_requests(benchmark.requests, {**EXPECTED, "prompt_len": [75, 75]})
+    assert benchmark.client.rate == 2.0
 
 
 def test_a_packed_file_with_a_byte_order_mark_is_read(tmp_path):
@@ -425,16 +429,6 @@ def test_a_summary_of_a_rate_with_a_limit_is_sent_at_that_rate(tmp_path):
     assert "at random at 2/s, at most 3 at a time" in cautions_of(tmp_path, summary)
 
 
-def test_means_that_contradict_each_other_are_named(tmp_path):
-    summary = {**SUMMARIES["vllm"], "mean_tpot_ms": 5.0}
-    assert "between tokens is 5 ms, and by its latency" in cautions_of(tmp_path, summary)
-    assert "between tokens" not in cautions_of(tmp_path, SUMMARIES["vllm"])
-    # Nor is a mean contradicted that a file does not state.
-    of_latency = dict(SUMMARIES["evalscope"])
-    del of_latency["Average time to first token (s)"]
-    assert "between tokens" not in cautions_of(tmp_path, of_latency)
-
-
 def cautions_of(tmp_path: Path, content) -> str:
     path = tmp_path / "file.json"
     path.write_text(json.dumps(content))
@@ -534,7 +528,7 @@ def test_files_without_times_of_sending_are_drawn_at_their_rate(tmp_path):
     content = vllm_detailed()
     del content["start_times"]
     said = cautions_of(tmp_path, content)
-    assert "no times at which requests were sent: here drawn at random at 2/s" in said
+    assert "no times at which requests were sent: they are sent at random at 2/s" in said
 
 
 BURSTS = {
@@ -610,13 +604,13 @@ def test_a_summary_says_what_it_lacks(changes, words, tmp_path):
 def test_what_is_drawn_otherwise_than_at_random_is_said(tmp_path):
     content = vllm_detailed(burstiness=0.25)
     del content["start_times"]
-    assert "here drawn at random at 2/s with gamma gaps of cv=2" in cautions_of(tmp_path, content)
+    assert "are sent at random at 2/s with gamma gaps of cv=2" in cautions_of(tmp_path, content)
     assert "are sent evenly at 2/s" in cautions_of(tmp_path, SUMMARIES["genai-perf"])
     ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9}
     said = cautions_of(tmp_path, {**SUMMARIES["vllm"], "request_rate": "inf", **ramp})
     assert "are sent at random by a linear ramp from 1 to 9/s, and" in said
     del content["burstiness"]
-    assert "here drawn at random by a linear ramp" in cautions_of(tmp_path, {**content, **ramp})
+    assert "are sent at random by a linear ramp" in cautions_of(tmp_path, {**content, **ramp})
     for unknown in ({"request_rate": "trace"}, {**ramp, "ramp_up_strategy": "cubic"}):
         said = cautions_of(tmp_path, {**SUMMARIES["vllm"], **unknown, "duration": 3.0})
         assert "are sent at random at 2/s, the mean, as the rate is" in said
@@ -677,7 +671,6 @@ def test_turns_of_a_conversation_find_their_history_and_keep_their_pauses(tmp_pa
     path.write_text("\n".join(map(json.dumps, records)))
     replay = replayed(path)
     assert "1 conversations, whose turns wait for their answers" in " ".join(replay.describe())
-    assert "1 of 2 later turns have shorter prompts" in " ".join(replay.describe())
     requests = replay.load().requests
     hits = requests.prefix_hit_tokens.tolist()
     # Whole blocks of 16: of the prompt and what of the answer has keys; all but one token.
@@ -727,7 +720,7 @@ def test_cached_tokens_are_not_computed(tmp_path):
             json.dumps({"framework": "vllm", "tp": 2, "mean_ttft": 0.3}),
             "has results such as mean_ttft, but in the form of no known client",
         ),
-        (json.dumps(NO_MEANS), "a file of vllm bench serve --save-result --save-detailed, of"),
+        (json.dumps(NO_MEANS), "does not state a mean latency; name a file of vllm bench serve"),
         (
             json.dumps({**NO_MEANS, "total_output_tokens_retokenized": 9}),
             "name a file of bench_serving --output-file FILE --output-details",

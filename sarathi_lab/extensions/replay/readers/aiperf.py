@@ -1,4 +1,4 @@
-"""Results of NVIDIA's clients.
+"""Results of AIPerf and of genai-perf, which it was derived from.
 
 - AIPerf's `profile_export.jsonl`, a request a line, with conversations and their turns;
 - genai-perf's `profile_export.json`, times of responses without lengths, which the summary beside
@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
+from sarathi_lab.extensions.replay.benchmark import Load, Row
 from sarathi_lab.extensions.replay.clients import (
     CLOCK,
     EVEN,
-    POISSON,
     Client,
     client_of_rate,
     cv_of_gamma,
@@ -34,7 +32,6 @@ from sarathi_lab.extensions.replay.readers.content import (
     NANOSECOND,
     Content,
     Object,
-    field,
     stated_numbers,
     stated_unit,
     stated_values,
@@ -46,35 +43,7 @@ from sarathi_lab.workload.recording import FAILED, FINISHED
 AIPERF_SUMMARY = "profile_export_aiperf.json"
 GENAI_PERF_SUMMARY = "profile_export_genai_perf.json"
 PROFILING = ("profiling", None)  # phases whose requests count
-REQUEST = {
-    "prompt_len": field("metrics.input_sequence_length.value"),
-    "output_len": field("metrics.output_sequence_length.value"),
-    "arrival": field("metadata.request_start_ns", unit=NANOSECOND),
-    # Also as the first versions called it.
-    "first_token": field(
-        "metrics.time_to_first_token.value", "metrics.ttft.value", unit=MILLISECOND
-    ),
-    "latency": field("metrics.request_latency.value", unit=MILLISECOND),
-    "cached_len": field("metrics.usage_prompt_cache_read_tokens.value"),
-    # The user's session: several may be of one conversation of the data set.
-    "session": field("metadata.x_correlation_id", "metadata.conversation_id"),
-    "turn": field("metadata.turn_index"),
-}
 GAPS = "metrics.inter_chunk_latency.value"
-# Of a summary.
-NUMBERS = {
-    "ttft": field("time_to_first_token.avg", unit=MILLISECOND),
-    "tpot": field("inter_token_latency.avg", unit=MILLISECOND),
-    "latency": field("request_latency.avg", unit=MILLISECOND),
-    "request_throughput": field("request_throughput.avg"),
-    "output_throughput": field("output_token_throughput.avg"),
-    "num_requests": field("request_count.avg"),
-    "prompt_len": field("input_sequence_length.avg"),
-    "output_len": field("output_sequence_length.avg"),
-}
-# Tokens that a server counts itself, in the last of its responses.
-COUNTS = ("prompt_tokens", "completion_tokens")
-COUNTED = {name: re.compile(rf'"{name}":\s*(\d+)') for name in COUNTS}
 END_OF_STREAM = "[DONE]"
 # First line and a metric of a summary as CSV, and the heading of a metric, such as "Request Latency
 # (ms)".
@@ -84,23 +53,18 @@ GENAI_PERFS_METRIC = "Time To First Token"  # which AIPerf writes with a small "
 METRIC_HEADING = re.compile(r"([^(]+?)\s*(?:\((.*)\))?")
 
 
-def is_of_aiperf(content: Content) -> bool:
-    """Whether the file is AIPerf's of its requests."""
-    return {"metadata", "metrics"} <= {*content.first}
-
-
 def read_aiperf(content: Content, _: Object) -> Load:
     """Read all lines."""
     rows = [_row(record) for record in content.objects]
     if not any(count_of(row["turn"]) for row in rows):
-        rows = [{**row, "session": ""} for row in rows]
+        rows = [{**row, "session": ""} for row in rows]  # of one request each
     summary = content.beside(AIPERF_SUMMARY)
-    return RecordedLoad(
+    return Load(
         client_name="aiperf",
         rows=rows,
-        numbers=stated_numbers(summary, NUMBERS),
+        numbers=stated_numbers(summary, "aiperf_summary"),
         server=content.server(_model_of(summary)),
-        client=_client_of_aiperf(summary),
+        client=_client_of(summary),
     )
 
 
@@ -116,7 +80,7 @@ def _row(record: Object) -> dict[str, object]:
     elif record.get("error"):
         status = FAILED
     return {
-        **stated_values(record, REQUEST),
+        **stated_values(record, "aiperf"),
         "gaps": tuple(unit * gap for gap in gaps),
         "status": status,
     }
@@ -130,15 +94,17 @@ def is_of_summary(content: Content) -> bool:
 
 def read_summary(content: Content, summary: Object) -> Load:
     """Read means."""
-    is_of_genai = "perf_analyzer" in as_object(summary.get("input_config"))
-    record = "profile_export.json" if is_of_genai else "profile_export.jsonl"
-    return Summary(
-        client_name="genai-perf" if is_of_genai else "aiperf",
-        numbers=stated_numbers(summary, NUMBERS),
-        record=f"{record} of the same run",
-        client=_client_of_aiperf(summary),
+    load = Load(
+        client_name="aiperf",
+        numbers=stated_numbers(summary, "aiperf_summary"),
+        record="profile_export.jsonl of the same run",
+        client=_client_of(summary),
         server=content.server(_model_of(summary)),
     )
+    config = as_object(summary.get("input_config"))
+    if "perf_analyzer" in config or GENAI_PERFS_METRIC in content.text:
+        return replace(load, client_name="genai-perf", record="profile_export.json of the same run")
+    return load
 
 
 def is_of_csv_summary(content: Content) -> bool:
@@ -159,64 +125,35 @@ def csv_summaries(content: Content) -> Sequence[Object]:
     return [summary]
 
 
-def read_csv_summary(content: Content, summary: Object) -> Load:
-    """Read means of CSV."""
-    load = read_summary(content, summary)
-    if GENAI_PERFS_METRIC in content.text:
-        return replace(load, client_name="genai-perf")
-    return load
-
-
-def _client_of_aiperf(summary: Object) -> Client:
-    """Read how requests were sent from the configuration in a summary, if it is there."""
-    config = as_object(summary.get("input_config"))
-    phases = config.get("phases")
-    mean_rate = stated_numbers(summary, NUMBERS).get("request_throughput", math.nan)
-    if isinstance(phases, list):
-        return _client_of_phases([as_object(phase) for phase in phases], mean_rate)
-    load = as_object(config.get("loadgen"))
-    cv = _cv_of_aiperf(load)
-    if not load:
-        load = as_object(value_at(config, "perf_analyzer.stimulus"))
-        cv = EVEN  # perf_analyzer's default, which genai-perf leaves as it is
-    if not (load.get("concurrency") or load.get("request_rate")):
-        return CLOCK
-    return client_of_rate(
-        load.get("request_rate"), load.get("concurrency"), cv, mean_rate=mean_rate
-    )
-
-
-def _client_of_phases(phases: Sequence[Object], mean_rate: float) -> Client:
-    """Read how requests of the measured phase were sent, as AIPerf writes it from 0.10 on; of a
-    rate that changes the mean of answers is taken.
+def _client_of(summary: Object) -> Client:
+    """Read how requests were sent from the configuration in a summary, if it is there; of a rate
+    that changes the mean of answers is taken.
     """
-    measured = [phase for phase in phases if not phase.get("exclude_from_results")]
-    if len(measured) != 1:
-        return CLOCK
-    (phase,) = measured
-    rate = phase.get("rate")
-    if rate is None and phase.get("rate_series"):
+    load = _load_of(as_object(summary.get("input_config")))
+    stated = stated_values(load, "aiperf_load")
+    rate = stated["rate"]
+    if rate is None and load.get("rate_series"):
         rate = "a series of rates"
-    if rate is None and not phase.get("concurrency"):
-        return CLOCK  # of a schedule
-    cv = POISSON
-    if phase.get("type") == "constant":
-        cv = EVEN
-    elif phase.get("type") == "gamma":
-        cv = cv_of_gamma(phase.get("smoothness"))
-    return client_of_rate(rate, phase.get("concurrency"), cv, mean_rate=mean_rate)
+    if not (rate or stated["users"]):
+        return CLOCK  # as of a schedule
+    # Without a pattern gaps are of a Poisson process, or of the stated shape.
+    cv = EVEN if stated["pattern"] == "constant" else cv_of_gamma(stated["shape"])
+    mean_rate = stated_numbers(summary, "aiperf_summary").get("request_throughput", math.nan)
+    return client_of_rate(rate, stated["users"], cv, mean_rate=mean_rate)
 
 
-def _cv_of_aiperf(load: Object) -> float:
-    """Read the coefficient of variation of gaps; without a pattern they are of a Poisson process,
-    or of the gamma distribution whose shape is stated.
-    """
-    pattern = load.get("arrival_pattern") or load.get("request_rate_mode")
-    if pattern == "constant":
-        return EVEN
-    if pattern == "poisson":
-        return POISSON
-    return cv_of_gamma(load.get("arrival_smoothness"))
+def _load_of(config: Object) -> Object:
+    """Return the settings of the load in a configuration; empty where they are not there."""
+    phases = config.get("phases")
+    if isinstance(phases, list):  # of AIPerf from 0.10 on
+        objects = [as_object(phase) for phase in phases]
+        measured = [phase for phase in objects if not phase.get("exclude_from_results")]
+        return measured[0] if len(measured) == 1 else {}
+    load = as_object(config.get("loadgen"))
+    if load:
+        return load
+    # Even gaps are perf_analyzer's default, which genai-perf leaves as it is.
+    return {**as_object(value_at(config, "perf_analyzer.stimulus")), "arrival_pattern": "constant"}
 
 
 def _model_of(summary: Object) -> object:
@@ -232,21 +169,22 @@ def _model_of(summary: Object) -> object:
     return next(iter(names), None)
 
 
-def is_of_genai_perf(content: Content) -> bool:
-    """Whether the file is genai-perf's of its requests."""
-    return "experiments" in content.first
+def experiments(content: Content) -> Sequence[Object]:
+    """Return genai-perf's experiments, a load each."""
+    return [as_object(entry) for entry in list_of(content.first["experiments"])]
 
 
 def read_genai_perf(content: Content, experiment: Object) -> Load:
-    """Read one experiment. Raises UserError without lengths of prompts."""
+    """Read one experiment. Raises UserError without the summary that has the prompts' lengths."""
     summary = content.beside(GENAI_PERF_SUMMARY)
-    prompt_len = stated_numbers(summary, NUMBERS).get("prompt_len", math.nan)
-    rows = list(_rows_of_responses(list_of(experiment["requests"]), prompt_len))
-    if all(math.isnan(number_of(row["prompt_len"])) for row in rows):
+    numbers = stated_numbers(summary, "aiperf_summary")
+    if "prompt_len" not in numbers:
         raise UserError(
             f"{content.path} has no lengths of prompts; put {GENAI_PERF_SUMMARY} of the same run "
             "beside it"
         )
+    prompt_len = max(1, round(numbers["prompt_len"]))
+    requests = map(as_object, list_of(experiment["requests"]))
     mode = as_object(experiment.get("experiment"))
     client = CLOCK
     if mode.get("mode") == "concurrency":
@@ -256,52 +194,29 @@ def read_genai_perf(content: Content, experiment: Object) -> Load:
     caution = (
         "the file has no lengths: each response counts as a token, and prompts have the mean length"
     )
-    return RecordedLoad(
+    return Load(
         client_name="genai-perf",
-        rows=rows,
+        rows=[_row_of_responses(request, prompt_len) for request in requests],
         server=content.server(_model_of(summary)),
         client=client,
         cautions=[caution],
     )
 
 
-def _rows_of_responses(
-    requests: Sequence[object], prompt_len: float
-) -> Iterator[dict[str, object]]:
-    for entry in requests:
-        request = as_object(entry)
-        sent = number_of(request.get("timestamp"))
-        outputs = [json.dumps(output) for output in list_of(request.get("response_outputs"))]
-        times = [*numbers_of(request.get("response_timestamps"))]
-        if outputs and END_OF_STREAM in outputs[-1] and len(times) == len(outputs):
-            times.pop()
-        counts = {name: _counted(pattern, outputs) for name, pattern in COUNTED.items()}
-        status = FINISHED if times else FAILED
-        row: dict[str, object] = {"arrival": NANOSECOND * sent, "status": status}
-        if times:
-            row |= {
-                "prompt_len": counts["prompt_tokens"] or round_or_nan(prompt_len),
-                "output_len": counts["completion_tokens"] or len(times),
-                "first_token": NANOSECOND * (times[0] - sent),
-                "latency": NANOSECOND * (times[-1] - sent),
-                "gaps": tuple(NANOSECOND * (after - before) for before, after in pairwise(times)),
-            }
-        else:
-            row["prompt_len"] = round_or_nan(prompt_len)
-        yield row
-
-
-def round_or_nan(number: float) -> float:
-    """Round a number to a whole one; NaN stays."""
-    if math.isnan(number):
-        return number
-    return max(1, round(number))
-
-
-def _counted(pattern: re.Pattern[str], outputs: Sequence[str]) -> int | None:
-    """Return the last count in a server's responses."""
-    for output in reversed(outputs):
-        match = pattern.search(output.replace('\\"', '"'))
-        if match is not None:
-            return int(match[1])
-    return None
+def _row_of_responses(request: Object, prompt_len: int) -> Row:
+    sent = number_of(request.get("timestamp"))
+    outputs = list_of(request.get("response_outputs"))
+    times = [*numbers_of(request.get("response_timestamps"))]
+    if len(times) == len(outputs) and END_OF_STREAM in str(outputs[-1:]):
+        times.pop()
+    row: dict[str, object] = {"prompt_len": prompt_len, "arrival": NANOSECOND * sent}
+    if not times:
+        return {**row, "status": FAILED}
+    return {
+        **row,
+        "output_len": len(times),
+        "first_token": NANOSECOND * (times[0] - sent),
+        "latency": NANOSECOND * (times[-1] - sent),
+        "gaps": tuple(NANOSECOND * (after - before) for before, after in pairwise(times)),
+        "status": FINISHED,
+    }

@@ -1,10 +1,17 @@
-"""A client's file as its readers take it."""
+"""A client's file as its readers take it.
+
+`fields.csv` says where each kind of file has which quantity: keys of nested objects joined by dots,
+or the heading of a column. Of several rows for a quantity, one for each of the format's versions,
+the first that a file has counts. A row with a unit is a time.
+"""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,36 +66,31 @@ class Content:
 
 
 class Field(NamedTuple):
-    """Where a client's format has a value.
+    """A row of `fields.csv`."""
 
-    Attributes:
-        paths: One for each of the format's versions; the first that a file has counts. Keys of
-            nested objects are joined by a dot.
-        unit: Seconds of a time's unit, where the file states none beside it; 1 also of values that
-            are no times, which are not changed.
-    """
-
-    paths: Sequence[str]
-    unit: float = 1.0
+    file: str
+    quantity: str
+    path: str
+    unit: str
 
     def read(self, content: Object) -> object:
-        """Return the value in seconds, or as it is; None or NaN where it is missing. Raises
-        ValueError for a stated unit that is none of a time.
+        """Return the value, a time in seconds; None where it is missing. Raises ValueError for a
+        stated unit that is none of a time.
         """
-        stated = None
-        path = ""
-        for path in self.paths:
-            stated = value_at(content, path)
-            if stated not in (None, ""):  # as an empty cell of CSV is
-                break
-        if self.unit == 1.0:
-            return stated
-        return stated_unit(content, path, self.unit) * number_of(stated)
+        value = value_at(content, self.path)
+        if value in (None, ""):  # as an empty cell of CSV is
+            return None
+        if not self.unit:
+            return value
+        return stated_unit(content, self.path, TIME_UNITS[self.unit]) * number_of(value)
 
 
-def field(*paths: str, unit: float = 1.0) -> Field:
-    """Make a `Field`."""
-    return Field(paths, unit)
+@cache
+def fields_of(file: str) -> list[Field]:
+    """Return where a kind of file has its quantities."""
+    with Path(__file__).with_name("fields.csv").open(newline="") as table:
+        fields = [Field(**row) for row in csv.DictReader(table)]
+    return [field for field in fields if field.file == file]
 
 
 def value_at(content: Object, path: str) -> object:
@@ -112,16 +114,20 @@ def stated_unit(content: Object, path: str, default: float) -> float:
     return TIME_UNITS[str(unit)]
 
 
-def stated_values(content: Object, fields: Mapping[str, Field]) -> dict[str, object]:
-    """Return the values of a format's fields by their names."""
-    return {name: field.read(content) for name, field in fields.items()}
+def stated_values(content: Object, file: str) -> dict[str, object]:
+    """Return the quantities of a kind of file; None for those that are missing."""
+    values = dict[str, object]()
+    for field in fields_of(file):
+        if values.get(field.quantity) is None:
+            values[field.quantity] = field.read(content)
+    return values
 
 
-def stated_numbers(content: Object, fields: Mapping[str, Field]) -> dict[str, float]:
-    """Return the numbers of a format's fields by their names, without missing ones."""
+def stated_numbers(content: Object, file: str) -> dict[str, float]:
+    """Return the numbers of a kind of file, without missing ones."""
     numbers = dict[str, float]()
-    for name, value in stated_values(content, fields).items():
+    for quantity, value in stated_values(content, file).items():
         number = number_of(value)
         if not math.isnan(number):
-            numbers[name] = number
+            numbers[quantity] = number
     return numbers

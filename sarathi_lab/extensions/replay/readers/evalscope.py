@@ -6,22 +6,21 @@ and the users.
 from __future__ import annotations
 
 import json
-import math
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import readable
-from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
-from sarathi_lab.extensions.replay.clients import Client
+from sarathi_lab.extensions.replay.benchmark import Load, Row
+from sarathi_lab.extensions.replay.clients import CLOCK, Client, client_of_rate
 from sarathi_lab.extensions.replay.json_values import count_of, number_of, numbers_of
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
-    field,
+    fields_of,
     stated_numbers,
     stated_values,
 )
@@ -29,28 +28,7 @@ from sarathi_lab.workload.recording import FAILED, FINISHED
 
 DATABASE = b"SQLite format 3"
 ARGUMENTS = "benchmark_args.json"
-# Columns of the database.
-REQUEST = {
-    "arrival": field("start_time"),
-    "latency": field("latency"),
-    "first_token": field("first_chunk_latency"),
-    "prompt_len": field("prompt_tokens"),
-    "output_len": field("completion_tokens"),
-}
 GAPS = "inter_token_latencies"
-# Headings of the summary, which its versions have worded differently.
-NUMBERS = {
-    "num_requests": field("Succeed requests", "Successful requests", "Success requests"),
-    "num_failed": field("Failed requests"),
-    "users": field("Number of concurrency", "Concurrency"),
-    "rate": field("Request rate (req/s)", "Request Rate (req/s)"),
-    "prompt_len": field("Average input tokens per request", "Avg Input Tokens"),
-    "output_len": field("Average output tokens per request", "Avg Output Tokens"),
-    "ttft": field("Average time to first token (s)", "Avg TTFT (s)"),
-    "tpot": field("Average time per output token (s)", "Avg TPOT (s)"),
-    "latency": field("Average latency (s)", "Avg Latency (s)"),
-}
-OF_SUMMARY = NUMBERS["latency"].paths  # headings that every summary has one of
 # Objects of JSON in a log that may be summaries.
 PRINTED = re.compile(r"\{[^{}]*\}")
 # Of a table as newer versions print it: a heading and a value a line.
@@ -65,85 +43,80 @@ def is_database(path: Path) -> bool:
 
 def read_database(content: Content) -> Load:
     """Read the requests of a database. Raises UserError for one of another program."""
-    path = content.path
+    columns = [field.path for field in fields_of("evalscope")]
     try:
         # Opened for reading only, so that nothing is made where none is.
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        connection = sqlite3.connect(f"file:{content.path}?mode=ro", uri=True)
         connection.row_factory = sqlite3.Row
+        connection.execute(f"SELECT {', '.join(columns)} FROM result")
         rows = [dict(row) for row in connection.execute("SELECT * FROM result")]
         connection.close()
     except sqlite3.Error as error:
         raise UserError(
-            f"{path} is a database without evalscope's table of results ({error}); name its "
-            "benchmark_data.db"
+            f"{content.path} is a database without evalscope's table of results ({error}); name "
+            "its benchmark_data.db"
         ) from None
-    columns = [column for field in REQUEST.values() for column in field.paths]
-    if rows and not {*columns} <= {*rows[0]}:
-        raise UserError(f"{path} lacks columns of evalscope's, such as {', '.join(columns)}")
     arguments = content.beside(ARGUMENTS)
-    return RecordedLoad(
+    return Load(
         client_name="evalscope",
-        rows=_rows(rows),
+        rows=map(_row, rows),
         server=content.server(arguments.get("model")),
         client=_client_of(arguments.get("parallel"), arguments.get("rate")),
     )
 
 
-def _rows(rows: Sequence[Object]) -> Iterator[dict[str, object]]:
-    for row in rows:
-        yield {
-            **stated_values(row, REQUEST),
-            "gaps": _gaps(row.get(GAPS)),
-            "status": FINISHED if row.get("success", 1) else FAILED,
-        }
+def _row(row: Object) -> Row:
+    gaps: tuple[float, ...] = ()  # of a list in JSON; none where that is damaged or missing
+    with suppress(ValueError):
+        gaps = numbers_of(json.loads(str(row.get(GAPS) or "[]")))
+    return {
+        **stated_values(row, "evalscope"),
+        "gaps": gaps,
+        "status": FINISHED if row.get("success", 1) else FAILED,
+    }
 
 
-def _gaps(text: object) -> tuple[float, ...]:
-    """Read the seconds between tokens, a list of JSON; none where that is damaged or missing."""
-    try:
-        return numbers_of(json.loads(str(text or "[]")))
-    except ValueError:
-        return ()
+def _has_latency(summary: Object | str) -> bool:
+    """Whether an object or a text has a mean latency, as every summary of evalscope's."""
+    fields = fields_of("evalscope_summary")
+    return any(field.path in summary for field in fields if field.quantity == "latency")
 
 
 def is_of_evalscope_summary(content: Content) -> bool:
     """Whether the file is evalscope's summary."""
-    signs = ("Time taken for tests (s)", *NUMBERS["ttft"].paths, *OF_SUMMARY)
-    return any(heading in content.first for heading in signs)
+    return _has_latency(content.first)
 
 
 def is_of_evalscope_log(content: Content) -> bool:
     """Whether the file is evalscope's log."""
-    return not content.objects and bool(logged_summaries(content))
+    is_text = not content.objects
+    return is_text and _has_latency(content.text) and bool(logged_summaries(content))
 
 
 def logged_summaries(content: Content) -> Sequence[Object]:
-    """Return the summaries in a log, objects or tables, one a load."""
-    if not any(heading in content.text for heading in OF_SUMMARY):
-        return ()
-    summaries = list[Object]()
+    """Return the summaries in a log, objects or else tables, one a load."""
+    objects = list[Object]()
     for printed in PRINTED.findall(content.text):
         with suppress(ValueError):  # another object that is no JSON
-            summary = json.loads(printed)
-            if any(heading in summary for heading in OF_SUMMARY):
-                summaries.append(summary)
-    return summaries or _printed_tables(content.text)
+            objects.append(json.loads(printed))
+    summaries = list(filter(_has_latency, objects))
+    return summaries or list(filter(_has_latency, _printed_tables(content.text)))
 
 
-def _printed_tables(text: str) -> list[Object]:
-    """Return the summaries that tables of a heading and a value a line have."""
+def _printed_tables(text: str) -> list[dict[str, str]]:
+    """Return the tables of a heading and a value a line."""
     tables = list[dict[str, str]]()
     for heading, value in TABLE_ROW.findall(text):
         if not tables or heading in tables[-1]:
             tables.append({})
         tables[-1][heading] = value
-    return [table for table in tables if any(heading in table for heading in OF_SUMMARY)]
+    return tables
 
 
 def read_evalscope_summary(content: Content, summary: Object) -> Load:
     """Read means."""
-    numbers = stated_numbers(summary, NUMBERS)
-    return Summary(
+    numbers = stated_numbers(summary, "evalscope_summary")
+    return Load(
         client_name="evalscope",
         numbers=numbers,
         record="benchmark_data.db of the same run",
@@ -154,8 +127,6 @@ def read_evalscope_summary(content: Content, summary: Object) -> Load:
 
 def _client_of(users: object, rate: object) -> Client:
     """Return the client of so many users, at a rate unless that is -1."""
-    limit = count_of(users) or None
-    per_second = number_of(rate)
-    if limit is None and not per_second > 0:
-        return Client()
-    return Client(limit, per_second if per_second > 0 else math.inf, "stated")
+    if number_of(rate) > 0:
+        return client_of_rate(rate, users)
+    return client_of_rate(None, users) if count_of(users) else CLOCK

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Iterator
+from dataclasses import replace
 
-from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
-from sarathi_lab.extensions.replay.clients import client_of_strategy
-from sarathi_lab.extensions.replay.json_values import list_of, number_of
+from sarathi_lab.extensions.replay.benchmark import Load, Row
+from sarathi_lab.extensions.replay.clients import (
+    CLOCK,
+    EVEN,
+    POISSON,
+    Client,
+    client_of_rate,
+)
+from sarathi_lab.extensions.replay.json_values import count_of, list_of, number_of
 from sarathi_lab.extensions.replay.readers.content import (
-    MILLISECOND,
     Content,
     Object,
-    field,
     stated_numbers,
     stated_values,
 )
@@ -28,75 +32,15 @@ from sarathi_lab.workload.recording import FAILED, FINISHED
 
 # Lists of a load's requests, and what happened to those.
 STATUSES = {"successful": FINISHED, "errored": FAILED, "incomplete": "incomplete"}
-REQUEST = {
-    "prompt_len": field("prompt_tokens"),
-    "output_len": field("output_tokens"),
-    "arrival": field("request_start_time", "start_time"),  # of 0.4 and newer, of older files
-    "first_token": field("time_to_first_token_ms", unit=MILLISECOND),
-    "latency": field("request_latency"),
-    "cached_len": field("cached_tokens", "input_metrics.cached_tokens"),
-    "session": field("conversation_id"),
-    "turn": field("turn_index"),
-}
-# Of a load's finished requests.
-WAITS = {
-    "ttft": field("metrics.time_to_first_token_ms.successful.mean", unit=MILLISECOND),
-    "latency": field("metrics.request_latency.successful.mean"),
-}
-NUM_REQUESTS = field(
-    "metrics.request_totals.successful", "scheduler_metrics.requests_made.successful"
-)
-NUMBERS = {
-    **WAITS,
-    "num_requests": NUM_REQUESTS,
-    "num_failed": field("metrics.request_totals.errored"),
-    "num_incomplete": field("metrics.request_totals.incomplete"),
-    "prompt_len": field("metrics.prompt_token_count.successful.mean"),
-    "output_len": field("metrics.output_token_count.successful.mean"),
-    # Without the first token, which GuideLLM's own time per output token counts in.
-    "tpot": field("metrics.inter_token_latency_ms.successful.mean", unit=MILLISECOND),
-}
-
+WAITS = ["ttft", "latency"]  # that records have as well
+# Strategies of several users; others have a clock, even or at random.
+OF_USERS = ("concurrent", "throughput")
 # First columns of its CSV: of 0.4 and newer, whose header has three lines, and of older files.
-CSV_GROUP, CSV_OF_ONE_LINE = "Run Info", "Run Id"
+CSV_GROUP = "Run Info"
+CSV_OF_ONE_LINE = "Run Id"
 CSV_HEADER_LINES = 3
-# Columns of its CSV, of newer and of older files.
-COLUMNS = {
-    "num_requests": field("Request Counts Successful"),
-    "num_incomplete": field("Request Counts Incomplete"),
-    "num_failed": field("Request Counts Errored"),
-    "requests_a_second": field(
-        "Server Throughput Successful Requests/Sec Mean",
-        "Successful Requests per second mean",
-    ),
-    "duration": field("Timings Duration Sec", "Duration"),
-    "prompt_len": field(
-        "Token Metrics Successful Input Tokens Mean",
-        "Successful Prompt token count mean",
-    ),
-    "output_len": field(
-        "Token Metrics Successful Output Tokens Mean",
-        "Successful Output token count mean",
-    ),
-    "latency": field("Request Latency Successful Sec Mean", "Successful Request latency mean"),
-    "ttft": field(
-        "Time to First Token Successful ms Mean",
-        "Successful Time to first token ms mean",
-        unit=MILLISECOND,
-    ),
-    "tpot": field(
-        "Inter Token Latency Successful ms Mean",
-        "Successful Inter token latency ms mean",
-        unit=MILLISECOND,
-    ),
-}
-STRATEGY = field("Benchmark Strategy", "Name")  # such as "concurrent@16"
-CONFIGURED = ("Run Info Backend", "Runtime Info Arguments", "Worker", "Args")  # objects of JSON
-
-
-def is_of_guidellm(content: Content) -> bool:
-    """Whether the file is GuideLLM's."""
-    return "benchmarks" in content.first
+CSV_STRATEGIES = ("Benchmark Strategy", "Name")  # columns with such as "concurrent@16"
+CSV_SETTINGS = ("Run Info Backend", "Runtime Info Arguments", "Worker", "Args")  # objects of JSON
 
 
 def loads_of_guidellm(content: Content) -> list[Object]:
@@ -106,56 +50,64 @@ def loads_of_guidellm(content: Content) -> list[Object]:
 
 def read_guidellm(content: Content, load: Object) -> Load:
     """Read one load. Raises KeyError for a damaged one."""
-    requests = as_object(load.get("requests"))
-    has_records = any(requests.get(name) for name in STATUSES)
     settings = as_object(load.get("config")) or as_object(load.get("args"))
     strategy = as_object(settings.get("strategy"))
-    labels = {"workload.rate": strategy.get("rate")}
-    server = content.server(_model_of(content, load, settings))
-    client = client_of_strategy(strategy)
+    numbers = stated_numbers(load, "guidellm_summary")
+    means = Load(
+        client_name="guidellm",
+        numbers=numbers,
+        record="a benchmarks.json that has each request",
+        labels={"workload.rate": strategy.get("rate")},
+        server=content.server(_model_in(settings, load, as_object(content.first.get("args")))),
+        client=_client_of(strategy),
+        cautions=_cautions_of_incomplete(numbers),
+    )
+    requests = as_object(load.get("requests"))
+    has_records = any(requests.get(name) for name in STATUSES)
     if not has_records and as_object(load.get("metrics")):
-        return Summary(
-            client_name="guidellm",
-            numbers=stated_numbers(load, NUMBERS),
-            record="a benchmarks.json that has each request",
-            labels=labels,
-            server=server,
-            client=client,
-        )
+        return means
     rows = list(_rows(as_object(load["requests"])))
     num_read = sum(row["status"] == FINISHED for row in rows)
-    num_finished = number_of(NUM_REQUESTS.read(load))
-    cautions = []
-    means = dict[str, float]()
-    if num_finished > num_read:
-        cautions.append(
-            f"the file has {num_read} of {num_finished:.0f} finished requests, a sample: the load "
-            "is replayed with these alone; record all requests"
-        )
-    elif num_read:
-        means = stated_numbers(load, WAITS)
-    return RecordedLoad(
-        client_name="guidellm",
-        rows=rows,
-        numbers=means,
-        labels=labels,
-        server=server,
-        client=client,
-        cautions=cautions,
+    num_finished = numbers.get("num_requests", num_read)
+    if num_finished <= num_read:
+        waits = {name: numbers[name] for name in WAITS if name in numbers}
+        return replace(means, rows=rows, numbers=waits, cautions=())
+    caution = (
+        f"the file has {num_read} of {num_finished:.0f} finished requests, a sample: the load is "
+        "replayed with these alone; record all requests"
     )
+    return replace(means, rows=rows, numbers={}, cautions=[caution])
 
 
-def _rows(requests: Object) -> Iterator[dict[str, object]]:
+def _rows(requests: Object) -> Iterator[Row]:
     for name, status in STATUSES.items():
         for entry in list_of(requests.get(name)):
-            yield {**stated_values(as_object(entry), REQUEST), "status": status}
+            yield {**stated_values(as_object(entry), "guidellm"), "status": status}
     requests["successful"]  # which every file has
 
 
-def _model_of(content: Content, load: Object, settings: Object) -> object:
-    backend = as_object(settings.get("backend")) or as_object(load.get("worker"))
-    arguments = as_object(content.first.get("args"))
-    return backend.get("model") or backend.get("backend_model") or arguments.get("model")
+def _model_in(*settings: Object) -> object:
+    """Return the first model that the settings of a run name."""
+    models = [stated_values(node, "guidellm_server")["model"] for node in settings]
+    return next(filter(None, models), None)
+
+
+def _cautions_of_incomplete(numbers: dict[str, float]) -> list[str]:
+    num_incomplete = count_of(numbers.get("num_incomplete"))
+    return [f"{num_incomplete} more requests were incomplete"] if num_incomplete else []
+
+
+def _client_of(strategy: Object) -> Client:
+    """Make the client of one of GuideLLM's strategies."""
+    stated = stated_values(strategy, "guidellm_load")
+    kind = stated["kind"]
+    if kind == "synchronous":
+        return client_of_rate(None, 1)
+    if kind in OF_USERS:
+        return client_of_rate(None, stated["users"])
+    if not kind:
+        return CLOCK
+    return client_of_rate(stated["rate"], stated["limit"], POISSON if kind == "poisson" else EVEN)
 
 
 def is_of_csv(content: Content) -> bool:
@@ -177,32 +129,23 @@ def csv_loads(content: Content) -> list[Object]:
 
 def read_csv(content: Content, load: Object) -> Load:
     """Read the means of a load in CSV."""
-    numbers = stated_numbers(load, COLUMNS)
+    numbers = stated_numbers(load, "guidellm_csv")
     has_rate = {"requests_a_second", "duration"} <= {*numbers}
     if "num_requests" not in numbers and has_rate:  # as in older files
         numbers["num_requests"] = round(numbers["requests_a_second"] * numbers["duration"])
+    strategies = [str(load.get(column) or "") for column in CSV_STRATEGIES]
     # Such as "concurrent@16"; "sweep" has no number.
-    kind, _, value = str(STRATEGY.read(load) or "").partition("@")
-    settings = {"type_": kind}
-    if not math.isnan(number_of(value)):
+    kind, _, value = next(filter(None, strategies), "").partition("@")
+    settings = {"kind": kind}
+    if number_of(value) > 0:
         settings |= {"streams": value, "rate": value}
-    client = client_of_strategy(settings)
-    return Summary(
+    client = _client_of(settings)
+    return Load(
         client_name="guidellm",
         numbers=numbers,
         record="benchmarks.json of the same run",
         labels={"workload.rate": value} if client.users is None else {},
-        server=content.server(_model_in_csv(load)),
+        server=content.server(_model_in(*(as_object(load.get(name)) for name in CSV_SETTINGS))),
         client=client,
+        cautions=_cautions_of_incomplete(numbers),
     )
-
-
-def _model_in_csv(load: Object) -> object:
-    for column in CONFIGURED:
-        settings = as_object(load.get(column))
-        backend = as_object(settings.get("backend"))
-        for stated in (backend, settings):
-            model = stated.get("model") or stated.get("backend_model")
-            if model:
-                return model
-    return None

@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
+from sarathi_lab.extensions.replay.benchmark import Load, Row
 from sarathi_lab.extensions.replay.clients import client_of_rate
 from sarathi_lab.extensions.replay.json_values import number_of, numbers_of
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
-    field,
     stated_numbers,
     stated_values,
     value_at,
@@ -24,85 +23,50 @@ from sarathi_lab.extensions.replay.readers.content import (
 from sarathi_lab.extensions.replay.server_arguments import as_object
 from sarathi_lab.workload.recording import FAILED, FINISHED
 
-# Of what was sent and received; newer versions have text beside images and sound.
-REQUEST = {
-    "prompt_len": field(
-        "request_metrics.text.input_tokens",
-        "request_metrics.input_tokens",
-        "input_tokens",
-        "prompt_tokens",
-        "server_usage.prompt_tokens",
-    ),
-    "output_len": field("output_tokens", "completion_tokens", "server_usage.completion_tokens"),
-    "cached_len": field("server_usage.prompt_tokens_details.cached_tokens"),
-}
-NUMBERS = {
-    "num_requests": field("successes.count"),
-    "num_failed": field("failures.count"),
-    "prompt_len": field("successes.prompt_len.mean"),
-    "output_len": field("successes.output_len.mean"),
-    "ttft": field("successes.latency.time_to_first_token.mean"),
-    "tpot": field("successes.latency.time_per_output_token.mean"),
-    "latency": field("successes.latency.request_latency.mean"),
-    "requests_a_second": field("successes.throughput.requests_per_sec"),
-    "output_tokens_a_second": field("successes.throughput.output_tokens_per_sec"),
-    "num_sent": field("load_summary.count"),
-    "achieved_rate": field("load_summary.achieved_rate"),
-}
 RATE_TOLERANCE = 0.05  # by which a rate may miss what was asked for
 
 
-def is_of_inference_perf(content: Content) -> bool:
-    """Whether the file is inference-perf's of its requests."""
-    return {"start_time", "end_time", "info"} <= {*content.first}
-
-
-def read_inference_perf(content: Content, _: Object) -> Load:
+def read_inference_perf(content: Content, first: Object) -> Load:
     """Read all requests."""
     try:
-        model = as_object(json.loads(str(content.first.get("request")))).get("model")
+        model = as_object(json.loads(str(first.get("request")))).get("model")
     except ValueError:
         model = None
-    return RecordedLoad(
-        client_name="inference-perf", rows=_rows(content), server=content.server(model)
+    return Load(
+        client_name="inference-perf",
+        rows=map(_row, content.objects),
+        server=content.server(model),
     )
 
 
-def _rows(content: Content) -> Iterator[dict[str, object]]:
-    for request in content.objects:
-        info = as_object(request.get("info"))
-        # Newer versions have what was received in an object of its own.
-        sent_and_received = {**info, **as_object(info.get("response_metrics"))}
-        sent = number_of(request.get("start_time"))
-        times = numbers_of(sent_and_received.get("output_token_times"))
-        row = {
-            **stated_values(sent_and_received, REQUEST),
-            "arrival": sent,
-            "latency": number_of(request.get("end_time")) - sent,
-            "gaps": tuple(after - before for before, after in pairwise(times)),
-            "status": FAILED if request.get("error") else FINISHED,
-        }
-        if times:
-            row["first_token"] = times[0] - sent
-            if row["output_len"] is None:
-                row["output_len"] = len(times)
-        yield row
-
-
-def is_of_inference_perf_summary(content: Content) -> bool:
-    """Whether the file is a summary of inference-perf's."""
-    return {"load_summary", "successes"} <= {*content.first}
+def _row(request: Object) -> Row:
+    info = as_object(request.get("info"))
+    # Newer versions have what was received in an object of its own.
+    sent_and_received = {**info, **as_object(info.get("response_metrics"))}
+    sent = number_of(request.get("start_time"))
+    times = numbers_of(sent_and_received.get("output_token_times"))
+    row = {
+        **stated_values(sent_and_received, "inference_perf"),
+        "arrival": sent,
+        "latency": number_of(request.get("end_time")) - sent,
+        "gaps": tuple(after - before for before, after in pairwise(times)),
+        "status": FAILED if request.get("error") else FINISHED,
+    }
+    if times:
+        row["first_token"] = times[0] - sent
+        if row["output_len"] is None:
+            row["output_len"] = len(times)
+    return row
 
 
 def read_inference_perf_summary(content: Content, summary: Object) -> Load:
     """Read means. Raises UserError for what is no file of the client."""
-    successes = as_object(summary.get("successes"))
-    if "request_latency" in successes:
+    if value_at(summary, "successes.request_latency") is not None:
         raise UserError(
             f"{content.path} is what Prometheus had of the server; name the client's file beside "
             "it, *_lifecycle_metrics.json"
         )
-    numbers = stated_numbers(summary, NUMBERS)
+    numbers = stated_numbers(summary, "inference_perf_summary")
     answers_a_second = numbers.get("requests_a_second")
     # Newer files count tokens by the server; older ones may lack the mean of answers.
     if answers_a_second and "output_tokens_a_second" in numbers:
@@ -111,7 +75,7 @@ def read_inference_perf_summary(content: Content, summary: Object) -> Load:
         numbers.setdefault("num_requests", numbers["num_sent"])
     requested_rate = value_at(summary, "load_summary.requested_rate")
     rate, cautions = _rate_of_sending(requested_rate, numbers)
-    return Summary(
+    return Load(
         client_name="inference-perf",
         numbers=numbers,
         record="per_request_lifecycle_metrics.json of the same run",
@@ -125,7 +89,7 @@ def _rate_of_sending(requested: object, numbers: Mapping[str, float]) -> tuple[o
 
     Args:
         requested: The rate that was asked for, maybe a word.
-        numbers: `NUMBERS` that the summary states.
+        numbers: What the summary states.
     """
     achieved = numbers.get("achieved_rate")
     if requested is not None:

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import pandas as pd
-
-from sarathi_lab.extensions.replay.benchmark import Benchmark, Load, in_ledgers_columns
-from sarathi_lab.extensions.replay.readers.content import Content, Object
+from sarathi_lab.extensions.replay.benchmark import Load
+from sarathi_lab.extensions.replay.readers.content import Content, Object, stated_numbers
 from sarathi_lab.extensions.replay.server_arguments import read_arguments
 
-MEANS = {"avg_latency": "latency", "avg_ttft": "ttft", "avg_tpot": "tpot"}
 SERVER = re.compile(r"START SERVER: vllm serve (\S+)")
 RUN = "{'trace_id'"  # how a line of a run begins
 
@@ -41,48 +35,28 @@ def runs_of_ppas(content: Content) -> list[Object]:
     return runs
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhasedLoad(Load):
-    """One run of phases, whose arrivals follow from them.
-
-    Attributes:
-        row: The mapping of its line.
-    """
-
-    row: Mapping[str, Any]
-
-    def benchmark(self, path: Path, damaged: Sequence[str]) -> Benchmark:
-        # Imported here, as that takes seconds.
-        from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
-
-        phases = []
-        for phase in self.row["phase_schedule"].split(","):
-            phases.append(tuple(map(float, phase.split(":"))))
-        requests = pd.DataFrame({"arrival_time": phased(phases, int(self.row["seed"]))})
-        requests = requests.assign(
-            prompt_len=int(self.row["configured_prompt_tokens"]),
-            output_len=int(self.row["configured_output_tokens"]),
-        )
-        return Benchmark(
-            {"policy": self.client_name, "executor": "server", "is_baseline": False},
-            in_ledgers_columns(requests),
-            int(self.row["failed"]),
-            self.server,
-            self.policy,
-            self.means,
-            ["the log has means only, of a client that takes time for each prompt token"],
-        )
-
-
 def read_ppas(content: Content, run: Object) -> Load:
     """Read one run. Raises ValueError and SyntaxError for a damaged line."""
     row = ast.literal_eval(str(run["line"]))
     arguments = {name: row[name] for name in ("max_num_batched_tokens", "max_num_seqs")}
     arguments["model"] = run["model"]
-    return PhasedLoad(
+    arrivals = _arrivals(row["phase_schedule"], int(row["seed"]))
+    return Load(
         client_name=f"{row['config_name']}, {row['phase_schedule']}, seed {row['seed']}",
-        row=row,
-        numbers={wait: float(row[name]) for name, wait in MEANS.items()},
+        arrivals=arrivals,
+        numbers={**stated_numbers(row, "ppas"), "num_requests": len(arrivals)},
         server=[read_arguments("vllm", arguments, str(content.path))],
         policy="p_pas" if row["config_name"].startswith("ppas") else "vllm_v1",
+        cautions=["the client takes time for each prompt token"],
     )
+
+
+def _arrivals(schedule: str, seed: int) -> Sequence[float]:
+    """Return when requests were sent in phases such as 120:2.0, seconds and requests a second."""
+    # Imported here, as that takes seconds.
+    from sarathi_lab.extensions.after_sarathi.adaptive_budgets import phased
+
+    phases = []
+    for phase in schedule.split(","):
+        phases.append(tuple(map(float, phase.split(":"))))
+    return phased(phases, seed)

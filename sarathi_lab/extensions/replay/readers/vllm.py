@@ -8,12 +8,10 @@ else means of all of them. Only newer ones of vLLM have the times at which reque
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast, get_args
 
-import pandas as pd
-
-from sarathi_lab.extensions.replay.benchmark import Load, RecordedLoad, Summary
+from sarathi_lab.extensions.replay.benchmark import Load, Row
 from sarathi_lab.extensions.replay.clients import (
     Client,
     Ramp,
@@ -23,13 +21,7 @@ from sarathi_lab.extensions.replay.clients import (
     cv_of_gamma,
 )
 from sarathi_lab.extensions.replay.json_values import count_of, list_of, number_of, numbers_of
-from sarathi_lab.extensions.replay.readers.content import (
-    MILLISECOND,
-    Content,
-    Object,
-    field,
-    stated_numbers,
-)
+from sarathi_lab.extensions.replay.readers.content import Content, Object, stated_numbers
 from sarathi_lab.extensions.replay.server_arguments import (
     Statement,
     as_object,
@@ -44,55 +36,52 @@ LISTS = ("input_lens", "output_lens", "ttfts", "itls")  # that details have
 # Further ones, which older versions do not have, and what stands for an entry of theirs.
 NEWER_LISTS = {"errors": "", "latencies": None, "start_times": None, "cached_tokens": 0}
 OF_SGLANG = "total_output_tokens_retokenized"
-# What a result states of all its requests.
-NUMBERS = {
-    "num_requests": field("completed"),
-    "num_failed": field("failed"),
-    "num_prompt_tokens": field("total_input_tokens"),
-    "num_output_tokens": field("total_output_tokens"),
-    "duration": field("duration"),
-    "request_throughput": field("request_throughput"),
-    "output_throughput": field("output_throughput"),
-    "ttft": field("mean_ttft_ms", unit=MILLISECOND),
-    "tpot": field("mean_tpot_ms", unit=MILLISECOND),
-    "latency": field("mean_e2el_ms", "mean_e2e_latency_ms", unit=MILLISECOND),
-}
+OF_CLIENT = ("backend", "model_id", OF_SGLANG)  # names that its results have one of
 
 
 def is_of_vllm(content: Content) -> bool:
     """Whether the file is a result of vLLM's or SGLang's client."""
-    names = {*content.first}
-    return "completed" in names and not names.isdisjoint(("backend", "model_id", OF_SGLANG))
+    return "completed" in content.first and any(name in content.first for name in OF_CLIENT)
 
 
 def read_vllm(content: Content, result: Object) -> Load:
     """Read one result. Raises KeyError or ValueError for a damaged one."""
-    shared: dict[str, Any] = {
-        "client_name": _client_name(result),
-        "numbers": stated_numbers(result, NUMBERS),
-        "client": _client_of(result),
-        "labels": _labels(result),
-        "server": [_server_of(content, result)],
-        "policy": _policy_of(result),
-    }
-    if any(result.get(name) for name in LISTS):
-        rows = _rows(result)
-        return RecordedLoad(
-            rows=rows,
-            has_arrivals=any(row["arrival"] is not None for row in rows),
-            **shared,
-        )
-    return Summary(record=_record_of(result), **shared)
-
-
-def _record_of(result: Object) -> str:
-    """Return how the client leaves a record of each request."""
+    backend = str(result.get("backend") or "")
+    client_name = str(result.get("label") or backend or "vllm")
+    record = "a file of vllm bench serve --save-result --save-detailed"
     if OF_SGLANG in result:
-        return "a file of bench_serving --output-file FILE --output-details"
-    return "a file of vllm bench serve --save-result --save-detailed"
+        client_name = "sglang"
+        record = "a file of bench_serving --output-file FILE --output-details"
+    info = as_object(result.get("server_info"))
+    return Load(
+        client_name=client_name,
+        rows=_rows(result) if any(result.get(name) for name in LISTS) else None,
+        record=record,
+        numbers=_numbers(result),
+        client=_client_of(result),
+        labels={
+            "model": result.get("model_id") or info.get("model_path"),
+            "workload.rate": result.get("request_rate"),
+            "batch": result.get("max_concurrency"),
+        },
+        server=[_server_of(content, result, info)],
+        # The scheduler of the server that the client was told of.
+        policy="sglang" if backend.startswith("sglang") else "vllm_v1",
+    )
 
 
-def _rows(result: Object) -> list[dict[str, object]]:
+def _numbers(result: Object) -> dict[str, float]:
+    """Return what a result states of all its requests, with mean lengths."""
+    numbers = stated_numbers(result, "vllm")
+    num_requests = numbers.get("num_requests", 0.0)
+    for kind in ("prompt", "output"):
+        num_tokens = numbers.get(f"num_{kind}_tokens")
+        if num_requests > 0 and num_tokens is not None:
+            numbers[f"{kind}_len"] = num_tokens / num_requests
+    return numbers
+
+
+def _rows(result: Object) -> list[Row]:
     number = len(list_of(result["input_lens"]))
     lists = {name: list_of(result[name]) for name in LISTS}
     for name, missing in NEWER_LISTS.items():
@@ -100,19 +89,17 @@ def _rows(result: Object) -> list[dict[str, object]]:
     for name, entries in lists.items():
         if len(entries) != number:
             raise ValueError(f"{name} has {len(entries)} entries, input_lens has {number}")
-    requests = pd.DataFrame(lists)
-    return [_row(row) for row in requests.to_dict("records")]
+    rows = zip(*lists.values(), strict=True)
+    return [_row(dict(zip(lists, row, strict=True))) for row in rows]
 
 
-def _row(row: Mapping[Hashable, object]) -> dict[str, object]:
+def _row(row: Mapping[str, object]) -> Row:
     """Make a row of one request's entries in the lists."""
     gaps = numbers_of(row["itls"])
-    status = FINISHED
-    if row["errors"] or row["output_lens"] == 0:
-        status = FAILED
-    latency = row["latencies"]
-    if math.isnan(number_of(latency)):
+    latency = number_of(row["latencies"])
+    if math.isnan(latency):
         latency = number_of(row["ttfts"]) + sum(gaps)
+    has_failed = row["errors"] or row["output_lens"] == 0
     return {
         "prompt_len": row["input_lens"],
         "output_len": row["output_lens"],
@@ -121,20 +108,8 @@ def _row(row: Mapping[Hashable, object]) -> dict[str, object]:
         "latency": latency,
         "gaps": gaps,
         "cached_len": row["cached_tokens"],
-        "status": status,
+        "status": FAILED if has_failed else FINISHED,
     }
-
-
-def _client_name(result: Object) -> str:
-    if OF_SGLANG in result:
-        return "sglang"
-    return str(result.get("label") or result.get("backend") or "vllm")
-
-
-def _policy_of(result: Object) -> str:
-    """Return the scheduler of the server that the client was told to be SGLang's, or vLLM's."""
-    backend = str(result.get("backend") or "")
-    return "sglang" if backend.startswith("sglang") else "vllm_v1"
 
 
 def _client_of(result: Object) -> Client:
@@ -162,20 +137,10 @@ def _mean_rate(result: Object) -> float:
     return number_of(result.get("request_throughput"))
 
 
-def _labels(result: Object) -> dict[str, object]:
-    info = as_object(result.get("server_info"))
-    return {
-        "model": result.get("model_id") or info.get("model_path"),
-        "workload.rate": result.get("request_rate"),
-        "batch": result.get("max_concurrency"),
-    }
-
-
-def _server_of(content: Content, result: Object) -> Statement:
+def _server_of(content: Content, result: Object, info: Mapping[str, Any]) -> Statement:
     """Read what a result states of the server: SGLang's description of itself, or vLLM's model and
     what `--metadata` added.
     """
-    info = as_object(result.get("server_info"))
     if info or OF_SGLANG in result:
         return sglang_description(info, str(content.path))
     metadata = selected("vllm", result, is_typed=True)
