@@ -8,8 +8,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
+
+import yaml
 
 from sarathi_lab.config.errors import UserError
 
@@ -76,6 +79,13 @@ def json_object(text: str, source: str, fix: str = "write one object a line") ->
     if not isinstance(row, dict):
         raise UserError(f"{source} is not a JSON object; {fix}")
     return row
+
+
+@cache
+def stated_beside(module: str, name: str) -> dict[str, Any]:
+    """Return the facts of a YAML file that is named `name` and stands beside a module's file."""
+    content: dict[str, Any] = yaml.safe_load(Path(module).with_name(name).read_text("utf-8"))
+    return content
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:

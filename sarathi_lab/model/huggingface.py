@@ -4,24 +4,33 @@ tensors that fill the decoder's parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import yaml
-
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import read_object
+from sarathi_lab.config.paths import read_object, stated_beside
 from sarathi_lab.model.config_facts import FULL, Config, Facts
-from sarathi_lab.model.spec import ModelSpec, RopeKind, RopeScaling
+from sarathi_lab.model.spec import Activation, ModelSpec, RopeKind, RopeScaling
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 AGAIN = "fetch the checkpoint again"
-ACTIVATIONS = {
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
+WINDOWED = ("mistral", "mixtral")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *MIXTURES, "gpt_neox")
+# Settings by which layers may differ, or have parts that the decoder has not, with the values that
+# it takes.
+PLAIN: Mapping[str, Sequence[object]] = {
+    "quantization_config": ({},),
+    "use_sliding_window": (False,),  # Qwen's
+    "decoder_sparse_step": (1,),
+    "mlp_only_layers": ([],),
+    "use_parallel_residual": (False,),  # GPT-NeoX's, of attention beside the FFN
+}
+ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -31,11 +40,10 @@ ACTIVATIONS = {
 }
 
 
-@cache
-def _known(what: str) -> Mapping[str, Any]:
+def _stated(section: str) -> Mapping[str, Any]:
     """Return a section of huggingface.yaml: "defaults", "own_defaults" or "tensors"."""
-    sections: Any = yaml.safe_load(Path(__file__).with_name("huggingface.yaml").read_text())
-    return sections[what]
+    sections: Mapping[str, Any] = stated_beside(__file__, "huggingface.yaml")[section]
+    return sections
 
 
 def read_config(directory: Path) -> Config:
@@ -56,8 +64,8 @@ def read_config(directory: Path) -> Config:
 def with_defaults(config: Config) -> Config:
     """Return `config`, of a supported `model_type`, with the defaults of transformers."""
     family = Facts(config).text("model_type")
-    of_family = _known("own_defaults").get(family, {})
-    return {**_known("defaults"), **of_family, **config}
+    of_family = _stated("own_defaults").get(family, {})
+    return {**_stated("defaults"), **of_family, **config}
 
 
 def read_spec(directory: Path) -> ModelSpec:
@@ -73,90 +81,84 @@ def spec_of(config: Config, name: str) -> ModelSpec:
     """Make the spec that a config.json `with_defaults` describes. Raises UserError, naming the
     setting, for a setting that is missing or not supported.
     """
-    if config.get("quantization_config"):
-        raise UserError("quantized weights are not supported; take the unquantized model")
     facts = Facts(config, AGAIN)
-    read_family = FAMILIES[facts.text("model_type")]
-    fields = {**_shared(facts), **read_family(facts)}
-    return ModelSpec(name=name, **fields)
-
-
-def _require_supported(name: str, value: object, valid: Iterable[str]) -> None:
-    """Raise UserError unless `value` is one of `valid`."""
-    options = tuple(valid)
-    if value not in options:
-        raise UserError(
-            f"{name}={value!r} is not supported; take a model with one of {', '.join(options)}"
-        )
-
-
-def _shared(facts: Facts) -> dict[str, Any]:
-    """Return the fields that all families share."""
-    _require_full_attention(facts)
-    hidden_size = facts.size("hidden_size")
-    num_heads = facts.size("num_attention_heads")
+    family = facts.text("model_type")
+    _require_plain_layers(facts, config)
     activation = facts.text("hidden_act")
     _require_supported("hidden_act", activation, ACTIVATIONS)
-    return {
-        "num_layers": facts.num_layers(),
-        "hidden_size": hidden_size,
-        "num_heads": num_heads,
-        "num_kv_heads": facts.size_or(num_heads, "num_key_value_heads"),
-        "head_size": _head_size(facts, hidden_size, num_heads),
-        "ffn_size": facts.size("intermediate_size"),
-        "vocab_size": facts.size("vocab_size"),
-        "max_position": facts.size("max_position_embeddings"),
-        "activation": ACTIVATIONS[activation],
-        "tie_embeddings": facts.flag("tie_word_embeddings", default=False),
-    }
-
-
-def _require_full_attention(facts: Facts) -> None:
-    if not facts.has("layer_types"):
-        return
-    kinds = facts.texts("layer_types")
-    if any(kind != FULL for kind in kinds):
-        raise UserError(f"layer_types={kinds!r} is not supported; take a model with full attention")
-
-
-def _head_size(facts: Facts, hidden_size: int, num_heads: int) -> int:
-    if facts.has("head_dim"):
-        return facts.size("head_dim")
-    if num_heads == 0:
+    num_heads = facts.size("num_attention_heads")
+    hidden_size = facts.size("hidden_size")
+    bias = facts.flag("attention_bias", default=False)
+    fields = _rotary(facts)
+    if family in MIXTURES:
+        fields |= _mixture(facts)
+    elif family == "gpt_neox":
+        fields |= {"norm": "layer", "gated_ffn": False, "ffn_bias": True}
+    elif fields["rotary_fraction"] != 1:
         raise UserError(
-            f"hidden_size={hidden_size} is not a multiple of num_attention_heads=0; correct them, "
-            "or name the size as head_dim"
+            f"partial_rotary_factor={fields['rotary_fraction']} is not supported for a {family}; "
+            "take a model whose heads are rotated as a whole"
         )
-    return hidden_size // num_heads
+    if family in WINDOWED and facts.has("sliding_window"):
+        fields["sliding_window"] = facts.size("sliding_window")
+    return ModelSpec(
+        name=name,
+        num_layers=facts.num_layers(),
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=facts.count("num_key_value_heads", num_heads),
+        head_size=facts.count("head_dim", hidden_size // num_heads),
+        vocab_size=facts.size("vocab_size"),
+        max_position=facts.size("max_position_embeddings"),
+        norm_eps=facts.number("layer_norm_eps", facts.number("rms_norm_eps")),
+        activation=ACTIVATIONS[activation],
+        qkv_bias=facts.flag("qkv_bias", default=bias),
+        out_bias=bias,
+        qk_norm=family.startswith("qwen3"),
+        tie_embeddings=facts.flag("tie_word_embeddings", default=False),
+        **{"ffn_size": facts.size("intermediate_size"), **fields},
+    )
 
 
-def _rotary(facts: Facts, theta: str, fraction: str) -> dict[str, Any]:
-    """Read the rotary settings.
+def _require_supported(name: str, value: object, valid: Iterable[object]) -> None:
+    """Raise UserError unless `value` is one of `valid`."""
+    options = [*valid]
+    if value not in options:
+        raise UserError(
+            f"{name}={value!r} is not supported; take a model with {', '.join(map(str, options))}"
+        )
 
-    Args:
-        facts: They have them in one object, by a new name or an old one, or on their own level.
-        theta: The setting of the base on that level.
-        fraction: The setting of the share of a head that is rotated, on that level.
+
+def _require_plain_layers(facts: Facts, config: Config) -> None:
+    """Raise UserError for settings by which layers are not alike, or not in the model's type."""
+    for name, valid in PLAIN.items():
+        _require_supported(name, config.get(name), [None, *valid])
+    for kind in facts.of_layers("layer_types") or ():
+        _require_supported("layer_types", kind, [FULL])
+
+
+def _rotary(facts: Facts) -> dict[str, Any]:
+    """Read the rotary settings: in one object, by a new name or an old one, or beside it, where
+    GPT-NeoX has names of its own.
     """
-    rope = Facts({}, AGAIN)
+    stated: Config = {}
     for name in ("rope_parameters", "rope_scaling"):  # the old one counts, as in transformers
-        stated = facts.object(name)
-        if stated.has_objects:
-            raise UserError(f"{name} has settings for several kinds of layers; {AGAIN}")
-        if not stated.is_empty:
-            rope = stated
+        stated = facts.object(name) or stated
+    if any(isinstance(value, Mapping) for value in stated.values()):
+        raise UserError(f"rope_parameters has settings for several kinds of layers; {AGAIN}")
+    rope = Facts(stated, AGAIN)
+    theta = facts.number("rotary_emb_base", facts.number("rope_theta"))
+    fraction = facts.number("rotary_pct", facts.number("partial_rotary_factor"))
     return {
-        "rope_theta": rope.number("rope_theta", facts.number(theta)),
-        "rotary_fraction": rope.number("partial_rotary_factor", facts.number(fraction)),
+        "rope_theta": rope.number("rope_theta", theta),
+        "rotary_fraction": rope.number("partial_rotary_factor", fraction),
         "rope_scaling": _rope_scaling(rope, facts),
+        "ffn_bias": facts.flag("mlp_bias", default=False),
     }
 
 
 def _rope_scaling(rope: Facts, facts: Facts) -> RopeScaling | None:
-    setting = rope.first("rope_type", "type")
-    if setting is None:
-        return None
-    kind: Any = rope.text(setting)
+    kind: Any = rope.text("rope_type") or rope.text("type") or "default"
     _require_supported("rope_type", kind, ("default", *get_args(RopeKind)))
     if kind == "default":
         return None
@@ -166,48 +168,13 @@ def _rope_scaling(rope: Facts, facts: Facts) -> RopeScaling | None:
     # Llama 3's scaling bends by the length that the model was first trained with.
     original = "original_max_position_embeddings"
     max_position = facts.size("max_position_embeddings")
-    original_of_rope = rope.size_or(max_position, original)
     return RopeScaling(
         kind,
         factor,
         rope.number("low_freq_factor"),
         rope.number("high_freq_factor"),
-        facts.size_or(original_of_rope, original),
+        facts.count(original, rope.count(original, max_position)),
     )
-
-
-def _llama(facts: Facts) -> dict[str, Any]:
-    """Read the settings of Llama and of families that descend from it. Raises UserError for
-    settings that transformers ignores or reads otherwise.
-    """
-    family = facts.text("model_type")
-    bias = facts.flag("attention_bias", default=False)
-    rotary = _rotary(facts, "rope_theta", "partial_rotary_factor")
-    for name, value, valid in (
-        ("partial_rotary_factor", rotary["rotary_fraction"], (1,)),
-        ("use_sliding_window", facts.flag("use_sliding_window", default=False), (False,)),  # Qwen's
-        ("decoder_sparse_step", facts.count("decoder_sparse_step", 1), (1,)),
-        ("mlp_only_layers", facts.numbers("mlp_only_layers"), (None, [])),
-    ):
-        if value not in valid:
-            raise UserError(
-                f"{name}={value!r} is not supported for a {family}; take a model whose layers are "
-                "alike, with full attention and whole heads rotated"
-            )
-    settings = {
-        **rotary,
-        "norm_eps": facts.number("rms_norm_eps"),
-        "qkv_bias": facts.flag("qkv_bias", default=bias),
-        "out_bias": bias,
-        "ffn_bias": facts.flag("mlp_bias", default=False),
-        "qk_norm": family.startswith("qwen3"),
-        "sliding_window": None,
-    }
-    if family in ("mistral", "mixtral") and facts.has("sliding_window"):
-        settings["sliding_window"] = facts.size("sliding_window")
-    if family in MIXTURES:
-        settings |= _mixture(facts)
-    return settings
 
 
 def _mixture(facts: Facts) -> dict[str, Any]:
@@ -219,32 +186,6 @@ def _mixture(facts: Facts) -> dict[str, Any]:
         "normalise_experts": facts.flag("norm_topk_prob", default=True),
         "shared_expert_size": facts.count("shared_expert_intermediate_size"),
     }
-
-
-def _gpt_neox(facts: Facts) -> dict[str, Any]:
-    if facts.flag("use_parallel_residual", default=True):
-        raise UserError(
-            "use_parallel_residual=true (GPT-NeoX) is not supported: attention and FFN run one "
-            "after the other here; use a sequential model"
-        )
-    bias = facts.flag("attention_bias", default=True)
-    return {
-        **_rotary(facts, "rotary_emb_base", "rotary_pct"),
-        "norm": "layer",
-        "norm_eps": facts.number("layer_norm_eps"),
-        "gated_ffn": False,
-        "qkv_bias": bias,
-        "out_bias": bias,
-        "ffn_bias": True,
-    }
-
-
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
-DENSE = ("llama", "mistral", "qwen2", "qwen3")
-FAMILIES: Mapping[str, Callable[[Facts], dict[str, Any]]] = {
-    **dict.fromkeys((*DENSE, *MIXTURES), _llama),
-    "gpt_neox": _gpt_neox,
-}
 
 
 @dataclass(frozen=True)
@@ -286,7 +227,7 @@ def parameter_sources(
     """
     family = Facts(read_config(directory)).text("model_type")
     is_fused = _FUSED["down"].format("model.layers.0") in stored
-    families = _known("tensors")
+    families = _stated("tensors")
     names = families.get("llama" if is_fused else family, families["llama"])
     table = (spec.vocab_size, spec.hidden_size)
     yield "embedding.weight", [Source(names["embedding"], table)]

@@ -16,17 +16,17 @@ if TYPE_CHECKING:  # which takes a second to import
 FIX = "correct the model's settings"
 count_field = partial(whole, maximum=2**31 - 1, fix=FIX)  # token ids and kernels' sizes: 32 bits
 size_field = partial(count_field, minimum=1)
-Rule = Literal["gated_delta", "kda", "mamba2", "mamba1", "lightning", "short_conv"]
+Rule = Literal["gated_delta", "kda", "mamba2", "short_conv"]
 WindowKind = Literal["sliding", "chunked"]
 # What is counted: a number of one iteration, or a column of a table of iterations.
 AmountT = TypeVar("AmountT", float, "pd.Series")
 AmountT_co = TypeVar("AmountT_co", float, "pd.Series", covariant=True)
 # Products of [key_size] by [key_size, value_size] for a token in a head, by rule: both write to the
 # state and read the output from it; the delta rule first reads what the state has for the key.
-PRODUCTS = {"gated_delta": 3, "kda": 3, "mamba2": 2, "mamba1": 2, "lightning": 2, "short_conv": 0}
+PRODUCTS = {"gated_delta": 3, "kda": 3, "mamba2": 2, "short_conv": 0}
 DELTA_RULES = ("gated_delta", "kda")
-# Of a head: decay and strength, or step size; others have gates of their own, or fixed decays.
-GATES = {"gated_delta": 2, "kda": 1, "mamba2": 1, "mamba1": 0, "lightning": 0, "short_conv": 0}
+# Of a head: decay and strength, or step size.
+GATES = {"gated_delta": 2, "kda": 1, "mamba2": 1, "short_conv": 0}
 INDEX_SCALE_BYTES = 4  # of a token's key in a cache of an `Index`, whose values have 8 bits
 
 
@@ -426,8 +426,7 @@ class LinearAttention:
 
     `rule` is the gated delta rule (arXiv 2412.06464; Qwen3-Next), that with a decay for each entry
     of a key (arXiv 2510.26692; Kimi Linear), Mamba-2's (arXiv 2405.21060; `num_key_heads` are its
-    groups, `key_size` its state size), Mamba's (arXiv 2312.00752), lightning attention
-    (arXiv 2501.08313; MiniMax-01), or a short convolution without states (LFM2). Gates pass
+    groups, `key_size` its state size), or a short convolution without states (LFM2). Gates pass
     `gate_rank` entries, or none. Kernels take `chunk` tokens of a prompt at once. `state_bytes` is
     of an element of the states; None: as the rest of the cache. Raises UserError for impossible
     sizes.
@@ -454,7 +453,7 @@ class LinearAttention:
     @property
     def num_channels(self) -> int:
         """Width of the convolution: queries, keys and values, or the latter alone."""
-        if self.rule in ("mamba1", "short_conv"):
+        if self.rule == "short_conv":
             return self.inner_size
         return 2 * self.num_key_heads * self.key_size + self.inner_size
 
@@ -485,8 +484,8 @@ class LinearAttention:
         within = self.num_key_heads * self.key_size + self.inner_size
         if self.rule in DELTA_RULES:
             within = self.num_heads * (3 * self.key_size + 2 * self.value_size)
-        if self.rule in ("mamba1", "short_conv"):
-            within = 0  # a scan, or nothing but the convolution
+        if self.rule == "short_conv":
+            within = 0
         with_state = PRODUCTS[self.rule] * self.state_size
         return 2 * (self.chunk * within + with_state)
 
@@ -516,14 +515,6 @@ class LinearAttention:
             # Decays and the output gate are made from a vector of the rank each.
             return 2 * self.gate_rank, [
                 Linear("state_gates", self.gate_rank, gates, self.num_layers)
-            ]
-        if self.rule == "mamba1":
-            step_size = self.gate_rank or 0
-            key_and_query = 2 * self.key_size  # what stands for them
-            inner = self.inner_size
-            return output_gate, [
-                Linear("state_keys", inner, step_size + key_and_query, self.num_layers),
-                Linear("state_gates", step_size, inner, self.num_layers),
             ]
         return output_gate, []
 

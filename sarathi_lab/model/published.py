@@ -1,34 +1,21 @@
 """A published model's config.json as a `ModelSpec` for simulation: shapes alone, without weights.
 
-Fields are named as in the configurations of transformers 5. An architecture is taken only if it is
-one of `FAMILIES`, as another may have parts that its fields do not name.
+Fields are named as in the configurations of transformers 5, or otherwise by architectures.yaml. An
+architecture is taken only if it stands there, as another may have parts that its fields do not
+name.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import read_object
-from sarathi_lab.model.config_facts import (
-    AGAIN,
-    CHUNKED,
-    CONV,
-    FFN_LAYERS,
-    FULL,
-    HEADS,
-    LINEAR,
-    MAMBA,
-    SLIDING,
-    WIDTHS,
-    WITHOUT_CONTEXT,
-    Config,
-    Facts,
-)
-from sarathi_lab.model.families import FAMILIES, Family
+from sarathi_lab.config.paths import read_object, stated_beside
+from sarathi_lab.model.config_facts import AGAIN, FULL, Config, Facts
+from sarathi_lab.model.families import ARCHITECTURES, Family, families
 from sarathi_lab.model.layers import (
     ALIKE,
     CompressedCache,
@@ -40,57 +27,37 @@ from sarathi_lab.model.layers import (
     LinearAttention,
     Window,
 )
-from sarathi_lab.model.own_fields import of_blocks
+from sarathi_lab.model.own_fields import FFN_LAYERS, NONE, own_fields
 from sarathi_lab.model.quantised_config import FIELD as QUANTISATION
 from sarathi_lab.model.quantised_config import read_quantisation, unused_fields
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, StoredDtype
+from sarathi_lab.model.state_layers import read_states
 
 # Beside the config.json of ModelOpt's checkpoints, which may lack the quantisation.
 QUANTISED_FILE = "hf_quant_config.json"
-KINDS = (FULL, SLIDING, CHUNKED, *WITHOUT_CONTEXT)
-# Names of a layer's kind that mean one of the above.
-SAME_KIND = {"attention": FULL, "mamba2": MAMBA, "none": "", "indexed_attention": FULL}
-# Nemotron-H's letters: Mamba-2, attention, an FFN or experts instead of either.
-PATTERN_KINDS = {"M": MAMBA, "*": FULL, "-": "", "E": ""}
+# What a layer has: attention of some kind, states, or one part alone.
+SLIDING = "sliding_attention"
+CHUNKED = "chunked_attention"
+SPARSE = "compressed_sparse_attention"
+HEAVY = "heavily_compressed_attention"
+STATES = "linear_attention"
+MLP = "mlp"
+MOE = "moe"
+WITH_CONTEXT = (FULL, SLIDING, CHUNKED, SPARSE, HEAVY)
+KINDS = (*WITH_CONTEXT, STATES, MLP, MOE, NONE)
 FLOAT_BYTES = 4
 DTYPE_FIELDS = ("dtype", "torch_dtype")  # of today's transformers, and of older ones
-FFN_SIZES = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-CHOSEN = (
-    *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"),
-    *("experts_per_token", "top_k_experts"),
-)
-POSITIONS = (
-    *("max_position_embeddings", "n_positions", "n_ctx", "model_max_length"),
-    *("max_seq_len", "seq_length"),
-)
-SHARED_EXPERTS = (
-    *("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
-)
-# Fields of parts that no formula has, and what they are; with these values they are not there.
-NOT_COUNTED: Mapping[str, tuple[str, Sequence[object]]] = {
-    "index_kpool": ("an index of pooled keys", (1,)),
-    "compress_ratios": ("a compressed cache (DeepSeek-V4)", ()),
-    "sparse_attention_config": ("attention to blocks that an index selects (MiniMax-M3)", ()),
-    "index_block_size": ("attention to blocks that an index selects (MiniMax-M3)", ()),
-    "share_q_dim": ("queries of heads from a space of their own (Step-3)", ()),
-    "hc_mult": ("several residual streams (DeepSeek-V4)", (1,)),
-    "routed_expert_hidden_size": ("experts in a space of their own", ()),
-    "kv_source_layers": ("keys and values of other layers by their number (Mistral Large 4)", ()),
-    "attn_res_block_size": ("attention to earlier layers", ()),
-    "moe_latent_size": ("experts in a space of their own", ()),
-}
 # What can be done with a model that no formula is for.
 OTHERWISE = (
     "use executor=vllm if vLLM runs it, or state a shape of about its size in "
     "FOLDER/model/NAME.yaml and add --config-dir FOLDER model=NAME"
 )
-# Parts around the text's model: encoders, and a model that speaks (Qwen's omni models).
-ENCODERS = (
-    *("vision_config", "audio_config", "img_processor", "audio_processor"),
-    *("talker_config", "code2wav_config"),
-)
 THINKER = "thinker_config"  # has the text's model and encoders of Qwen's omni models
+
+
+def stated(section: str) -> Any:
+    """Return a section of architectures.yaml."""
+    return stated_beside(__file__, ARCHITECTURES)[section]
 
 
 def read_published(directory: Path) -> ModelSpec:
@@ -106,7 +73,7 @@ def read_published(directory: Path) -> ModelSpec:
     if not config.get(QUANTISATION) and quantised.exists():
         settings = read_object(quantised, AGAIN).get("quantization")
         if isinstance(settings, Mapping) and settings.get("quant_algo"):
-            config = {**config, QUANTISATION: {"quant_method": "modelopt", **settings}}
+            config[QUANTISATION] = {"quant_method": "modelopt", **settings}
     try:
         return published_spec(config, directory.resolve().name)
     except UserError as error:
@@ -120,84 +87,66 @@ def published_spec(config: Config, name: str) -> ModelSpec:
     thinker = config.get(THINKER)
     if isinstance(thinker, Mapping):
         config = {**config, **thinker}
-    encoders = [name for name in ENCODERS if config.get(name)]
-    fields = dict(config)
     # What a model of several parts states of its language model counts.
     text = config.get("text_config") or config.get("llm_config")
-    published_dtype = _published_dtype(config)
-    if isinstance(text, Mapping):
-        fields |= text
-        if published_dtype == "auto":  # as vLLM asks them
-            published_dtype = _published_dtype(text)
-    _check_parts(fields)
-    family = _family_of(fields)
-    if fields.get("block_configs") is not None:
-        fields |= of_blocks(Facts(fields))
-    _check_embedding(Facts(fields))
-    fields = {**family.defaults, **fields}
-    if family.normal is not None:
-        fields |= family.normal(Facts(fields))
-    elif fields.get("per_layer_config"):
-        raise UserError("per_layer_config: layers of different sizes have no formula here")
-    spec = Reader(Facts(fields), family).spec(name)
+    if not isinstance(text, Mapping):
+        text = {}
+    fields = {**config, **text}
+    model_type = str(fields.get("model_type", "")).removesuffix("_text")
+    _check_parts(fields, model_type)
+    family = _family_of(fields, model_type)
+    with_names = {**family.defaults, **fields}
+    for field, name_in_file in family.renamed.items():
+        with_names[field] = fields.get(name_in_file)
+    facts = Facts.renamed(with_names, stated("names"))
+    facts = facts.updated(own_fields(facts, model_type))
+    spec = Reader(facts, family).spec(name)
     quantisation = read_quantisation(fields, spec)
     usual_weights: StoredDtype = "auto"
     if quantisation is None:
         usual_weights = family.usual_weights
+    encoders = [encoder for encoder in stated("encoders") if config.get(encoder)]
     return replace(
         spec,
         quantisation=quantisation,
         usual_weights=usual_weights,
-        published_dtype=published_dtype,
+        published_dtype=_published_dtype(config, text),
         uncounted=(*encoders, *unused_fields(fields)),
     )
 
 
-def _published_dtype(config: Config) -> str:
-    """Return the type of the elements that are not quantised; "auto" where the file says none."""
-    for name in DTYPE_FIELDS:
-        dtype = str(config.get(name) or "").removeprefix("torch.")
-        if dtype in DTYPE_BYTES:
-            return dtype
+def _published_dtype(*configs: Config) -> str:
+    """Return the type of the elements that are not quantised, by the first of `configs` that states
+    one, as vLLM asks them; "auto" without any.
+    """
+    for config in configs:
+        for name in DTYPE_FIELDS:
+            dtype = str(config.get(name) or "").removeprefix("torch.")
+            if dtype in DTYPE_BYTES:
+                return dtype
     return "auto"
 
 
-def _model_type_of(fields: Config) -> str:
-    """Return the model_type, of a language model without what says that it is one."""
-    return str(fields.get("model_type", "")).removesuffix("_text")
-
-
-def _family_of(fields: Config) -> Family:
+def _family_of(fields: Config, model_type: str) -> Family:
     """Return the family of a model_type. Raises UserError for one that has no formulas."""
-    model_type = _model_type_of(fields)
-    if model_type not in FAMILIES:
+    if model_type not in families():
         raise UserError(
             f"model_type={fields.get('model_type')!r} has no formulas; {OTHERWISE}; formulas are "
-            f"there for {', '.join(sorted(FAMILIES))}"
+            f"there for {', '.join(sorted(families()))}"
         )
-    return FAMILIES[model_type]
+    return families()[model_type]
 
 
-def _check_parts(fields: Config) -> None:
+def _check_parts(fields: Config, model_type: str) -> None:
     """Raise UserError for parts that no formula has, or none but that of another family."""
-    counted: tuple[str, ...] = ()
-    model_type = _model_type_of(fields)
-    if model_type in FAMILIES:
-        counted = FAMILIES[model_type].counted
-    for name, (part, absent) in NOT_COUNTED.items():
+    family = families().get(model_type, Family())
+    for name, facts in stated("not_counted").items():
         value = fields.get(name)
-        if value and value not in absent and name not in counted:
-            raise UserError(f"{name}={str(value)[:40]}: {part} has no formula; {OTHERWISE}")
-
-
-def _check_embedding(facts: Facts) -> None:
-    """Raise UserError for an embedding that has another width than the layers."""
-    name = "word_embed_proj_dim"
-    if facts.has(name) and facts.size(name) != facts.size(*WIDTHS):
-        raise UserError(
-            f"{name}={facts.size(name)}: an embedding of another width than the layers "
-            f"({facts.size(*WIDTHS)}) has no formula; take another model"
-        )
+        is_counted = name in family.counted or value in facts.get("absent", ())
+        if value and not is_counted:
+            raise UserError(
+                f"{name}={str(value)[:40]}: {facts['part']} has no formula; {OTHERWISE}"
+            )
 
 
 class Reader:
@@ -207,46 +156,72 @@ class Reader:
         self.facts = facts
         self.family = family
         self.num_layers = facts.num_layers()
+        self.kinds = self._kinds()
+        # Layers of one part each (Nemotron-H): attention, states, an FFN or experts.
+        self.has_single_parts = MLP in self.kinds or MOE in self.kinds
+        self.num_experts = facts.count("num_experts")
+        if self.has_single_parts and MOE not in self.kinds:
+            self.num_experts = 0
 
     def spec(self, name: str) -> ModelSpec:
         """Make the spec, with weights in the model's type."""
         facts = self.facts
         family = self.family
-        num_heads = facts.size(*HEADS)
-        hidden = facts.size(*WIDTHS)
+        num_heads = facts.size("num_attention_heads")
         latent = self._latent()
         if latent is None:
-            num_kv_heads = facts.count("num_key_value_heads", num_heads)
-            head_size = self._head_size(hidden, num_heads)
+            num_kv_heads = self._num_kv_heads(num_heads)
+            head_size = self._head_size(num_heads)
         else:
             num_kv_heads = num_heads
             head_size = facts.size("qk_nope_head_dim") + latent.rope_size
-        mixture = self._mixture()
+        num_chosen = 0
+        shared_expert_size = 0
+        if self.num_experts:
+            num_chosen = facts.size("num_experts_per_tok")
+            shared_expert_size = self._shared_expert_size()
         return ModelSpec(
             name=name,
             num_layers=self.num_layers,
-            hidden_size=hidden,
+            hidden_size=self._hidden_size(),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_size=head_size,
             vocab_size=facts.size("vocab_size"),
-            max_position=facts.size(*POSITIONS),
+            max_position=facts.size("max_position_embeddings"),
             gated_ffn=family.gated,
             activation="silu" if family.gated else "gelu",
             tie_embeddings=facts.flag("tie_word_embeddings", default=family.tied),
-            ffn_size=mixture.width,
-            num_experts=mixture.num_experts,
-            experts_per_token=mixture.num_chosen,
-            shared_expert_size=mixture.shared_width,
-            layers=self._layers(mixture, latent),
+            ffn_size=self._ffn_size(),
+            num_experts=self.num_experts,
+            experts_per_token=num_chosen,
+            shared_expert_size=shared_expert_size,
+            layers=self._layers(latent, shared_expert_size),
             simulation_only=True,
         )
 
-    def _head_size(self, hidden: int, num_heads: int) -> int:
-        name = self.facts.first("head_dim", "attention_head_dim")
-        if name is not None:
-            return self.facts.size(name)
-        if num_heads == 0 or hidden % num_heads:
+    def _hidden_size(self) -> int:
+        hidden = self.facts.size("hidden_size")
+        width = self.facts.count("word_embed_proj_dim", hidden)
+        if width != hidden:
+            raise UserError(
+                f"word_embed_proj_dim={width}: an embedding of another width than the layers "
+                f"({hidden}) has no formula; take another model"
+            )
+        return hidden
+
+    def _num_kv_heads(self, num_heads: int) -> int:
+        facts = self.facts
+        is_new_falcon = facts.flag("new_decoder_architecture", default=False)
+        if facts.flag("multi_query", default=False) and not is_new_falcon:
+            return 1
+        return facts.count("num_key_value_heads", num_heads)
+
+    def _head_size(self, num_heads: int) -> int:
+        if self.facts.has("head_dim"):
+            return self.facts.size("head_dim")
+        hidden = self.facts.size("hidden_size")
+        if hidden % num_heads:
             raise UserError(
                 f"hidden_size={hidden} is not a multiple of num_attention_heads={num_heads}, and "
                 f"there is no head_dim; {AGAIN}"
@@ -260,167 +235,158 @@ class Reader:
         query_rank = None  # DeepSeek-V2-Lite's queries pass none
         if facts.has("q_lora_rank"):
             query_rank = facts.size("q_lora_rank")
-        nope = "qk_nope_head_dim"  # which values are as wide as where the file does not say
         return Latent(
             rank=facts.size("kv_lora_rank"),
             rope_size=facts.size("qk_rope_head_dim"),
             query_rank=query_rank,
-            value_size=facts.size("v_head_dim", nope),
+            # Where the file does not say, values are as wide as keys that are not rotated.
+            value_size=facts.size("v_head_dim", "qk_nope_head_dim"),
         )
 
     # -- which layer has what ----------------------------------------------------------------------
 
-    def _layers(self, mixture: Mixture, latent: Latent | None) -> Layers:
-        family = self.family
-        kinds_of_layers = self._kinds()
-        borrowing = self._borrowing(kinds_of_layers)
-        kinds = [kind for kind in kinds_of_layers if kind]
-        num_attention = sum(kind not in WITHOUT_CONTEXT for kind in kinds)
-        if num_attention == 0:
-            raise UserError("no layer has attention; models of states alone have no formula")
-        attention = None  # in all layers
-        if num_attention < self.num_layers:
-            attention = num_attention
-        dense = 0
-        dense_ffn_size = 0
-        if mixture.num_experts > 0 and mixture.num_dense > 0:
-            dense = mixture.num_dense
-            dense_ffn_size = mixture.dense_width
-        layers = Layers(
-            attention=attention,
-            ffn=self._num_ffn_layers(mixture),
-            dense=dense,
-            dense_ffn_size=dense_ffn_size,
-            shared_gate=family.has_shared_gate or mixture.shared_width == 0,
-            output_gate=self.facts.flag("attn_output_gate", default=family.has_output_gate),
-            latent=latent,
-            linear=self._linear(kinds),
-            window=self._window(kinds, len(borrowing) - borrowing.count(FULL)),
-            borrowing=borrowing.count(FULL),
-            parallel=family.has_both,
-            index=self._index(),
-            value_size=self._value_size(latent),
-            value_product=not self.facts.flag("attention_k_eq_v", default=False),
-            further=self._further(),
-            table_params=self._table_params(),
-            compressed=self._compressed(),
-        )
-        if layers == ALIKE:
-            return ALIKE  # the same object, which others ask for
-        return layers
-
-    def _num_ffn_layers(self, mixture: Mixture) -> int | None:
-        """Count the layers with an FFN or experts; None: all."""
-        if self.facts.has("hybrid_override_pattern"):  # layers of one part each
-            return mixture.num_layers + mixture.num_dense
-        if self.facts.has(FFN_LAYERS):
-            return self.facts.count(FFN_LAYERS)
-        return None
-
-    def _linear(self, kinds: Sequence[str]) -> LinearAttention | None:
-        """Return the linear attention of a model whose layers have `kinds`; None without one."""
-        family = self.family
-        num_layers = sum(kind in WITHOUT_CONTEXT for kind in kinds)
-        if family.has_both:
-            num_layers = self.num_layers
-        if num_layers == 0:
-            return None
-        if family.linear is None:
-            raise UserError(f"layer_types: {kinds[0]} has no formula for this model_type")
-        linear = family.linear(self.facts, num_layers)
-        if family.float_states or self.facts.text("mamba_ssm_dtype") == "float32":
-            return replace(linear, state_bytes=FLOAT_BYTES)
-        return linear
-
     def _kinds(self) -> list[str]:
-        """Return the kind of attention of each layer; "" for none."""
+        """Return what each layer has, as one of `KINDS`."""
         facts = self.facts
-        if facts.has("hybrid_override_pattern"):
-            return [PATTERN_KINDS[part] for part in self._pattern()]
-        name = facts.first("layer_types", "layers_block_type")
-        if name is not None:
-            kinds = [SAME_KIND.get(kind, kind) for kind in facts.names(name) or ()]
+        for name, kinds_by_word in stated("layer_kinds").items():
+            words = facts.of_layers(name)
+            if words is None:
+                continue
+            kinds = [kinds_by_word.get(word, word) for word in words]
             for kind in kinds:
-                if kind and kind not in KINDS:
+                if kind not in KINDS:
                     raise UserError(f"{name}: a layer of {kind!r} has no formula")
             return kinds
+        for name, first in stated("full_layers").items():
+            if facts.has(name):
+                numbers = facts.list_of(name)
+                are_full = [layer + first in numbers for layer in range(self.num_layers)]
+                return [FULL if is_full else STATES for is_full in are_full]
         if facts.has("full_attention_interval"):
-            interval = facts.period("full_attention_interval")
-            return self._full_at(range(interval - 1, self.num_layers, interval), LINEAR)
-        if facts.has("attn_layer_indices"):
-            return self._full_at(facts.numbers("attn_layer_indices") or (), MAMBA)
-        if facts.has("full_attn_idxs"):
-            return self._full_at(facts.numbers("full_attn_idxs") or (), CONV)
-        if facts.has("attn_layer_period"):
-            period = facts.period("attn_layer_period")
-            offset = facts.count("attn_layer_offset")
-            return self._full_at(range(offset, self.num_layers, period), MAMBA)
-        if self.family.linear is not None and not self.family.has_both:
+            return self._last_full(STATES, facts.count("full_attention_interval", minimum=1))
+        if self.family.states_layers:
             raise UserError(
                 f"layer_types is missing, which says which layers have attention; {AGAIN}"
             )
         return self._window_kinds()
 
-    def _full_at(self, full_layers: Sequence[int], kind: str) -> list[str]:
-        """Return `kind`, but for `full_layers`, which see the whole context."""
+    def _last_full(self, kind: str, every: int) -> list[str]:
+        """Return `kind`, but for the last of `every` few layers; all of `kind` for 0."""
         kinds = [kind] * self.num_layers
-        for layer in full_layers:
-            if layer < self.num_layers:  # files may list layers that draft behind the last
-                kinds[layer] = FULL
+        if every:
+            num_full = self.num_layers // every
+            kinds[every - 1 :: every] = [FULL] * num_full
         return kinds
 
     def _window_kinds(self) -> list[str]:
         """Return the kinds where the file has a window, and the architecture has its layers."""
         facts = self.facts
-        family = self.family
-        all_full = [FULL] * self.num_layers
+        every = self.family.every_full
         if facts.has("attention_chunk_size"):
-            return self._every(CHUNKED)
-        if not facts.has("sliding_window"):
-            return all_full
-        if family.has_window_switch:
-            if not facts.flag("use_sliding_window", default=False):
-                return all_full
+            return self._last_full(CHUNKED, every)
+        is_switched_off = self.family.has_window_switch and not facts.flag(
+            "use_sliding_window", default=False
+        )
+        if is_switched_off or not facts.has("sliding_window"):
+            return [FULL] * self.num_layers
+        if self.family.has_window_switch:
             num_full = min(self.num_layers, facts.count("max_window_layers"))
             return [FULL] * num_full + [SLIDING] * (self.num_layers - num_full)
-        return self._every(SLIDING)
-
-    def _every(self, kind: str) -> list[str]:
-        """Return `kind`, but for the last of every few layers."""
-        facts = self.facts
-        every = self.family.every_full
         pattern = facts.text("sliding_window_pattern")
         if pattern and set(pattern) <= {"L", "G"}:
             every = len(pattern)  # LLLG: three local ones, one global
         elif facts.has("sliding_window_pattern"):
-            every = facts.period("sliding_window_pattern")
-        if every == 0:
-            return [kind] * self.num_layers
-        return self._full_at(range(every - 1, self.num_layers, every), kind)
+            every = facts.count("sliding_window_pattern", minimum=1)
+        return self._last_full(SLIDING, every)
 
-    def _window(self, kinds: Sequence[str], borrowing: int) -> Window | None:
+    def _layers(self, latent: Latent | None, shared_expert_size: int) -> Layers:
+        facts = self.facts
+        family = self.family
+        num_attention: int | None = sum(kind in WITH_CONTEXT for kind in self.kinds)
+        if num_attention == 0:
+            raise UserError("no layer has attention; models of states alone have no formula")
+        if num_attention == self.num_layers:
+            num_attention = None
+        num_dense = self._num_dense() if self.num_experts else 0
+        dense_ffn_size = 0
+        if num_dense:
+            dense_ffn_size = facts.size("dense_ffn_size", "intermediate_size")
+        # The last layers use the keys and values of others.
+        num_owning = self.num_layers - facts.count("num_kv_shared_layers")
+        borrowing = self.kinds[num_owning:]
+        compressed = self._compressed()
+        index = None
+        if compressed is None:
+            index = self._index()
+        layers = Layers(
+            attention=num_attention,
+            ffn=self._num_ffn_layers(),
+            dense=num_dense,
+            dense_ffn_size=dense_ffn_size,
+            shared_gate=family.has_shared_gate or shared_expert_size == 0,
+            output_gate=facts.flag("attn_output_gate", default=family.has_output_gate),
+            latent=latent,
+            linear=self._states(),
+            window=None if compressed else self._window(borrowing),
+            borrowing=borrowing.count(FULL),
+            parallel=family.has_both,
+            index=index,
+            value_size=self._value_size(latent),
+            value_product=not facts.flag("attention_k_eq_v", default=False),
+            further=self._further(),
+            table_params=self._table_params(),
+            compressed=compressed,
+        )
+        if layers == ALIKE:
+            return ALIKE  # the same object, which others ask for
+        return layers
+
+    def _num_ffn_layers(self) -> int | None:
+        """Count the layers with an FFN or experts; None: all."""
+        if self.has_single_parts:
+            return self.kinds.count(MLP) + self.kinds.count(MOE)
+        if self.facts.has(FFN_LAYERS):
+            return self.facts.count(FFN_LAYERS)
+        return None
+
+    def _states(self) -> LinearAttention | None:
+        """Return the layers with states; None without any."""
+        family = self.family
+        num_layers = self.kinds.count(STATES)
+        if family.has_both:
+            num_layers = self.num_layers
+        if num_layers == 0:
+            return None
+        if family.states is None:
+            raise UserError(f"layer_types: {STATES} has no formula for this model_type")
+        states = read_states(family.states, self.facts, num_layers)
+        if family.float_states or self.facts.text("mamba_ssm_dtype") == "float32":
+            return replace(states, state_bytes=FLOAT_BYTES)
+        return states
+
+    def _window(self, borrowing: Sequence[str]) -> Window | None:
+        facts = self.facts
         heads = self._window_heads()
-        if SLIDING in kinds:
-            size = self.facts.size("sliding_window", "sliding_window_size")
-            return Window(kinds.count(SLIDING), size, heads=heads, borrowing=borrowing)
-        if CHUNKED in kinds:
-            size = self.facts.size("attention_chunk_size")
-            return Window(kinds.count(CHUNKED), size, "chunked", heads, borrowing)
+        if SLIDING in self.kinds:
+            num_layers = self.kinds.count(SLIDING)
+            size = facts.size("sliding_window")
+            return Window(num_layers, size, "sliding", heads, borrowing.count(SLIDING))
+        if CHUNKED in self.kinds:
+            num_layers = self.kinds.count(CHUNKED)
+            size = facts.size("attention_chunk_size")
+            return Window(num_layers, size, "chunked", heads, borrowing.count(CHUNKED))
         return None
 
     def _window_heads(self) -> HeadSizes | None:
         """Return the heads of layers with a window, where the file has some of their own."""
         facts = self.facts
-        own_heads = "swa_num_attention_heads"
-        own_kv_heads = "swa_num_key_value_heads"
-        own_size = "swa_head_dim"
-        if facts.first(own_heads, own_kv_heads, own_size) is None:
+        own_fields = ("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim")
+        if not any(facts.has(name) for name in own_fields):
             return None
-        num_heads = facts.size(own_heads, "num_attention_heads")
-        usual_size = self._head_size(facts.size(*WIDTHS), num_heads)
-        key_size = facts.count(own_size, usual_size)
-        num_kv_heads = facts.size(own_kv_heads, "num_key_value_heads")
-        value_size = facts.size_or(key_size, "swa_v_head_dim", "v_head_dim")
+        num_heads = facts.size("swa_num_attention_heads", "num_attention_heads")
+        key_size = facts.count("swa_head_dim", self._head_size(num_heads))
+        value_size = facts.count("swa_v_head_dim", facts.count("v_head_dim", key_size))
+        num_kv_heads = facts.size("swa_num_key_value_heads", "num_key_value_heads")
         return HeadSizes(num_heads, num_kv_heads, key_size, value_size)
 
     def _value_size(self, latent: Latent | None) -> int | None:
@@ -429,29 +395,31 @@ class Reader:
         if latent is not None or not facts.has("v_head_dim"):
             return None
         size = facts.size("v_head_dim")
-        if size == facts.count("head_dim", size):
-            return None
-        return size
+        return None if size == facts.count("head_dim", size) else size
 
     def _index(self) -> Index | None:
         facts = self.facts
-        if not facts.has("index_topk") or facts.has("compressed_window"):
+        if not facts.has("index_topk"):
             return None
+        num_layers = None  # all
+        owners = facts.of_layers("indexer_types")
+        if owners is not None:
+            num_layers = self.num_layers - owners.count("shared")
         return Index(
             facts.size("index_n_heads"),
             facts.size("index_head_dim"),
             facts.size("index_topk"),
-            self._num_index_layers(),
+            num_layers,
         )
 
     def _compressed(self) -> CompressedCache | None:
         facts = self.facts
-        if not facts.has("compressed_window"):
+        if SPARSE not in self.kinds and HEAVY not in self.kinds:
             return None
         return CompressedCache(
-            window=facts.size("compressed_window"),
-            sparse_layers=facts.count("sparse_layers"),
-            heavy_layers=facts.count("heavy_layers"),
+            window=facts.size("sliding_window"),
+            sparse_layers=self.kinds.count(SPARSE),
+            heavy_layers=self.kinds.count(HEAVY),
             index_size=facts.size("index_topk"),
             index_heads=facts.size("index_n_heads"),
             index_key_size=facts.size("index_head_dim"),
@@ -461,38 +429,6 @@ class Reader:
             streams=facts.count("hc_mult", 1),
         )
 
-    def _num_index_layers(self) -> int | None:
-        """Count the layers with an index of their own; None: all."""
-        facts = self.facts
-        kinds = facts.names("indexer_types")
-        if kinds is not None:
-            return self.num_layers - kinds.count("shared")
-        pattern = facts.text("index_topk_pattern")
-        if pattern:
-            return self.num_layers - pattern.count("S")
-        frequency = facts.count("index_topk_freq", 1)
-        if frequency <= 1:
-            return None
-        # By SGLang's `dsa_layer_skips_topk`: the layers before the offset have an index each, and
-        # then each `frequency`-th layer has, counted from the layer before the offset.
-        offset = facts.count("index_skip_topk_offset", 2)
-        num_layers = 0
-        for layer in range(self.num_layers):
-            distance = max(layer - (offset - 1), 0)
-            if distance % frequency == 0:
-                num_layers += 1
-        return num_layers
-
-    def _borrowing(self, kinds: Sequence[str]) -> list[str]:
-        """Return the kinds of the layers that use the keys and values of another: the last ones, or
-        all but the first of each few.
-        """
-        facts = self.facts
-        if not facts.flag("use_cla", default=False):
-            return list(kinds[len(kinds) - facts.count("num_kv_shared_layers") :])
-        num_owning = math.ceil(self.num_layers / facts.size("cla_share_factor"))
-        return [FULL] * (self.num_layers - num_owning)
-
     # -- parts that few models have ----------------------------------------------------------------
 
     def _further(self) -> tuple[Linear, ...]:
@@ -500,7 +436,7 @@ class Reader:
         residual streams (Gemma 3n and 4).
         """
         facts = self.facts
-        hidden = facts.size(*WIDTHS)
+        hidden = facts.size("hidden_size")
         layers = self.num_layers
         products = list[Linear]()
         width = facts.count("hidden_size_per_layer_input")
@@ -522,109 +458,59 @@ class Reader:
 
     def _table_params(self) -> int:
         """Count the parameters of tables that are looked up, but for the embedding."""
-        facts = self.facts
-        width = facts.count("hidden_size_per_layer_input")
+        width = self.facts.count("hidden_size_per_layer_input")
         if not width:
             return 0
-        vocab = facts.size("vocab_size_per_layer_input", "vocab_size")
+        vocab = self.facts.size("vocab_size_per_layer_input", "vocab_size")
         return vocab * self.num_layers * width
 
     # -- FFNs and experts --------------------------------------------------------------------------
 
-    def _pattern(self) -> str:
-        """Return Nemotron-H's layers, a letter each."""
-        pattern = self.facts.text("hybrid_override_pattern")
-        if len(pattern) != self.num_layers or not set(pattern) <= set(PATTERN_KINDS):
-            raise UserError(
-                f"hybrid_override_pattern={pattern!r} is not one of {''.join(PATTERN_KINDS)} for "
-                f"each of num_hidden_layers={self.num_layers} layers; {AGAIN}"
-            )
-        return pattern
-
-    def _mixture(self) -> Mixture:
+    def _ffn_size(self) -> int:
+        """Return the width of an FFN, or of one expert."""
         facts = self.facts
-        num_experts = facts.size_or(0, *EXPERTS)
-        num_layers = self.num_layers
-        num_dense = self._num_dense()
-        if facts.has("hybrid_override_pattern"):
-            pattern = self._pattern()
-            num_layers = pattern.count("E")
-            num_dense = pattern.count("-")
-            if num_layers == 0:
-                num_experts = 0
-        elif num_experts:
-            num_layers -= num_dense
-        if num_experts == 0:
-            sizes: tuple[str, ...] = FFN_SIZES
-            if facts.first(*EXPERTS) is not None:
-                # Granite 4's dense models keep the name of their mixtures.
-                sizes = ("shared_intermediate_size", *FFN_SIZES)
-            return Mixture(facts.size(*sizes), num_dense=num_dense)
-        width = facts.size("moe_intermediate_size", *FFN_SIZES)
-        return Mixture(
-            width,
-            num_experts,
-            num_chosen=facts.size(*CHOSEN),
-            shared_width=self._shared_width(width),
-            num_layers=num_layers,
-            num_dense=num_dense,
-            dense_width=facts.count(self.family.dense_size),
-        )
+        if self.num_experts:
+            return facts.size("moe_intermediate_size", "intermediate_size")
+        shared = "shared_expert_intermediate_size"
+        # Granite 4's dense models keep the names of their mixtures.
+        if facts.has("num_experts") and facts.has(shared):
+            return facts.size(shared)
+        if not facts.has("intermediate_size") and self.family.ffn_multiple:
+            return self.family.ffn_multiple * facts.size("hidden_size")
+        return facts.size("intermediate_size")
 
-    def _shared_width(self, width: int) -> int:
+    def _shared_expert_size(self) -> int:
         """Return the width of all shared experts together."""
         facts = self.facts
         # A width of its own is that of one shared expert, where no number is stated.
-        num_shared = facts.size_or(1, *SHARED_EXPERTS)
+        num_shared = facts.count("n_shared_experts", 1)
         if facts.has("moe_shared_expert_intermediate_size"):
             return num_shared * facts.size("moe_shared_expert_intermediate_size")
-        direct = facts.first("shared_expert_intermediate_size", "shared_intermediate_size")
-        direct = direct or self.family.shared_size
-        if direct is not None:
-            return facts.count(direct)
-        if facts.first(*SHARED_EXPERTS) is None:
-            return 0
-        return num_shared * width
+        if facts.has("shared_expert_intermediate_size"):
+            return facts.count("shared_expert_intermediate_size")
+        if facts.has("n_shared_experts"):
+            return num_shared * self._ffn_size()
+        return 0
 
     def _num_dense(self) -> int:
         """Count the layers without experts."""
         facts = self.facts
-        numbers = range(1, self.num_layers + 1)
-        kinds = facts.names("mlp_layer_types")
-        if kinds is not None:
-            return kinds.count("dense")
-        if facts.has("num_dense_layers"):
-            return facts.count("num_dense_layers")
-        if facts.has("expert_layer_period"):
-            period = facts.period("expert_layer_period")
-            offset = facts.count("expert_layer_offset")
-            return sum((number - 1) % period != offset for number in numbers)
-        if facts.has("first_k_dense_replace"):
-            if facts.count("moe_layer_freq", 1) != 1:
-                raise UserError(f"moe_layer_freq={facts.text('moe_layer_freq')} has no formula")
-            return facts.count("first_k_dense_replace")
-        if facts.has("interleave_moe_layer_step"):
-            step = facts.period("interleave_moe_layer_step")
-            return sum(number % step != 0 for number in numbers)
-        if facts.has("moe_layer_start_index"):
-            interval = facts.period("moe_layer_interval")
-            start = facts.count("moe_layer_start_index")
-            return sum(number <= start or number % interval != 0 for number in numbers)
-        step = facts.period("decoder_sparse_step")
-        excluded = facts.numbers("mlp_only_layers") or []
-        return sum(number - 1 in excluded or number % step != 0 for number in numbers)
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """The FFNs: of `width`, or experts of it in `num_layers` layers and FFNs of `dense_width` in
-    `num_dense` others.
-    """
-
-    width: int
-    num_experts: int = 0
-    num_chosen: int = 0
-    shared_width: int = 0
-    num_layers: int = 0
-    num_dense: int = 0
-    dense_width: int = 0
+        if self.has_single_parts:
+            return self.kinds.count(MLP)
+        for name in ("mlp_layer_types", "moe_layer_freq"):  # the latter as MiMo has it
+            kinds = facts.of_layers(name) if facts.has_list(name) else None
+            if kinds is not None:
+                return kinds.count("dense") + kinds.count("0")
+        if facts.has("moe_layers_enum"):
+            return self.num_layers - len(facts.text("moe_layers_enum").split(","))
+        if facts.count("moe_layer_freq", 1) != 1:
+            raise UserError(f"moe_layer_freq={facts.text('moe_layer_freq')} has no formula")
+        num_first = facts.count("first_k_dense_replace")
+        interval = facts.count("expert_interval", 1, minimum=1)
+        excluded = facts.list_of("mlp_only_layers") if facts.has("mlp_only_layers") else []
+        num_dense = 0
+        for layer in range(self.num_layers):
+            has_turn = (layer + 1) % interval == 0
+            if layer < num_first or layer in excluded or not has_turn:
+                num_dense += 1
+        return num_dense

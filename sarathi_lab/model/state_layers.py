@@ -3,10 +3,44 @@
 from __future__ import annotations
 
 from sarathi_lab.model.config_facts import Facts
-from sarathi_lab.model.layers import LinearAttention
+from sarathi_lab.model.layers import LinearAttention, Rule
+
+CHUNK_OF_MAMBA = 128  # tokens, where a file does not say
 
 
-def short_conv(facts: Facts, num_layers: int) -> LinearAttention:
+def read_states(rule: Rule, facts: Facts, num_layers: int) -> LinearAttention:
+    """Read `num_layers` layers that keep states by a `rule`. Raises UserError, naming the field."""
+    if rule == "short_conv":
+        return _short_conv(facts, num_layers)
+    num_heads = facts.size("linear_num_heads")
+    is_kda = rule == "kda"  # which has as many heads of keys
+    num_key_heads = num_heads if is_kda else facts.size("linear_num_key_heads")
+    is_mamba = rule == "mamba2"
+    chunk = facts.count("linear_chunk", CHUNK_OF_MAMBA) if is_mamba else 64
+    gate_rank = None
+    if is_kda and not facts.flag("use_full_rank_gate", default=False):
+        gate_rank = facts.size("linear_key_size")
+    return LinearAttention(
+        num_layers,
+        num_heads=num_heads,
+        num_key_heads=num_key_heads,
+        key_size=facts.size("linear_key_size"),
+        value_size=_value_size(facts, num_heads),
+        rule=rule,
+        conv_size=facts.count("linear_conv_size", 4),
+        chunk=chunk,
+        gate_rank=gate_rank,
+    )
+
+
+def _value_size(facts: Facts, num_heads: int) -> int:
+    if facts.text("linear_value_size") != "auto":
+        return facts.size("linear_value_size")
+    inner_size = facts.size("mamba_expand") * facts.size("hidden_size")
+    return inner_size // num_heads
+
+
+def _short_conv(facts: Facts, num_layers: int) -> LinearAttention:
     """Read LFM2's short convolutions, as wide as the hidden state."""
     return LinearAttention(
         num_layers,
@@ -17,83 +51,4 @@ def short_conv(facts: Facts, num_layers: int) -> LinearAttention:
         value_size=facts.size("hidden_size"),
         rule="short_conv",
         conv_size=facts.count("conv_L_cache", 3),
-    )
-
-
-def kda(facts: Facts, num_layers: int) -> LinearAttention:
-    """Read Kimi Linear's layers."""
-    num_heads = facts.size("linear_num_heads")
-    size = facts.size("linear_head_dim")
-    return LinearAttention(
-        num_layers,
-        num_heads=num_heads,
-        num_key_heads=num_heads,
-        key_size=size,
-        value_size=size,
-        rule="kda",
-        conv_size=facts.count("linear_conv_kernel_dim", 4),
-        gate_rank=facts.optional_size("linear_gate_rank", size),
-    )
-
-
-def lightning(facts: Facts, num_layers: int) -> LinearAttention:
-    """Read MiniMax-01's layers, whose heads are as those of attention to a context."""
-    num_heads = facts.size("num_attention_heads")
-    size = facts.count("head_dim", facts.size("hidden_size") // num_heads)
-    return LinearAttention(
-        num_layers,
-        num_heads=num_heads,
-        num_key_heads=num_heads,
-        key_size=size,
-        value_size=size,
-        rule="lightning",
-        conv_size=1,  # none: it would see the token alone
-        chunk=facts.count("block_size", 256),
-    )
-
-
-def mamba1(facts: Facts, num_layers: int) -> LinearAttention:
-    """Read Jamba's layers of Mamba."""
-    return LinearAttention(
-        num_layers,
-        # Every channel has decays of its own, so that the layer counts as one wide head.
-        num_heads=1,
-        num_key_heads=1,
-        key_size=facts.size("mamba_d_state"),
-        value_size=facts.count("mamba_expand", 2) * facts.size("hidden_size"),
-        rule="mamba1",
-        conv_size=facts.count("mamba_d_conv", 4),
-        gate_rank=facts.size("mamba_dt_rank"),
-    )
-
-
-def gated_delta(facts: Facts, num_layers: int) -> LinearAttention:
-    """Read Qwen3-Next's layers."""
-    return LinearAttention(
-        num_layers,
-        num_heads=facts.size("linear_num_value_heads"),
-        num_key_heads=facts.size("linear_num_key_heads"),
-        key_size=facts.size("linear_key_head_dim"),
-        value_size=facts.size("linear_value_head_dim"),
-        conv_size=facts.count("linear_conv_kernel_dim", 4),
-    )
-
-
-def mamba2(facts: Facts, num_layers: int) -> LinearAttention:
-    """Read layers of Mamba-2, by the names of Nemotron-H or of Bamba and what came from it."""
-    num_heads = facts.size("mamba_num_heads", "mamba_n_heads")
-    if facts.text("mamba_d_head") == "auto":
-        inner = facts.size("mamba_expand") * facts.size("hidden_size")
-        value_size = inner // num_heads
-    else:
-        value_size = facts.size("mamba_head_dim", "mamba_d_head")
-    return LinearAttention(
-        num_layers,
-        num_heads=num_heads,
-        num_key_heads=facts.size("n_groups", "mamba_n_groups"),
-        key_size=facts.size("ssm_state_size", "mamba_d_state"),
-        value_size=value_size,
-        rule="mamba2",
-        conv_size=facts.size_or(4, "conv_kernel", "mamba_d_conv"),
-        chunk=facts.size_or(128, "chunk_size", "mamba_chunk_size"),
     )

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import stated_beside
 from sarathi_lab.workload.recording import Recording, RowCheck, recorded
 from sarathi_lab.workload.text_files import JsonRows, json_rows, kind_of_text, read_text
 
@@ -103,11 +103,9 @@ class TraceFormat:
         return next((name for name in self.session if name in cells), None)
 
 
-@cache
 def _stated(section: str) -> Any:
     """Return a section of trace_formats.yaml."""
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text)[section]
+    return stated_beside(__file__, "trace_formats.yaml")[section]
 
 
 @cache
