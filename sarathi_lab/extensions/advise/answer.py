@@ -140,13 +140,14 @@ def rows_alike(best: pd.Series, table: pd.DataFrame, slo: Slo | None) -> list[pd
     share of `AS_GOOD`, and as far within the objective (without one: with times between tokens as
     short), to the `margin_of_tie`.
     """
-    margin = margin_of_tie(best, slo)
     decided_by = "worst_use" if "slo_met" in table else "tbt_p99"
+    margins = {"throughput": AS_GOOD, decided_by: margin_of_tie(best, slo)}
     alike = []
     for row in best_of_policies(table, best)[1:]:
-        serves_as_much = math.isclose(row["throughput"], best["throughput"], rel_tol=AS_GOOD)
-        is_as_far = math.isclose(row[decided_by], best[decided_by], rel_tol=margin)
-        if row.get("slo_met", True) and serves_as_much and is_as_far:
+        is_tied = row.get("slo_met", True)
+        for name, margin in margins.items():
+            is_tied &= math.isclose(row[name], best[name], rel_tol=margin)
+        if is_tied:
             alike.append(row)
     return alike
 
@@ -173,11 +174,11 @@ def _unbounded_gaps(best: pd.Series, runs: PolicyRuns, table: pd.DataFrame) -> l
     calmest = min(within, key=lambda row: row["request_gap_p99"])
     if LONG_STALLS * calmest["request_gap_p99"] > best["request_gap_p99"]:
         return []
-    longest_wait = amount(1e3 * best["request_gap_p99"])
-    calmest_wait = amount(1e3 * calmest["request_gap_p99"])
+    longest_wait = 1e3 * best["request_gap_p99"]
+    calmest_wait = 1e3 * calmest["request_gap_p99"]
     return [
-        f"it lets requests wait up to {longest_wait} ms between tokens (P99), "
-        f"{calmest['policy']} with {chunk_of(calmest)} {calmest_wait} ms; "
+        f"it lets requests wait up to {amount(longest_wait)} ms between tokens (P99), "
+        f"{calmest['policy']} with {chunk_of(calmest)} {amount(calmest_wait)} ms; "
         "slo.tbt=0.05 bounds these times"
     ]
 
@@ -257,8 +258,10 @@ def _verdicts_of_longer(runs: PolicyRuns) -> dict[tuple[int, bool], str]:
         return {}
     verdicts = {}
     for row in runs.confirmed.to_dict("records"):
-        use = f" {row['bound_use']:.0%}" if row["slo_met"] else ""
-        verdicts[row["chunk"], row["is_whole"]] = f"{_verdict(row)}{use}"
+        verdict = _verdict(row)
+        if row["slo_met"]:
+            verdict += f" {row['bound_use']:.0%}"
+        verdicts[row["chunk"], row["is_whole"]] = verdict
     return verdicts
 
 

@@ -67,20 +67,31 @@ class Limits:
         one takes least, and attention as of a whole prompt and a decode beside many others.
         """
         requests = self.plan.load.requests
-        prompt_len = sum(request.prompt_len for request in requests) // len(requests)
-        output_len = sum(request.output_len for request in requests) // len(requests)
-        num_tokens = prompt_len + output_len - 1
-        seconds = num_tokens * min(
-            self._linear(size) / size for size in _iteration_sizes(MOST_TOKENS)
-        )
-        prompt_len = max(1, prompt_len)
+        mean_prompt = sum(request.prompt_len for request in requests) // len(requests)
+        mean_output = sum(request.output_len for request in requests) // len(requests)
+        num_steps = mean_output - 1  # the first token comes with the prompt
+        of_tokens = (mean_prompt + num_steps) * self._least_linear_of_token
+
+        prompt_len = max(1, mean_prompt)
         num_prompts = math.ceil(MOST_TOKENS / prompt_len)
         prompts = make_batch(prefill_tokens=prompt_len, num_prefills=num_prompts)
-        seconds += self._attention(prompts) / num_prompts
-        decodes = make_batch(num_decodes=MOST_DECODES, context=prompt_len + output_len // 2 + 1)
-        seconds += (output_len - 1) * self._attention(decodes) / MOST_DECODES
-        num_parallel = self.plan.backend.num_stages * self.plan.engine.cluster.num_instances
-        return num_parallel / seconds
+        of_prompt = self._attention(prompts) / num_prompts
+
+        mean_context = prompt_len + mean_output // 2 + 1
+        decodes = make_batch(num_decodes=MOST_DECODES, context=mean_context)
+        of_step = self._attention(decodes) / MOST_DECODES
+
+        seconds = of_tokens + of_prompt + num_steps * of_step
+        num_engines = self.plan.engine.cluster.num_instances
+        return self.plan.backend.num_stages * num_engines / seconds
+
+    @property
+    def _least_linear_of_token(self) -> float:
+        """The least seconds of a token without its attention, over all sizes of iterations."""
+        of_token = []
+        for size in _iteration_sizes(MOST_TOKENS):
+            of_token.append(self._linear(size) / size)
+        return min(of_token)
 
     @cached_property
     def _predictor(self) -> Predictor:
@@ -164,7 +175,8 @@ def in_time_alone(plan: Plan, slo: Slo, chunk: int) -> bool:
     limits = Limits(plan)
     if slo.ttft is None or not limits.is_known:
         return True
-    return limits.first_token(limits.prompt_in_time(slo.quantile), chunk) <= MARGIN * slo.ttft
+    prompt_len = limits.prompt_in_time(slo.quantile)
+    return limits.first_token(prompt_len, chunk) <= MARGIN * slo.ttft
 
 
 def _ms(seconds: float) -> str:

@@ -111,7 +111,9 @@ class Option:
         cfg = self.with_chunk(chunk, is_whole=is_whole)
         plan = make_plan(cfg, self.setup)
         fitting = with_fitting_sequences(cfg, plan)
-        return plan if fitting is cfg else make_plan(fitting, self.setup)
+        if fitting is cfg:
+            return plan
+        return make_plan(fitting, self.setup)
 
     def simulate(self, chunk: int, slo: Slo | None, *, is_whole: bool = False) -> dict[str, Any]:
         """Return the row of a run, which is simulated once. Raises UserError.
@@ -137,7 +139,10 @@ class Option:
 
     def parameters(self, *, is_whole: bool) -> Mapping[str, object]:
         """Return what is to be set of the policy to leave prompts whole, or not to."""
-        return whole_variant(build(self.cfg.policy, Policy)) if is_whole else {}
+        if not is_whole:
+            return {}
+        policy = build(self.cfg.policy, Policy)
+        return whole_variant(policy)
 
 
 @dataclass(frozen=True)
@@ -178,16 +183,17 @@ class PolicyRuns:
 
     def tried(self, row: Row) -> pd.Series:
         """Return the row of `table` with the chunk of `row`, which may be of a longer run."""
-        is_same = (self.table["chunk"] == row["chunk"]) & (
-            self.table["is_whole"] == row["is_whole"]
-        )
-        return self.table[is_same].iloc[0]
+        of_chunk = self.table[self.table["chunk"] == row["chunk"]]
+        is_same = of_chunk["is_whole"] == row["is_whole"]
+        return of_chunk[is_same].iloc[0]
 
     def run_of(self, row: Row) -> SimulatedRun:
         """Return the run of a row of `table` or of `confirmed`."""
-        is_short = row["num_requests"] == len(self.plan.load.requests)
-        option = self.option if is_short else self.option.longer
-        return option.runs[int(row["chunk"]), bool(row["is_whole"])]
+        option = self.option.longer
+        if row["num_requests"] == len(self.plan.load.requests):
+            option = self.option
+        chunk = int(row["chunk"])
+        return option.runs[chunk, bool(row["is_whole"])]
 
     def config_of(self, row: Row) -> DictConfig:
         """Return the configuration of the run of a row of the table."""
@@ -371,8 +377,11 @@ def _chunk_of_twin(
 def is_same_run(row: Mapping[str, Any], other: Row) -> bool:
     """Return whether two policies gave the same in every digit of all quantities."""
     for name, value in row.items():
-        is_same = value == other[name] or (pd.isna(value) and pd.isna(other[name]))
-        if name != "policy" and not is_same:
+        if name == "policy":
+            continue
+        other_value = other[name]
+        are_unknown = pd.isna(value) and pd.isna(other_value)
+        if value != other_value and not are_unknown:
             return False
     return True
 
@@ -387,10 +396,13 @@ def with_chunk_of(runs: PolicyRuns, leader: Row) -> PolicyRuns:
 
 def _with_chunk(option: Option, leader: Row, slo: Slo | None) -> dict[str, Any] | None:
     """Return the row of a run with the chunk of another policy; None where it may not have that."""
+    if leader["is_whole"]:
+        return None
     chunk = int(leader["chunk"])
     policy = build(option.cfg.policy, Policy)
-    is_allowed = not chunk % unit_of(policy) and chunk >= least_budget(policy, 1)
-    if leader["is_whole"] or not is_allowed or not _has_room(option, chunk):
+    is_in_units = chunk % unit_of(policy) == 0
+    is_allowed = is_in_units and chunk >= least_budget(policy, 1)
+    if not is_allowed or not _has_room(option, chunk):
         return None
     return option.simulate(chunk, slo)
 
@@ -413,7 +425,7 @@ def _named(entry: object) -> tuple[str, Mapping[str, object]]:
     if isinstance(entry, str):
         return entry, {}
     if isinstance(entry, Mapping) and len(entry) == 1:
-        name, parameters = next(iter(entry.items()))
+        ((name, parameters),) = entry.items()
         if isinstance(parameters, Mapping):
             return str(name), parameters
     raise UserError(f"task.policies: {entry} is no policy; {AN_OPTION}")

@@ -146,10 +146,11 @@ class Server:
         minima = [_number(name, tokens) for name in self.minimum]
         least = max(wanted, *minima)
         unit = _number(self.unit, tokens)
-        budget = math.ceil(least / unit) * unit
-        if self.maximum is None:
-            return budget
-        return min(budget, tokens[self.maximum] // unit * unit)
+        num_units = math.ceil(least / unit)
+        if self.maximum is not None:
+            most_units = tokens[self.maximum] // unit
+            num_units = min(num_units, most_units)
+        return num_units * unit
 
 
 def _number(name: int | str, tokens: Mapping[str, int]) -> int:
@@ -372,7 +373,9 @@ def _yaml_lines(entries: Sequence[str]) -> list[str]:
 def _moved(server: Server, wanted: int, tokens: Mapping[str, int]) -> str:
     """Explain why the budget is not the simulated one."""
     budget = tokens["budget"]
-    moved = "rounded up" if budget > wanted else "lowered"
+    moved = "lowered"
+    if budget > wanted:
+        moved = "rounded up"
     rule = server.rule.format(**tokens)
     return f"{moved} from {wanted} to {budget}: {rule}"
 

@@ -35,8 +35,11 @@ class SlowEnd:
     def is_met(self, row: Row) -> bool | None:
         """Return whether the run of a row meets the objective there; None for one not repeated."""
         slow = self.rows.get(row["policy"])
-        if slow is None or (slow["chunk"], slow["is_whole"]) != (row["chunk"], row["is_whole"]):
+        if slow is None:
             return None
+        for name in ("chunk", "is_whole"):
+            if slow[name] != row[name]:
+                return None
         return bool(slow["slo_met"])
 
     def marked(self, table: pd.DataFrame) -> pd.DataFrame:
@@ -67,7 +70,8 @@ def slowed(cfg: DictConfig, error: float) -> DictConfig:
 
 def slow_row(runs: PolicyRuns, row: Row, error: float) -> Row:
     """Repeat the run of a row with kernels that take `error` longer."""
-    option: Option = replace(runs.option, cfg=slowed(runs.option.cfg, error))
+    cfg = slowed(runs.option.cfg, error)
+    option: Option = replace(runs.option, cfg=cfg)
     if not runs.confirmed.empty:
         option = option.longer
     return option.repeat(row, runs.slo)

@@ -309,7 +309,9 @@ def limits_of(runs: PolicyRuns, leader: PolicyRuns | None) -> list[str]:
     """
     if runs.slo is None or leader is not None:
         return []
-    return [*out_of_reach(runs.plan, runs.slo), *too_many(runs.plan)]
+    limits = out_of_reach(runs.plan, runs.slo)
+    limits += too_many(runs.plan)
+    return limits
 
 
 def better_of(leader: PolicyRuns | None, runs: PolicyRuns) -> PolicyRuns | None:
@@ -320,9 +322,11 @@ def better_of(leader: PolicyRuns | None, runs: PolicyRuns) -> PolicyRuns | None:
         return leader
     if leader is None:
         return runs
-    both = pd.DataFrame([leader.best, runs.best]).reset_index(drop=True)
-    better = advised(marked(both), leader)
-    return runs if better["policy"] == runs.option.label else leader
+    both = pd.DataFrame([leader.best, runs.best])
+    both = marked(both.reset_index(drop=True))
+    if advised(both, leader)["policy"] == runs.option.label:
+        return runs
+    return leader
 
 
 def advised(table: pd.DataFrame, first: PolicyRuns) -> pd.Series:
