@@ -2,6 +2,7 @@
 
 `server_arguments.csv` has a row for each argument of vLLM's, SGLang's and TensorRT-LLM's servers:
 
+- `short`: a flag that stands for it;
 - `kind`: how its value is read where it is text (`inverse`: a flag that switches the setting off;
   `list`: one that has several words on a command line; numbers: `int` and `number` from 0 on,
   `count` from 1 on, `share` above 0 up to 1);
@@ -90,6 +91,7 @@ class Argument(NamedTuple):
 
     system: str
     argument: str
+    short: str
     kind: str
     setting: str
     neutral: str

@@ -11,22 +11,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from pathlib import Path
-
-import yaml
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.extensions.replay.literals import named_values
-from sarathi_lab.extensions.replay.python_scripts import (
-    PythonCall,
-    calls_in,
-    parsed,
-    untold_commands,
-)
-from sarathi_lab.extensions.replay.python_values import LINE
+from sarathi_lab.extensions.replay.python_scripts import PythonScript, parsed
 from sarathi_lab.extensions.replay.server_arguments import (
     FALSE,
     FLAGS,
@@ -36,30 +26,22 @@ from sarathi_lab.extensions.replay.server_arguments import (
     as_object,
     find,
     read_arguments,
+    table,
     with_rules_of_v0,
     with_rules_of_version,
 )
-from sarathi_lab.extensions.replay.server_containers import (
-    UNIT_LINE,
-    containers_in,
-    containers_of,
-    dockerfile_in,
-    flags_of,
-    list_in,
-    quadlet_in,
-)
+from sarathi_lab.extensions.replay.server_containers import containers_in
 from sarathi_lab.extensions.replay.server_programs import (
-    ENVIRONMENT,
+    ENVIRONMENT_NAME,
     PROGRAM_WORDS,
-    PROGRAMS,
     Server,
     notes_of_files,
     servers_of,
 )
 from sarathi_lab.extensions.replay.shell import (
     COMMENT,
-    IN_BRANCH,
-    OUTPUT,
+    LINE,
+    PROGRAMS,
     VARIABLE,
     ShellCommand,
     commands_in,
@@ -92,51 +74,18 @@ TAGGED_BY_VERSION = (
 # Packages of servers, and how an installation of one names its version.
 PACKAGES = {"vllm": r"\bvllm", "sglang": r"\bsglang", "trtllm": r"\btensorrt[-_]llm"}
 PINNED = r"(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)?)"
-# Calls that make a server, by the names that a script imports.
-PYTHON_CALLS = {
-    "trtllm": re.compile(r"\btensorrt_llm\.(?:\w+\.)*LLM\("),
-    "sglang": re.compile(r"\b(?:sgl|sglang)\.(?:Engine|ServerArgs)\("),
-    "vllm": re.compile(r"\b(?:LLM|AsyncEngineArgs|EngineArgs)\("),
-}
-SHORT_FLAGS = {
-    "vllm": {
-        "-tp": "tensor_parallel_size",
-        "-pp": "pipeline_parallel_size",
-        "-dp": "data_parallel_size",
-        "-dcp": "decode_context_parallel_size",
-        "-pcp": "prefill_context_parallel_size",
-        "-q": "quantization",
-        "-O": "optimization_level",
-        "-cc": "compilation_config",
-        "-ac": "attention_config",
-        "-sc": "speculative_config",
-        "-ep": "enable_expert_parallel",
-        "-n": "nnodes",
-        "-r": "node_rank",
-        # Of KServe's server for models of Hugging Face, which hands all others to vLLM.
-        "--model_name": "served_model_name",
-        "--model_id": "model",
-        "--model_dir": "model",
-    },
-    "sglang": {
-        "--tp": "tp_size",
-        "--pp": "pp_size",
-        "--dp": "dp_size",
-        "--ep": "ep_size",
-        "--model": "model_path",
-    },
-    "trtllm": {},
-}
 # Defaults of arguments that are otherwise than their policy's here, and so are named.
 OTHER_DEFAULTS: dict[str, dict[str, object]] = {"trtllm": {"enable_chunked_prefill": "false"}}
 GLUED = re.compile(r"^-(tp|pp|dp|O)(\d+)$")  # a short flag and its number in one word
-SHELL = re.compile(r"\d?[<>|&;#]")  # where a command ends
+REDIRECTION = re.compile(r"\d?[<>|&;#]")  # behind which no argument stands
 FLAG_PREFIXES = ("enable_", "disable_")  # of arguments that are not in the table
 NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 LONG_DASH = re.compile(r"^[‐-―−](?=[A-Za-z])")  # what a text editor makes of two hyphens
 DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)\n[ \t]*\2[ \t]*(?:\n|$)", re.DOTALL)
-# Behind comments, it begins with FROM or with variables of it; a script may write one elsewhere.
-BEGINS_DOCKERFILE = re.compile(r"(?:[ \t]*(?:#.*)?\r?\n)*[ \t]*(?:FROM|ARG)[ \t]+\S+")
+# Variables in a unit of systemd.
+UNIT_VARIABLES = re.compile(r"^Environment=", re.MULTILINE)
+UNIT_FILE = re.compile(r"^EnvironmentFile(?==)", re.MULTILINE)
+FLAG_VALUE = re.compile(rf"(?i:{'|'.join((*TRUE, *FALSE))})|{LINE.pattern}")
 V0_SWITCH = "VLLM_USE_V1"
 
 
@@ -176,67 +125,38 @@ def check_is_of_known_server(text: str, source: str) -> None:
             )
 
 
-def find_container(text: str, source: str) -> Statement | None:
-    """Read the server that a description of containers starts; None where there is none. Raises
-    UserError as `find_command` does.
-    """
-    server = _server_in(containers_in(text), source)
-    return None if server is None else _read_server(server, source, text)
-
-
 def find_command(text: str, source: str) -> Statement | None:
     """Read the command that starts a server in `text`; None where there is none. Raises UserError
     for several of them, and a misspelt argument.
     """
-    script = parsed(text)
-    if script is None:
-        for system, function in PYTHON_CALLS.items():
-            printed = function.search(text)
-            if printed is not None:  # in a log, with all defaults
-                listed = named_values(text[printed.end() :])
-                return read_arguments(system, listed, source, is_dump=True, is_complete=True)
-    in_containers = containers_in(text)
-    in_documents = list[ShellCommand]()
-    for document in DOCUMENT.finditer(text):  # as for kubectl apply
-        in_documents += containers_in(document[3])
-    descriptions = [in_containers, in_documents, list_in(text), dockerfile_in(text)]
-    descriptions.append(quadlet_in(text))
-    # A command that only names what a script starts is none where that is not told.
-    last_resorts = list[list[ShellCommand]]()
-    untold = list[str]()
-    calls = list[PythonCall]()
-    if script is not None:
-        calls = calls_in(script)
-        of_calls, of_variables = _in_python(calls)
-        descriptions.append(of_calls)
-        last_resorts.append(of_variables)
-        untold = untold_commands(calls)
-    if not calls and not in_containers and BEGINS_DOCKERFILE.match(text) is None:
-        # Else an image alone starts no server, nor does an earlier stage.
-        notes = notes_of_files([name for name, _ in UNIT_LINE.findall(text)])
-        in_script = list(commands_in(text, {}, PROGRAMS))
-        last_resorts.append([replace(command, notes=notes) for command in in_script])
-        for command in in_script:
-            untold += filter(IN_BRANCH.fullmatch, command.argv[:1])
-    server = _first_server(descriptions, source)
-    if server is None:
-        server = _first_server(last_resorts, source)
-        for system in PROGRAMS:
-            if system in text:
-                _check_is_told(system, untold, source)
+    server = _server_in(_commands(text, source), source)
     return None if server is None else _read_server(server, source, text)
 
 
-def _first_server(descriptions: Sequence[Sequence[ShellCommand]], source: str) -> Server | None:
-    """Return the server of the first description that has one. Raises UserError as `_server_in`."""
-    for commands in descriptions:
-        server = _server_in(commands, source)
-        if server is not None:
-            return server
-    return None
+def _commands(text: str, source: str) -> list[ShellCommand]:
+    """List the commands in a description of containers, a script of Python's, or one of a shell's.
+    Raises UserError for one that only a run of a shell's script tells.
+    """
+    in_containers = containers_in(text)
+    if in_containers:
+        return in_containers
+    script = parsed(text)
+    if script is not None:
+        return [*PythonScript(script, text).commands()]
+    in_documents = list[ShellCommand]()
+    for document in DOCUMENT.finditer(text):  # as for kubectl apply
+        in_documents += containers_in(document[3])
+    commands = [*commands_in(UNIT_VARIABLES.sub("export ", text), {})]
+    for command in commands:
+        program = "".join(command.argv[:1])
+        for system in PROGRAMS:
+            if LINE.fullmatch(program) and system in text:
+                _check_is_told(system, [program], source)
+    notes = notes_of_files(UNIT_FILE.findall(text))
+    return in_documents + [replace(command, notes=notes) for command in commands]
 
 
-def _server_in(commands: Sequence[ShellCommand], source: str) -> Server | None:
+def _server_in(commands: Iterable[ShellCommand], source: str) -> Server | None:
     """Return the server that one of several commands starts; None: none does. Raises UserError for
     several servers, and for a command with open quotes.
     """
@@ -245,129 +165,106 @@ def _server_in(commands: Sequence[ShellCommand], source: str) -> Server | None:
         for server in servers_of(command):
             # A shell's trace (set -x) has a command once more.
             servers.setdefault(tuple(server.arguments), server)
+    server = next(iter(servers.values()), None)
+    if server is None:
+        return None
     if len(servers) > 1:
-        system = next(iter(servers.values())).system
         raise UserError(
             f"{source} has the commands of {len(servers)} servers; state the one whose run it "
-            f"is as task.server='{_beginning_of(system)} ...'"
+            f"is as task.server='{_example(server.system)}'"
         )
-    for server in servers.values():
-        if server.command.has_open_quotes:
-            raise UserError(f"{source} can't be read (a quote is open); close its quotes")
-        return server
-    return None
+    if server.command.has_open_quotes:
+        raise UserError(f"{source} can't be read (a quote is open); close its quotes")
+    return server
+
+
+def _example(system: str) -> str:
+    """Return how a command begins that starts a server."""
+    flag = "--model-path " if system == "sglang" else ""
+    return f"{' '.join(PROGRAM_WORDS[system])} {flag}MODEL ..."
 
 
 def _read_server(server: Server, source: str, text: str) -> Statement:
     """Read a command that starts a server, and the version that the text around it installs."""
     system = server.system
-    behind = takewhile(lambda word: SHELL.match(word) is None, server.arguments)
-    arguments, unread = _arguments_of(system, list(behind))
-    not_read = [f"{' '.join(unread)} (no flag stands before it)"] if unread else []
-    image = IMAGE_TAG.search(server.command.image)
-    if image is not None and f"/{image[1]}".endswith(TAGGED_BY_VERSION):
-        arguments["version"] = image[2]
-    elif image is not None:
-        not_read.append(f"{image[0]} (its tag may be no version of {system})")
-    installed = sorted(set(re.findall(PACKAGES[system] + PINNED, COMMENT.sub("", text))))
-    if len(installed) == 1:
-        arguments = {"version": installed[0], **arguments}
-    elif installed and "version" not in arguments:
-        not_read.append(f"{system} {' and '.join(installed)} (several are installed)")
-    environment = _environment(server.command.variables)
-    if system == "vllm":
-        arguments = {**_of_config_file(arguments), **arguments}
-    arguments = {**OTHER_DEFAULTS.get(system, {}), **arguments, **environment}
+    behind = takewhile(lambda word: REDIRECTION.match(word) is None, server.arguments)
+    typed, unread = _arguments_of(system, list(behind))
+    versions, notes = _versions(server, text)
+    environment = {
+        name: value
+        for name, value in server.command.variables.items()
+        if ENVIRONMENT_NAME.fullmatch(name)
+    }
+    arguments = {**versions, **OTHER_DEFAULTS.get(system, {}), **typed, **environment}
+    _check_is_told(system, [*unread, *_effective(system, arguments)], source)
     arguments, unset = _without_unset(system, arguments)
-    _check_is_told(system, [*unset, *unread], source)
     statement = read_arguments(system, arguments, source, is_typed=True, is_complete=True)
-    not_simulated = [*statement.not_simulated, *unset, *not_read, *server.command.notes]
+    if unread:
+        unset.append(f"{' '.join(unread)} (no flag stands before it)")
+    not_simulated = [*statement.not_simulated, *unset, *notes, *server.command.notes]
     statement = replace(statement, not_simulated=not_simulated)
-    if system != "vllm":
-        return statement
     switch = environment.get(V0_SWITCH)
-    if switch is None:
-        return with_rules_of_version(statement)
+    if system != "vllm" or switch == "1":
+        return statement
     if switch == "0":
         return with_rules_of_v0(statement)
-    return statement
+    return with_rules_of_version(statement)
+
+
+def _versions(server: Server, text: str) -> tuple[dict[str, object], list[str]]:
+    """Return the version that a server's image is tagged by, or else the text installs; and what
+    may be one, and may not.
+    """
+    image = IMAGE_TAG.search(server.command.image)
+    if image is not None and f"/{image[1]}".endswith(TAGGED_BY_VERSION):
+        return {"version": image[2]}, []
+    notes = list[str]()
+    if image is not None:
+        notes.append(f"{image[0]} (its tag may be no version of {server.system})")
+    installed = sorted(set(re.findall(PACKAGES[server.system] + PINNED, COMMENT.sub("", text))))
+    if len(installed) == 1:
+        return {"version": installed[0]}, notes
+    if installed:
+        notes.append(f"{server.system} {' and '.join(installed)} (several are installed)")
+    return {}, notes
+
+
+def _effective(system: str, arguments: Mapping[str, object]) -> list[str]:
+    """Return the arguments that may change the times, with their values as text."""
+    shown = list[str]()
+    for name, value in arguments.items():
+        row = find(system, name)
+        if row is None or row.setting != NO_EFFECT:
+            shown.append(f"{name}={value}")
+    return shown
+
+
+def _check_is_told(system: str, arguments: Sequence[str], source: str) -> None:
+    """Raise UserError for an argument that only a run of a script tells."""
+    for argument in arguments:
+        line = LINE.search(argument)
+        if line is None:
+            continue
+        name = argument[: line.start()].partition("=")[0] or "an argument"
+        raise UserError(
+            f"{source}, line {line[1]}: {name} is computed by the script, which is not run here; "
+            f"state the command with its values as task.server='{_example(system)}'"
+        )
 
 
 def _without_unset(
     system: str, arguments: Mapping[str, object]
 ) -> tuple[dict[str, object], list[str]]:
-    """Return arguments without those whose value, which may change the times, is a variable that
+    """Return arguments without those whose value, which may change the times, has a variable that
     nothing sets, and a note of each.
     """
-    filled_in = dict[str, object]()
+    filled_in = dict(arguments)
     notes = list[str]()
-    for name, value in arguments.items():
-        if isinstance(value, Mapping):  # as of -cc.cudagraph_mode=$MODE
-            filled_in[name], of_keys = _without_unset(system, value)
-            notes += [f"{name}.{note}" for note in of_keys]
-            continue
-        # A list with one such word is not taken at all: the others may be half of what was meant.
-        values = value if isinstance(value, list) else [value]
-        text = " ".join(map(str, values))
-        is_output = OUTPUT.search(text) is not None
-        is_told = VARIABLE.search(f"{name} {text}") is None and not is_output
-        row = find(system, name)
-        if is_told or (row is not None and row.setting == NO_EFFECT):
-            filled_in[name] = value
-            continue
-        reason = "only a run of it tells" if is_output else "nothing here sets the variable"
-        notes.append(f"{name}={text} ({reason})")
+    for argument in _effective(system, arguments):
+        if VARIABLE.search(argument):
+            del filled_in[argument.partition("=")[0]]
+            notes.append(f"{argument} (nothing here sets the variable)")
     return filled_in, notes
-
-
-def _check_is_told(system: str, notes: Sequence[str], source: str) -> None:
-    """Raise UserError for an argument that only a run of a script tells."""
-    for note in notes:
-        line = LINE.search(note)
-        branch = IN_BRANCH.search(note)
-        if line is not None:
-            name, separator, _ = note[: line.start()].partition("=")
-            if not separator:
-                name = "an argument"
-            reason = f", line {line[1]}: {name} is computed by the script"
-        elif branch is not None:
-            reason = f": {branch[1]} is set in a branch or a loop of the script"
-        else:
-            continue
-        raise UserError(
-            f"{source}{reason}, which is not run here; state the command with its values as "
-            f"task.server='{_beginning_of(system)} ...'"
-        )
-
-
-def _beginning_of(system: str) -> str:
-    """Return how a command begins that starts a server."""
-    flag = "--model-path " if system == "sglang" else ""
-    return f"{' '.join(PROGRAM_WORDS[system])} {flag}MODEL"
-
-
-def _in_python(calls: Sequence[PythonCall]) -> tuple[list[ShellCommand], list[ShellCommand]]:
-    """Return the commands that calls in a script of Python's have as lists of words, as text, or as
-    arguments by name; and those that its variables have.
-    """
-    of_calls = list[ShellCommand]()
-    of_variables = list[ShellCommand]()
-    for call in calls:
-        commands = of_calls if call.function else of_variables
-        variables = {name: str(value) for name, value in call.environment.items()}
-        for system, function in PYTHON_CALLS.items():
-            if function.search(f"{call.function}("):
-                arguments = [*map(str, call.positional), *flags_of(call.named)]
-                commands.append(ShellCommand([*PROGRAM_WORDS[system], *arguments], variables))
-                break
-        for value in (*call.positional, [*call.positional]):
-            if isinstance(value, str) and " " in value:
-                commands += commands_in(value, variables, PROGRAMS)
-            elif isinstance(value, list) and len(value) > 1:
-                commands.append(ShellCommand([str(word) for word in value], variables))
-        for command in containers_of(call.named):
-            commands.append(replace(command, variables={**variables, **command.variables}))
-    return of_calls, of_variables
 
 
 # -- its arguments ---------------------------------------------------------------------------------
@@ -380,65 +277,36 @@ def _arguments_of(system: str, argv: Sequence[str]) -> tuple[dict[str, object], 
     unread = list[str]()
     while remaining:
         word = remaining.pop(0)
-        if not word.startswith("-"):
-            # The others take the model without a flag.
-            if system != "sglang" and "model" not in arguments:
-                arguments["model"] = word
-            elif word:
-                unread.append(word)
-            continue
-        # -tp8 is -tp=8; -cc.mode=3 is a key of the object -cc.
-        word = GLUED.sub(r"-\1=\2", word)
-        flag, has_value, value = word.partition("=")
-        flag, _, key = flag.partition(".")
-        name, is_on = _name_of(system, flag)
-        content: object = value
-        if not has_value:
-            content = _take_value(system, name, remaining, is_on=is_on)
-        if name == "optimization_level" and (key or str(content).startswith("{")):
-            name = "compilation_config"  # which -O was short for
-        if key:
-            content = {**as_object(arguments.get(name)), key: _from_json(content)}
-        arguments[name] = content
+        if word.startswith("-"):
+            _read_flag(system, word, remaining, arguments)
+        elif system != "sglang" and "model" not in arguments:
+            arguments["model"] = word  # which the others take without a flag
+        elif word:
+            unread.append(word)
     return arguments, unread
 
 
-def _take_value(system: str, name: str, remaining: list[str], *, is_on: bool) -> object:
-    """Take the words behind a flag that are its value; of none, whether it is on."""
-    row = find(system, name)
-    is_flag = name.startswith(FLAG_PREFIXES)
-    if row is not None:
-        is_flag = row.kind in FLAGS
-    if is_flag and not (remaining and remaining[0].lower() in (*TRUE, *FALSE)):
-        return is_on
-    values = _take_words(remaining)
-    if not values:
-        return is_on
-    is_list = row is not None and row.kind == "list"
-    if values[0].startswith("[") and is_list:
-        return _from_json(values[0])
-    # SGLang takes no words but those of flags.
-    if is_list or (system == "sglang" and len(values) > 1):
-        return [int(value) if value.isdigit() else value for value in values]
-    remaining[:0] = values[1:]  # such as a model behind a flag
-    return values[0]
-
-
-def _from_json(value: object) -> object:
-    """Return what text is as JSON; other text as it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
+def _read_flag(system: str, word: str, remaining: list[str], arguments: dict[str, object]) -> None:
+    """Add the argument of a flag, whose values may be the next of the `remaining` words."""
+    # -tp8 is -tp=8; -cc.mode=3 is a key of the object -cc.
+    flag, has_value, value = GLUED.sub(r"-\1=\2", word).partition("=")
+    flag, _, key = flag.partition(".")
+    name, is_on = _name_of(system, flag)
+    content: object = value
+    if not has_value:
+        content = _take_value(system, name, remaining, is_on=is_on)
+    if name == "optimization_level" and (key or str(content).startswith("{")):
+        name = "compilation_config"  # which -O was short for
+    if key:
+        content = {**as_object(arguments.get(name)), key: _from_json(str(content))}
+    arguments[name] = content
 
 
 def _name_of(system: str, flag: str) -> tuple[str, bool]:
     """Return the argument that a flag is of, and whether it switches it on."""
-    name = SHORT_FLAGS[system].get(flag)
-    if name is not None:
-        return name, True
+    for row in table(system).values():
+        if flag == row.short:
+            return row.argument.removesuffix("*"), True
     name = flag.lstrip("-").replace("-", "_")
     positive = name.removeprefix("no_")
     if positive != name and find(system, name) is None and find(system, positive) is not None:
@@ -446,31 +314,31 @@ def _name_of(system: str, flag: str) -> tuple[str, bool]:
     return name, True
 
 
-def _take_words(remaining: list[str]) -> list[str]:
-    """Take the words up to the next flag; a negative number is none."""
-    values = list[str]()
-    while remaining and (not remaining[0].startswith("-") or NEGATIVE.fullmatch(remaining[0])):
-        values.append(remaining.pop(0))
-    return values
+def _take_value(system: str, name: str, remaining: list[str], *, is_on: bool) -> object:
+    """Take the words behind a flag that are its value; of none, whether it is on."""
+    row = find(system, name)
+    kind = row.kind if row is not None else ""
+    is_flag = kind in FLAGS or (not kind and name.startswith(FLAG_PREFIXES))
+    following = list(takewhile(_is_value, remaining))
+    if not following:
+        return is_on
+    if is_flag and not FLAG_VALUE.fullmatch(following[0]):
+        return is_on  # and the next word is the model
+    if kind != "list" or following[0].startswith("["):
+        del remaining[0]  # others may follow, such as the model
+        return _from_json(following[0]) if kind == "list" else following[0]
+    del remaining[: len(following)]
+    return [int(value) if value.isdigit() else value for value in following]
 
 
-def _environment(variables: Mapping[str, object]) -> dict[str, str]:
-    """Return the variables that servers read; arrays are a script's."""
-    environment = dict[str, str]()
-    for name, value in variables.items():
-        if ENVIRONMENT.match(f"{name}={value}") and not str(value).startswith(" "):
-            environment[name] = str(value)
-    return environment
+def _is_value(word: str) -> bool:
+    """Return whether a word is no flag; a negative number is none."""
+    return not word.startswith("-") or NEGATIVE.fullmatch(word) is not None
 
 
-def _of_config_file(arguments: dict[str, object]) -> dict[str, object]:
-    """Return the arguments in the file that `--config` names, where that is here."""
-    path = Path(str(arguments.get("config", ""))).expanduser()
-    if not path.is_file():
-        return {}
+def _from_json(text: str) -> object:
+    """Return what text is as JSON; other text as it is."""
     try:
-        content = as_object(yaml.safe_load(path.read_text()))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        return {}
-    arguments.pop("config")
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
+        return json.loads(text)
+    except ValueError:
+        return text

