@@ -162,9 +162,9 @@ def _server_in(commands: Iterable[ShellCommand], source: str) -> Server | None:
     """
     servers = dict[tuple[str, ...], Server]()
     for command in commands:
-        for server in servers_of(command):
+        for started in servers_of(command):
             # A shell's trace (set -x) has a command once more.
-            servers.setdefault(tuple(server.arguments), server)
+            servers.setdefault(tuple(started.arguments), started)
     server = next(iter(servers.values()), None)
     if server is None:
         return None
