@@ -27,7 +27,6 @@ from sarathi_lab.executor.tables import read_tables
 from sarathi_lab.experiment.points import Part, Point, predicted_table
 from sarathi_lab.experiment.scenario import Room
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.policy import Policy
 from sarathi_lab.results.load import YAML_LOADER, load_paper
 from sarathi_lab.results.plots.spec import PlotSpec
 
@@ -223,14 +222,6 @@ class Experiment(ABC):
         return device
 
 
-# Makes a policy by its name and token budget; None where there is none of that name.
-MakePolicy = Callable[[str, int], Policy | None]
-
-
-def no_policy(name: str, budget: int) -> None:
-    """Return None: there are no policies but those that the experiment itself makes."""
-
-
 @dataclass(frozen=True)
 class SimulatedJob:
     """An experiment to simulate, with a model on a device.
@@ -246,7 +237,6 @@ class SimulatedJob:
     backend: SimulatedBackend
     sizes: Sizes
     method: str = ""
-    make_policy: MakePolicy = no_policy
     seed: int = 0
     is_varied: bool = False
 
@@ -303,7 +293,6 @@ class MeasuredJob:
     spec: ModelSpec
     backend: MeasuredBackend
     sizes: Sizes
-    make_policy: MakePolicy = no_policy
     seed: int = 0
     seconds: float = 0.0
     max_spread: float = 0.15

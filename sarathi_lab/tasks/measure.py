@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import checked, number, one_of, refuse_unread, whole
 from sarathi_lab.config.console import console, print_place
@@ -22,7 +22,6 @@ from sarathi_lab.config.instantiate import (
     name_of,
     require_kind,
 )
-from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.engine.single_iteration import host_caution
@@ -46,7 +45,6 @@ from sarathi_lab.experiment.registry import (
 from sarathi_lab.experiment.simulate import by_folder, simulate
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import panels
@@ -54,7 +52,6 @@ from sarathi_lab.results.provenance import device_folder
 from sarathi_lab.results.result import DisplayTable, Result
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.figures import PROCESSES, counts, lines, recompute
-from sarathi_lab.tasks.plan import changed
 
 if TYPE_CHECKING:  # torch, of what measures, takes seconds that a simulation need not wait for
     from sarathi_lab.executor.measured_backend import MeasuredBackend
@@ -301,7 +298,6 @@ class Measure(Task):
             spec,
             backend,
             self._measured_sizes(backend),
-            make_policy=partial(policy_of, cfg),
             seed=int(cfg.seed),
             seconds=seconds / num_models,
             max_spread=declared.max_spread if self.max_spread is None else self.max_spread,
@@ -494,7 +490,6 @@ class Measure(Task):
                 model,
                 devices,
                 sizes,
-                make_policy=partial(policy_of, cfg),
                 seed=int(cfg.seed),
                 is_varied=self.draws > 0,
             )
@@ -550,12 +545,3 @@ def _operation_shares(compositions: pd.DataFrame) -> list[str]:
         f"  operations are timed by hooks, without graphs: they sum to {shares.min():.0%} to "
         f"{shares.max():.0%} of an iteration; what is between them counts as others"
     ]
-
-
-def policy_of(cfg: DictConfig, name: str, budget: int) -> Policy | None:
-    """The policy of `conf/policy/`, if there is one, with a token budget where it reads one."""
-    path = CONF / "policy" / f"{name}.yaml"
-    if not path.is_file():
-        return None
-    policy: Policy = build(changed(cfg, policy=OmegaConf.load(path), chunk=budget).policy)
-    return policy

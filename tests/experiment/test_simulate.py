@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
-from functools import partial
 
 import pandas as pd
 import pytest
@@ -19,7 +18,6 @@ from sarathi_lab.experiment.points import Part, Point
 from sarathi_lab.experiment.registry import CATALOG, SimulatedJob, paper_jobs
 from sarathi_lab.experiment.simulate import by_folder, simulate
 from sarathi_lab.run import main
-from sarathi_lab.tasks.measure import policy_of
 
 SIMULATED = ("executor=simulated", "hardware=h100", "model=llama3-8b", "tracking=none")
 
@@ -27,7 +25,7 @@ SIMULATED = ("executor=simulated", "hardware=h100", "model=llama3-8b", "tracking
 def test_points_are_the_same_by_any_number_of_processes():
     cfg, own = config_of("task=measure", *SIMULATED), CATALOG["sarathi_serve_stalls"]
     spec, backend = load_option("model", "llama3-8b"), build(cfg.executor)
-    job = SimulatedJob(own, spec, backend, own.sizes("dry"), make_policy=partial(policy_of, cfg))
+    job = SimulatedJob(own, spec, backend, own.sizes("dry"))
     (one,), (two,) = (simulate([job], number) for number in (1, 2))
     pd.testing.assert_frame_equal(one, two, check_exact=True)
     assert len(one)

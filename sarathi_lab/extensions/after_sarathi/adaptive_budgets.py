@@ -220,9 +220,7 @@ def p_pas_gain(
     policies: dict[str, Policy] = {}
     small = sizes["budget"]
     for name, budget in (("vllm_v1", small), ("vllm_v1", large), ("p_pas", large)):
-        policy = bench.policy(name, budget)
-        if policy is not None:
-            policies[f"{name} {budget}"] = policy
+        policies[f"{name} {budget}"] = bench.policy(name, budget)
     for load, stated in phases.items():
         arriving = in_phases(bench, dataset, stated, seed)
         quantity = f"mean latency, {load}"

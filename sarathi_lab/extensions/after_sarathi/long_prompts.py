@@ -124,14 +124,12 @@ def policies_of(
     variants: Mapping[str, Mapping[str, object]],
     budget: int,
 ) -> dict[str, Policy]:
-    """Those that there are, in the order of `names` and then of `variants`."""
+    """Those that can run, in the order of `names` and then of `variants`."""
     policies = bench.named(names, budget)
     for name, variant in variants.items():
         fields = dict(variant)
         option = str(fields.pop("policy"))
-        policy = bench.policy(option, budget)
-        if policy is not None:
-            policies[name] = policy.with_fields(**fields)
+        policies[name] = bench.policy(option, budget).with_fields(**fields)
     return {name: policy for name, policy in policies.items() if can_run(bench, policy)}
 
 
@@ -179,9 +177,8 @@ def dynamic_chunks(
     for chunk in chunks:
         policies = bench.named([CHUNKING], chunk)
         shrinking = bench.policy("dynamic_chunks", chunk)
-        if shrinking is not None:
-            for name, factor in smooth_factors.items():
-                policies[name] = shrinking.with_fields(smooth_factor=factor)
+        for name, factor in smooth_factors.items():
+            policies[name] = shrinking.with_fields(smooth_factor=factor)
         values = {}
         for name, policy in policies.items():
             if not can_run(bench, policy):

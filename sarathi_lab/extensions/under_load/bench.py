@@ -15,9 +15,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, TypedDict, Unpack
 
 import pandas as pd
+from omegaconf import OmegaConf
 
-from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.errors import require_one_of
+from sarathi_lab.config.instantiate import build, load_option, option_files
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.arrivals import Arrivals
 from sarathi_lab.engine.config import SINGLE, EngineConfig, Topology
@@ -27,20 +28,11 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.speculation import Speculation
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.points import (
-    Estimate,
-    Kind,
-    Part,
-    Point,
-    Samples,
-    keep,
-    table_of,
-)
+from sarathi_lab.experiment.points import Estimate, Kind, Part, Point, Samples, keep, table_of
 from sarathi_lab.experiment.registry import (
     PROFILED,
     Experiment,
     Function,
-    MakePolicy,
     Measured,
     MeasuredJob,
     Platform,
@@ -161,13 +153,7 @@ class LoadExperiment(Experiment):
                 Orca(), room.batch_size, executor.num_blocks, executor.block_size, room.longest
             )
             bench = ServingBench(
-                sizes,
-                spec.name,
-                engine,
-                executor,
-                job.make_policy,
-                spec.vocab_size,
-                job.seed,
+                sizes, spec.name, engine, executor, policy_of, spec.vocab_size, job.seed
             )
             for dataset in sizes["datasets"]:  # warms up
                 bench.saturation_rate(dataset)
@@ -201,18 +187,15 @@ class LoadExperiment(Experiment):
             return cluster.executor(build, cluster.link_between(backend, spec))
 
         @cache
-        def policy_of(name: str, budget: int) -> Policy | None:
-            policy = job.make_policy(name, budget)
-            if policy is None:
-                return None
-            return policy.on_device(predictor, batch, longest_request)
+        def policy_on_device(name: str, budget: int) -> Policy:
+            return policy_of(name, budget).on_device(predictor, batch, longest_request)
 
         return ServingBench(
             job.sizes,
             spec.name,
             engine,
             executor_of(SINGLE),
-            policy_of,
+            policy_on_device,
             vocab_size=None,
             seed=job.seed,
             executors=executor_of,
@@ -281,7 +264,7 @@ class ServingBench:
     model: str
     engine: EngineConfig
     executor: Executor
-    policy: MakePolicy
+    policy: Callable[[str, int], Policy]  # by name and token budget
     vocab_size: int | None
     seed: int = 0
     executors: Callable[[Topology], Executor] | None = None  # of clusters
@@ -294,14 +277,11 @@ class ServingBench:
     replayed: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def server(self, policy: Policy, **settings: Unpack[EngineSettings]) -> Server:
-        """Return the engine under a policy; `settings` replace those of the engine. Raises
-        UserError for a cluster on a real device.
-        """
+        """Return the engine under a policy; `settings` replace those of the engine."""
         engine = replace(self.engine, policy=policy, **settings)
         if engine.cluster.is_single:
             return Server(engine, self.executor)
-        if self.executors is None:
-            raise UserError("several engines are simulated only; add executor=simulated")
+        assert self.executors is not None, "several engines are simulated only"
         return Server(engine, self.executors(engine.cluster))
 
     def run(
@@ -352,16 +332,10 @@ class ServingBench:
         return self._saturation[dataset]
 
     def chunking(self, budget: int) -> Policy:
-        return self.named([CHUNKING], budget)[CHUNKING]
+        return self.policy(CHUNKING, budget)
 
     def named(self, names: Sequence[str], budget: int) -> dict[str, Policy]:
-        """Make policies by name; those that this bench does not have are left out."""
-        policies = {}
-        for name in names:
-            policy = self.policy(name, budget)
-            if policy is not None:
-                policies[name] = policy
-        return policies
+        return {name: self.policy(name, budget) for name in names}
 
     def slo(self, kind: str) -> Slo:
         """Return an objective of the sizes in this device's seconds: an option, maybe the model's,
@@ -388,6 +362,15 @@ class ServingBench:
         arriving = at_rate(requests, self.rate(dataset))
         batch = self.batch_of(name)
         return self.run(arriving, policy, batch_size=batch).requests()
+
+
+def policy_of(name: str, budget: int) -> Policy:
+    """Make a policy of conf/policy, with a token budget where it reads one. Raises UserError."""
+    files = option_files("policy", ())
+    require_one_of("a policy of task.sizes", name, files)
+    cfg = OmegaConf.create({"policy": OmegaConf.load(files[name]), "chunk": budget})
+    policy: Policy = build(cfg.policy)
+    return policy
 
 
 def datasets(sizes: Sizes) -> dict[str, Lognormal]:

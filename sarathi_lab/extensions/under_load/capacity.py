@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pandas as pd
+from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import number, whole
@@ -24,11 +25,12 @@ from sarathi_lab.extensions.under_load.search import (
     is_sustained,
     run_lengths,
 )
-from sarathi_lab.extensions.under_load.search_progress import SearchProgress
 from sarathi_lab.results.decode_cost import slo_in_seconds
 from sarathi_lab.results.metrics import add_costs, summarise, throughput
+from sarathi_lab.results.plots.spec import PlotSpec
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
-from sarathi_lab.results.serving_metrics import Slo, latency
+from sarathi_lab.results.serving_metrics import Slo, bounded, latency
+from sarathi_lab.results.table import SIMULATED
 from sarathi_lab.tasks import serve
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.executed import serving_summary_of
@@ -102,9 +104,6 @@ class FindCapacity(Task):
         return self._search(plan, ends_early=True, least=least, start=start).capacity
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        # Its import takes half a second, and task=advise searches rates without a picture.
-        from sarathi_lab.extensions.under_load.rate_curves import rate_curves
-
         plan: Plan = context.prepared or self.check(cfg)
         serve.print_plan(plan, context)
         searched = self._search(plan)
@@ -124,7 +123,7 @@ class FindCapacity(Task):
             "closed_rate": searched.saturation,
         }
         title = f"{plan.policy.name}, {plan.spec.name} on {plan.backend.device_name}, {slo.name}"
-        figure = rate_curves(runs, slo, summary["capacity"], title)
+        figure = _draw(runs, slo, title)
         tags = [str(labels[name]) for name in (*OF_TABLE, "executor")]
         return Result(
             tables={"capacity.parquet": table, **tables},
@@ -156,13 +155,11 @@ class FindCapacity(Task):
         lengths = self._lengths(plan)
         requests = plan.load.requests
         server, slo = _server_of(plan)
-        shortest_run = requests[: lengths[0]]
-        with progress_of(f"capacity under {slo.name}", unit="tokens", total=1) as advance:
-            progress = SearchProgress(requests, lengths, advance)
-            server = replace(server, on_iteration=progress.on_iteration)
-            saturation = server.saturation_rate(shortest_run)
+        saturation = server.saturation_rate(requests[: lengths[0]])
+        title = f"capacity under {slo.name}"
+        with progress_of(title, unit="lengths of runs", total=len(lengths)) as advance:
             grid = RateGrid(self.precision)
-            search = RateSearch(server, requests, grid, ends_early, watch=progress)
+            search = RateSearch(server, requests, grid, ends_early, on_length=advance)
             capacity = search.capacity(
                 slo, start or saturation, saturation, lengths, is_confirmed=True, least=least
             )
@@ -219,6 +216,29 @@ def _row(run: RunAtRate, slo: Slo) -> dict[str, float]:
         **latency(run.requests),
         **throughput(run.requests, float(run.iterations.end.max())),
     }
+
+
+def _draw(runs: Sequence[RunAtRate], slo: Slo, title: str) -> Figure:
+    """Draw a panel per bound: the bounded quantile over the rate, a line a length of runs."""
+    # Its import takes half a second, and task=advise searches rates without a picture.
+    from sarathi_lab.results.plots.panels import draw
+
+    rates = [run.rate for run in runs]
+    points = []
+    for run in runs:
+        series = f"{run.num_requests} requests"
+        for name, seconds in bounded(run.requests, slo).items():
+            points.append((name, series, run.rate, 1e3 * seconds))
+    for name, seconds in slo.bounds.items():
+        for rate in (min(rates), max(rates)):
+            points.append((name, "bound of the objective", rate, 1e3 * seconds))
+    table = pd.DataFrame(points, columns=["panel", "series", "x", "y"])
+    table = table.assign(unit="ms", source=SIMULATED, device="", low=math.nan, high=math.nan)
+    panels = {}
+    for name in slo.bounds:
+        panels[name] = f"{name.replace('_', ' ')}, P{100 * slo.quantile_of(name):g}"
+    look = PlotSpec(title, "requests a second", log_x=True, is_by_device=True, panels=panels)
+    return draw(look, table, is_all=True)
 
 
 def _at_capacity(

@@ -83,9 +83,8 @@ def sarathi_serve_ablation(
     for dataset in sizes["datasets"]:
         waits = {}
         for kind, policy in policies.items():
-            if policy is not None:
-                requests = bench.serve(CHUNKING, policy, dataset, seed)
-                waits[kind] = _waits(requests, TTFT, TBT)
+            requests = bench.serve(CHUNKING, policy, dataset, seed)
+            waits[kind] = _waits(requests, TTFT, TBT)
         yield from compared(dataset, waits, {"both": waits[BOTH]})
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import pandas as pd
@@ -56,20 +57,17 @@ def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
 @dataclass(frozen=True)
 class Server:
     """An engine on its executor, behind a front end that takes `request_time` seconds for each
-    request. `on_iteration` is called with the tokens of each iteration.
+    request.
     """
 
     engine: EngineConfig
     executor: Executor
-    on_iteration: Callable[[int], None] = lambda num_tokens: None
     request_time: float = 0.0
 
     def serve(self, requests: Sequence[Request] | Arrivals, ledger: Ledger | None = None) -> Ledger:
         """Serve `requests`, recorded by `ledger` where it is stated."""
-        ledger = ledger or Ledger()
-        ledger.on_iteration = self.on_iteration
         arrivals = behind_front_end(as_arrivals(requests), self.request_time)
-        return loop.serve(arrivals, self.engine, self.executor, ledger)
+        return loop.serve(arrivals, self.engine, self.executor, ledger or Ledger())
 
     def saturation_rate(self, requests: Sequence[Request]) -> float:
         """Return the requests per second that it serves of `requests`, all there at once."""
@@ -280,16 +278,6 @@ def most_late(number: int, quantile: float) -> int:
     return number - rank - 1
 
 
-class SearchWatch:
-    """Sees the runs of a search begin and end; this one does nothing with it."""
-
-    def begins(self, number: int) -> None:
-        """A run of so many requests begins, or was served before."""
-
-    def ends(self, step: int, *, is_passing: bool) -> None:
-        """That run met the objective, or missed it, at a step of the grid."""
-
-
 @dataclass
 class RateSearch:
     """Searches for the highest rate at which `server` meets an objective with `requests`. What was
@@ -301,12 +289,12 @@ class RateSearch:
     requests: Sequence[Request]
     grid: RateGrid
     ends_early: bool = False
-    watch: SearchWatch = field(default_factory=SearchWatch)
+    on_length: Callable[[int], None] = lambda num_lengths: None  # as runs of one were searched
     # By number of requests and step of the grid.
     runs: dict[tuple[int, int], RunAtRate] = field(default_factory=dict)
     missed: set[tuple[int, int]] = field(default_factory=set)  # runs that ended early
 
-    def passes(self, number: int, step: int, slo: Slo) -> bool:
+    def passes(self, slo: Slo, number: int, step: int) -> bool:
         """Return whether the first `number` requests meet `slo` at a step of the grid."""
         if (number, step) in self.missed:
             return False
@@ -361,20 +349,15 @@ class RateSearch:
         step = self.grid.step(start)
         steps: dict[int, int] = {}
         for number in lengths:
-
-            def passes(step: int, number: int = number) -> bool:
-                self.watch.begins(number)
-                is_passing = self.passes(number, step, slo)
-                self.watch.ends(step, is_passing=is_passing)
-                return is_passing
-
+            passes = partial(self.passes, slo, number)
             step = highest_passing(passes, step, lowest, highest)
             steps[number] = step
+            self.on_length(1)
             capacity = Capacity(self.grid, lowest, highest, dict(steps))
             if not capacity.is_settled:
                 continue
             # Of few requests one late one may fail every rate.
             is_none = step < lowest
-            if not is_confirmed or passes(max(step, lowest), lengths[-1]) != is_none:
+            if not is_confirmed or self.passes(slo, lengths[-1], max(step, lowest)) != is_none:
                 break
         return capacity

@@ -13,22 +13,14 @@ from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.extensions.after_sarathi.long_prompts import one_by_one
 from sarathi_lab.extensions.under_load import ServingBench
+from sarathi_lab.extensions.under_load.bench import policy_of
 from sarathi_lab.policy import SarathiServe, VllmV1
-from sarathi_lab.policy.zoo import DynamicChunks, Ranked
-
-
-def make_policy(name: str, budget: int):
-    return {
-        "sarathi_serve": SarathiServe(chunk=budget),
-        "shortest_remaining": Ranked(chunk=budget, order="shortest"),
-        "lars": Ranked(chunk=budget, order="slack"),
-        "vllm_v1": VllmV1(max_num_batched_tokens=budget),
-    }.get(name)
+from sarathi_lab.policy.zoo import DynamicChunks
 
 
 def bench_of(sizes, executor, num_stages: int = 1) -> ServingBench:
     engine = EngineConfig(VllmV1(), 4, 200, 4, 64, num_stages)
-    return ServingBench(sizes, "tiny", engine, executor, make_policy, None)
+    return ServingBench(sizes, "tiny", engine, executor, policy_of, None)
 
 
 def test_who_serves_the_short_first_spares_them_and_the_long_prompt_pays():

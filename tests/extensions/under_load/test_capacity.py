@@ -23,7 +23,6 @@ from sarathi_lab.extensions.under_load.search import (
     highest_passing,
     mean_rate,
 )
-from sarathi_lab.extensions.under_load.search_progress import SearchProgress
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.policy import RequestLevel
 from sarathi_lab.results.load import load_runs
@@ -62,21 +61,20 @@ def test_arrivals_are_stretched_to_the_rate_and_stay_paired():
         at_rate(requests_of((4, 1), (4, 1)), 1.0)
 
 
-def queue(
-    num: int = 40,
-    *,
-    output_len: int = 1,
-    ends_early: bool = False,
-    iterations: list[int] | None = None,
-):
+def queue(num: int = 40, *, output_len: int = 1, ends_early: bool = False) -> RateSearch:
     """One server that takes a second a token of a request, which come evenly: it can take one of
-    one token a second. The tokens of its `iterations` are listed.
+    one token a second.
     """
     requests = requests_of(*[(4, output_len)] * num, arrivals=list(map(float, range(num))))
     engine = EngineConfig(RequestLevel(), batch_size=1, num_blocks=16, block_size=4)
-    listed = [] if iterations is None else iterations
-    server = Server(engine, ScriptedExecutor(), listed.append)
+    server = Server(engine, ScriptedExecutor())
     return RateSearch(server, requests, RateGrid(0.05), ends_early)
+
+
+def num_iterations(search: RateSearch) -> int:
+    executor = search.server.executor
+    assert isinstance(executor, ScriptedExecutor)
+    return len(executor.schedule)
 
 
 def test_the_capacity_of_a_queue_is_its_service_rate():
@@ -140,37 +138,20 @@ def test_a_late_request_of_a_few_does_not_decide_that_no_rate_passes():
 def test_runs_that_end_when_the_objective_is_missed_give_the_same_capacity(bound, quantile):
     slo = Slo(name="x", ttft=bound, quantile=quantile)
     lengths = [20, 40, 80, 160, 320]
-    of_all: list[int] = []
-    of_ended: list[int] = []
-    whole = queue(320, iterations=of_all)
-    ended = queue(320, ends_early=True, iterations=of_ended)
+    whole = queue(320)
+    ended = queue(320, ends_early=True)
     expected = whole.capacity(slo, 1.0, 1.0, lengths, is_confirmed=True)
     assert ended.capacity(slo, 1.0, 1.0, lengths, is_confirmed=True) == expected
-    assert len(of_ended) < len(of_all)
+    assert num_iterations(ended) < num_iterations(whole)
 
 
-@pytest.mark.parametrize(("bound", "num_lengths"), [(1.0 + 1e-9, 2), (8.0, 4)])
-def test_the_progress_of_a_search_is_near_the_share_that_it_has_served(bound, num_lengths):
+def test_a_search_tells_of_each_length_of_runs():
     """An objective that allows a queue is met by short runs, so that all lengths are searched."""
-    served = [0]
-    shares = []
-
-    def advance(num_tokens: int, expected: int) -> None:
-        served.append(served[-1] + num_tokens)
-        shares.append(served[-1] / expected)
-
-    search = queue(160)
+    told: list[int] = []
+    search = replace(queue(160), on_length=told.append)
     lengths = [20, 40, 80, 160]
-    progress = SearchProgress(search.requests, lengths, advance)
-    search.server = replace(search.server, on_iteration=progress.on_iteration)
-    search.watch = progress
-    slo = Slo(name="x", ttft=bound)
-    capacity = search.capacity(slo, 1.0, 1.0, lengths, is_confirmed=True)
-    assert len(capacity.steps) == num_lengths
-    of_all = [number / served[-1] for number in served[1:]]
-    assert max(abs(share - true) for share, true in zip(shares, of_all, strict=True)) < 0.35
-    assert shares[-1] > 0.9
-    assert max(share for share, true in zip(shares, of_all, strict=True) if true < 0.8) < 0.99
+    capacity = search.capacity(Slo(name="x", ttft=8.0), 1.0, 1.0, lengths, is_confirmed=True)
+    assert len(capacity.steps) == len(told) == 4
 
 
 def slow_at_first(num_late: int) -> ScriptedExecutor:
@@ -183,14 +164,13 @@ def slow_at_first(num_late: int) -> ScriptedExecutor:
 def test_runs_end_at_the_first_late_token_that_the_quantile_does_not_allow(num_late, is_met):
     """Two requests of 51 tokens have 100 gaps, of which one is allowed beyond their P99."""
     slo = Slo(name="x", tbt=1.5)
-    num_iterations = []
+    numbers = []
     for ends_early in (False, True):
-        iterations: list[int] = []
-        search = queue(2, output_len=51, ends_early=ends_early, iterations=iterations)
+        search = queue(2, output_len=51, ends_early=ends_early)
         search.server = replace(search.server, executor=slow_at_first(num_late))
-        assert search.passes(2, search.grid.step(0.01), slo) == is_met
-        num_iterations.append(len(iterations))
-    of_all, of_ended = num_iterations
+        assert search.passes(slo, 2, search.grid.step(0.01)) == is_met
+        numbers.append(num_iterations(search))
+    of_all, of_ended = numbers
     assert of_ended == (of_all if is_met else 3)
 
 
