@@ -22,7 +22,13 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Platform
-from sarathi_lab.extensions.under_load import LoadSizes, ServingBench, compared, point, under_load
+from sarathi_lab.extensions.under_load.bench import (
+    LoadSizes,
+    ServingBench,
+    compared,
+    point,
+    under_load,
+)
 from sarathi_lab.extensions.under_load.search import RateGrid, at_rate, highest_passing
 from sarathi_lab.policy import Policy
 from sarathi_lab.policy.zoo import Lprs, SloBudget

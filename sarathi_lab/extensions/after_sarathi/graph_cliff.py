@@ -18,7 +18,7 @@ from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import Platform
-from sarathi_lab.extensions.under_load import (
+from sarathi_lab.extensions.under_load.bench import (
     LoadSizes,
     ServingBench,
     compared,

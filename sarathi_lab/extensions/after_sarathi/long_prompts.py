@@ -17,7 +17,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
-from sarathi_lab.extensions.under_load import (
+from sarathi_lab.extensions.under_load.bench import (
     CHUNKING,
     LoadSizes,
     ServingBench,

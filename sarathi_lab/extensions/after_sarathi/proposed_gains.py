@@ -14,7 +14,13 @@ from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Platform
 from sarathi_lab.extensions.after_sarathi.adaptive_budgets import in_phases
 from sarathi_lab.extensions.after_sarathi.long_prompts import policies_of
-from sarathi_lab.extensions.under_load import LoadSizes, ServingBench, compared, under_load, waited
+from sarathi_lab.extensions.under_load.bench import (
+    LoadSizes,
+    ServingBench,
+    compared,
+    under_load,
+    waited,
+)
 from sarathi_lab.extensions.under_load.search import at_rate
 from sarathi_lab.results.plots.spec import by_device
 

@@ -13,7 +13,7 @@ from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import Platform
 from sarathi_lab.experiment.scenario import BLOCK_SIZE
 from sarathi_lab.extensions.after_sarathi.long_prompts import policies_of
-from sarathi_lab.extensions.under_load import (
+from sarathi_lab.extensions.under_load.bench import (
     LoadSizes,
     ServingBench,
     Values,

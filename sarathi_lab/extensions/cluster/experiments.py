@@ -21,7 +21,8 @@ from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import Platform
 from sarathi_lab.extensions.cluster.lockstep import Lockstep
 from sarathi_lab.extensions.cluster.topologies import Disaggregated, Replicas, Several
-from sarathi_lab.extensions.under_load import (
+from sarathi_lab.extensions.under_load.bench import (
+    EngineSettings,
     NeededSizes,
     ServingBench,
     Values,
@@ -33,7 +34,6 @@ from sarathi_lab.extensions.under_load import (
     ratios,
     waited,
 )
-from sarathi_lab.extensions.under_load.bench import EngineSettings
 from sarathi_lab.extensions.under_load.search import RateGrid, at_rate, bisected
 from sarathi_lab.policy import Policy, VllmV1
 from sarathi_lab.results.intervals import Steps, Tried

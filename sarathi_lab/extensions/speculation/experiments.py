@@ -17,7 +17,7 @@ from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
 from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
 from sarathi_lab.extensions.speculation.settings import Assumed, PromptLookup
-from sarathi_lab.extensions.under_load import (
+from sarathi_lab.extensions.under_load.bench import (
     LoadSizes,
     ServingBench,
     Values,

@@ -12,8 +12,7 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.extensions.after_sarathi.long_prompts import one_by_one
-from sarathi_lab.extensions.under_load import ServingBench
-from sarathi_lab.extensions.under_load.bench import policy_of
+from sarathi_lab.extensions.under_load.bench import ServingBench, policy_of
 from sarathi_lab.policy import SarathiServe, VllmV1
 from sarathi_lab.policy.zoo import DynamicChunks
 

@@ -9,7 +9,7 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.extensions.after_sarathi.server_switches import arranged
-from sarathi_lab.extensions.under_load import ServingBench
+from sarathi_lab.extensions.under_load.bench import ServingBench
 from sarathi_lab.policy import Orca, VllmV1
 
 

@@ -25,8 +25,7 @@ from sarathi_lab.experiment.measure import measure
 from sarathi_lab.experiment.points import Part, table_of
 from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.extensions.cluster.cluster import Link
-from sarathi_lab.extensions.under_load import ServingBench, datasets, longest
-from sarathi_lab.extensions.under_load.bench import policy_of
+from sarathi_lab.extensions.under_load.bench import ServingBench, datasets, longest, policy_of
 from sarathi_lab.extensions.under_load.sarathi_serve import longest_gaps
 from sarathi_lab.extensions.under_load.search import mean_rate
 from sarathi_lab.policy import Orca, Policy
