@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sarathi_lab.engine.executor import Backend
 from sarathi_lab.experiment.bench import CostBench, room_of
 from sarathi_lab.experiment.points import Part
 from sarathi_lab.experiment.registry import (
@@ -22,15 +23,17 @@ from sarathi_lab.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Grid(Experiment):
-    """An experiment of batches and scenarios, all of which a device has to hold."""
+    """An experiment whose function lists parts of batches and of equal requests, all of which a
+    device has to hold.
+    """
 
     shares_bench: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec, sizes: Sizes) -> Sequence[Part]:
         return list(self.make(spec, **sizes))
 
-    def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
-        return Room.largest(room_of(part) for part in self.parts(spec, sizes))
+    def room(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> Room:
+        return Room.largest(map(room_of, self.parts(spec, sizes)))
 
     def bench(self, job: SimulatedJob) -> CostBench:
         backend = job.backend
@@ -48,6 +51,5 @@ class Grid(Experiment):
 class Map(Grid):
     """Batches of many sizes, of which a device measures those that its memory holds."""
 
-    def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
-        rooms = [room_of(part) for part in self.parts(spec, sizes)]
-        return min(room.kv_tokens for room in rooms)
+    def least_tokens(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> int:
+        return min(room_of(part).kv_tokens for part in self.parts(spec, sizes))

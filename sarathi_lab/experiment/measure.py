@@ -283,56 +283,44 @@ def measure(
 ) -> Samples:
     """Return samples of the points of all parts, one a round: for `seconds` and `max_rounds`, but
     `FEWEST_PAIRS` rounds of them at least. `advance` is called with the seconds that a part took,
-    and in the first round with those that all rounds are expected to take.
+    and after the first round with those that all rounds are expected to take.
 
     After the fewest rounds a part is left alone once the intervals of all its points are within
     `narrow` of the median, so that the rest of the time goes to the others. With `is_cut` ends and
     middles come first, and parts for whose fewest rounds the time is too short have no samples.
     """
-    if is_cut:
-        due = coarse_to_fine(parts)
-    else:
-        due = list(parts)
+    due = coarse_to_fine(parts) if is_cut else list(parts)
     samples: Samples = {}
-    unmeasured: list[Part] = []
-    longest = dict.fromkeys(map(id, parts), 0.0)  # seconds of a part so far, by its id
+    longest: dict[int, float] = {}  # seconds of a part so far, by its id
     begun = time.monotonic()
     for number in range(max_rounds):
-        is_first_round = number == 0
-        for position, part in enumerate(list(due)):
-            elapsed = time.monotonic() - begun
-            may_be_cut = is_cut and is_first_round and position > 0
-            if may_be_cut and FEWEST_PAIRS * elapsed > seconds:
-                # There is no time for `FEWEST_PAIRS` rounds of more parts.
-                unmeasured = due[position:]
-                del due[position:]
-                break
-            has_fewest = number >= FEWEST_PAIRS
-            if has_fewest and elapsed + longest[id(part)] > seconds:
-                # The time is over, in every round that would follow, too.
-                due.clear()
+        has_fewest = number >= FEWEST_PAIRS
+        for part in list(due):
+            start = time.monotonic()
+            elapsed = start - begun
+            has_no_time = has_fewest and elapsed + longest[id(part)] > seconds
+            if is_cut and samples and number == 0:
+                # Other parts would need `FEWEST_PAIRS` rounds, too.
+                has_no_time = FEWEST_PAIRS * elapsed > seconds
+            if has_no_time:
+                del due[due.index(part) :]
                 break
             if isinstance(bench, DeviceBench):
                 bench.start(number)
             points = part.points(bench, number)
             keep(samples, points)
-            elapsed_after = time.monotonic() - begun
-            took = elapsed_after - elapsed
-            longest[id(part)] = max(longest[id(part)], took)
-            expected = None
-            if is_first_round and seconds < math.inf:
-                share_done = (position + 1) / len(due)
-                if is_cut:
-                    share_done = 1.0  # the parts behind this one may never be measured
-                expected = max(seconds, FEWEST_PAIRS * elapsed_after / share_done)
-            advance(took, expected)
-            has_fewest = number + 1 >= FEWEST_PAIRS
-            if has_fewest and narrow and _are_narrow(samples, points, narrow):
+            took = time.monotonic() - start
+            longest[id(part)] = max(longest.get(id(part), 0.0), took)
+            advance(took)
+            if narrow and number + 1 >= FEWEST_PAIRS and _are_narrow(samples, points, narrow):
                 due.remove(part)
-    for part in unmeasured:
-        # Their points are in the table, with the reason why they have no number.
-        for point in part.points(PlanningBench()):
-            samples[point.position] = []
+        if number == 0:
+            advance(0.0, max(seconds, FEWEST_PAIRS * (time.monotonic() - begun)))
+    for part in parts:
+        if id(part) not in longest:
+            # Their points are in the table, with the reason why they have no number.
+            for point in part.points(PlanningBench()):
+                samples[point.position] = []
     return samples
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 
 from sarathi_lab.engine import loop
 from sarathi_lab.engine.config import EngineConfig
-from sarathi_lab.engine.executor import Executor
+from sarathi_lab.engine.executor import Backend, Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
@@ -298,7 +298,7 @@ class PipelineExperiment(Experiment):
     def bench(self, job: SimulatedJob) -> tuple[ModelSpec, Hardware]:
         return job.spec, job.backend.hardware
 
-    def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
+    def room(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> Room:
         needed = _limits(sizes).sizes
         kv_tokens = needed.num_blocks * needed.block_size
         return Room(kv_tokens, needed.batch_size, sizes["longest"], needed.max_batch_tokens or 0)

@@ -36,13 +36,12 @@ from sarathi_lab.workload.base import random_prompt
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sarathi_lab.executor.measured_backend import MeasuredBackend
-    from sarathi_lab.executor.simulated.backend import SimulatedBackend
 
 MEASURED, SIMULATED = "measured", "simulated"
 BUBBLES, COMPLETION, IDLE, ERROR = "bubbles", "completion", "idle share", "simulated / measured"
 CALIBRATING = 10**6  # seed of requests that stages' times are fitted to, and nothing else
 TWO_STAGES = ("executor.pipeline_parallel=2",)
+LARGEST_BLOCK = 32  # tokens, of vLLM's attention on a CPU
 WATERMARK = 1.05  # of blocks, for policies that leave some free
 
 
@@ -106,21 +105,15 @@ class StagedExperiment(Experiment):
         seeds = range(sizes["num_seeds"])
         return [Part(self.make, sizes=sizes, seed=seed) for seed in seeds]
 
-    def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
-        """Return the room of one stage's micro-batch."""
-        return _room(sizes, num_stages=1, block_size=BLOCK_SIZE)
-
-    def room_on(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> Room:
-        """Return the room of the micro-batches of all stages."""
-        # Some attention kernels take only blocks of a multiple of their own size.
-        block_size = math.lcm(BLOCK_SIZE, backend.block_multiple)
-        return _room(sizes, backend.num_stages, block_size)
-
-    def check_measured(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> None:
-        _check_room(backend, spec, sizes)
-
-    def check_simulated(self, backend: SimulatedBackend, spec: ModelSpec, sizes: Sizes) -> None:
-        _check_room(backend, spec, sizes)
+    def room(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> Room:
+        """Return the room of the micro-batches of all stages at their longest, so that nothing is
+        evicted.
+        """
+        blocks_each = math.ceil(sizes["longest"] / LARGEST_BLOCK)
+        num_sequences = backend.num_stages * sizes["batch"]
+        num_blocks = math.ceil(WATERMARK * num_sequences * blocks_each)
+        whole_prompt = sizes["longest"] + sizes["batch"]  # with decodes: Orca's largest batch
+        return Room(num_blocks * LARGEST_BLOCK, sizes["batch"], sizes["longest"], whole_prompt)
 
     def measure(self, job: MeasuredJob) -> Measured:
         from sarathi_lab.experiment.measure import (  # torch takes seconds
@@ -146,7 +139,7 @@ class StagedExperiment(Experiment):
     def bench(self, job: SimulatedJob) -> PipelineBench:
         backend = job.backend
         num_stages = backend.num_stages
-        num_blocks = _room(job.sizes, num_stages, BLOCK_SIZE).kv_tokens // BLOCK_SIZE
+        num_blocks = self.room(backend, job.spec, job.sizes).kv_tokens // BLOCK_SIZE
         engine = _engine(job.sizes, num_stages, num_blocks, BLOCK_SIZE)
         build_sizes = BuildSizes(num_blocks, BLOCK_SIZE, engine.batch_size)
         executor = backend.build(job.spec, None, build_sizes)
@@ -158,19 +151,6 @@ class StagedExperiment(Experiment):
         for points in points_of_parts:
             keep(samples, points)
         return table_of(self.name, samples, math.inf, is_series=False)
-
-
-def _check_room(backend: Backend, spec: ModelSpec, sizes: Sizes) -> None:
-    backend.check(spec, _room(sizes, backend.num_stages, BLOCK_SIZE).kv_tokens)
-
-
-def _room(sizes: Sizes, num_stages: int, block_size: int) -> Room:
-    # Room for the longest of all sequences, so that nothing is evicted.
-    blocks_each = math.ceil(sizes["longest"] / block_size)
-    num_sequences = num_stages * sizes["batch"]
-    num_blocks = math.ceil(WATERMARK * num_sequences * blocks_each)
-    whole_prompt = sizes["longest"] + sizes["batch"]  # with decodes: Orca's largest batch
-    return Room(num_blocks * block_size, sizes["batch"], sizes["longest"], whole_prompt)
 
 
 def _engine(sizes: Sizes, num_stages: int, num_blocks: int, block_size: int) -> EngineConfig:

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import imported, load_option, read_yaml
 from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.executor import Backend
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.drawn_times import AS_STATED, VARIANTS, CostVariant
 from sarathi_lab.executor.simulated.hardware import Hardware
@@ -167,20 +168,16 @@ class Experiment(ABC):
         """List what is run on a bench, each part once a round."""
 
     @abstractmethod
-    def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
-        """Return the room that its largest part needs of a device."""
+    def room(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> Room:
+        """Return the room that its largest part takes on a device."""
 
-    def room_on(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> Room:
-        """Return the room that it takes on a real device."""
-        return self.room(spec, sizes)
-
-    def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
-        """Return the tokens of cache without which nothing can be measured."""
-        return self.room(spec, sizes).kv_tokens
+    def least_tokens(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> int:
+        """Return the tokens of cache without which there is no point at all."""
+        return self.room(backend, spec, sizes).kv_tokens
 
     def check_measured(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> None:
         """Raise UserError for a device without room."""
-        backend.check(spec, self.least_room(spec, sizes))
+        backend.check(spec, self.least_tokens(backend, spec, sizes))
 
     def check_simulated(self, backend: SimulatedBackend, spec: ModelSpec, sizes: Sizes) -> None:
         """Raise UserError for a device without room, or without a cost model."""
@@ -190,7 +187,7 @@ class Experiment(ABC):
             self._check_weights(backend, spec)
             backend.check(spec, 0)  # the paper's batches had room
         else:
-            backend.check(spec, self.least_room(spec, sizes))
+            backend.check(spec, self.least_tokens(backend, spec, sizes))
 
     def _check_weights(self, backend: SimulatedBackend, spec: ModelSpec) -> None:
         weights = spec.weight_bytes(backend.dtype_bytes)
@@ -301,7 +298,7 @@ class MeasuredJob:
     @property
     def room(self) -> Room:
         """The room that the experiment takes on the device."""
-        return self.experiment.room_on(self.backend, self.spec, self.sizes)
+        return self.experiment.room(self.backend, self.spec, self.sizes)
 
 
 def paper_jobs(

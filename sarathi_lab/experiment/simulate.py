@@ -23,21 +23,19 @@ def simulate(jobs: Sequence[SimulatedJob], processes: int | None = None) -> list
     """Return a table of points for each job, with its labels; parts of jobs are shared among
     `processes`, None for one a core.
     """
-    parts_of_jobs = [job.parts for job in jobs]
-    # Jobs of few parts first: their parts are large, and would keep one process busy at the end.
-    few_first = sorted(range(len(jobs)), key=lambda number: len(parts_of_jobs[number]))
     key = uuid4().hex
     calls = []
-    for number in few_first:
-        for part in parts_of_jobs[number]:
-            call = delayed(_points)(key, number, jobs[number], part)
-            calls.append(call)
+    # Jobs of few parts first: their parts are large, and would keep one process busy at the end.
+    few_first = sorted(enumerate(jobs), key=lambda numbered: len(numbered[1].parts))
+    for number, job in few_first:
+        calls += [delayed(_points)(key, number, job, part) for part in job.parts]
     num_workers = min(processes or cpu_count(), len(calls))
     if any(job.experiment.is_chained for job in jobs):
         num_workers = 1  # a part begins where the one before ended, on the same bench
     workers = Workers(n_jobs=num_workers, return_as="generator")
     points_of_jobs: list[list[list[Point]]] = [[] for _ in jobs]  # by job and part
-    with progress_of(_title(jobs), len(calls), "parts") as advance:
+    names = dict.fromkeys(job.experiment.name for job in jobs)
+    with progress_of(f"computing {', '.join(names)}", len(calls), "parts") as advance:
         try:
             for number, points in workers(calls):
                 points_of_jobs[number].append(points)
@@ -66,19 +64,6 @@ def _labelled(table: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
     return labelled
 
 
-def _title(jobs: Sequence[SimulatedJob]) -> str:
-    names: dict[str, None] = {}
-    models: dict[str, None] = {}
-    for job in jobs:
-        names[job.experiment.name] = None
-        models[job.spec.name] = None
-    computed = next(iter(names))
-    if len(names) > 1:
-        computed = f"{len(names)} figures"
-    models_in_words = " and ".join(models)
-    return f"computing {computed} with {models_in_words}"
-
-
 # By device, experiment and variant of the cost model.
 Benches = dict[tuple[str, str, CostVariant], object]
 _BENCHES: dict[str, Benches] = {}  # of the last call of `simulate` in this process
@@ -93,9 +78,7 @@ def _points(call: str, number: int, job: SimulatedJob, part: Part) -> tuple[int,
     if call not in _BENCHES:
         _BENCHES.clear()  # of the call before
     benches = _BENCHES.setdefault(call, {})
-    name = job.experiment.name
-    if job.experiment.shares_bench:
-        name = ""
+    name = "" if job.experiment.shares_bench else job.experiment.name
     key = (job.device, name, part.variant)
     if key not in benches:
         varied = job.in_variant(part.variant)
@@ -110,14 +93,12 @@ def by_folder(tables: Iterable[pd.DataFrame]) -> dict[str, pd.DataFrame]:
     several levels have alike, as its times are no cost model's, is one.
     """
     rows = pd.concat(tables, ignore_index=True)
-    rows = rows.drop(columns=["method", "device"])
-    folders = []
-    for labels in rows[["hardware", "level", "model"]].itertuples(index=False):
-        folders.append(_folder_of(*labels))
+    rows = rows.drop(columns=["method", "device"]).drop_duplicates()
+    labels = rows[["hardware", "level", "model"]].itertuples(index=False)
+    folders = [_folder_of(*labels_of_row) for labels_of_row in labels]
     rows_of_folders = {}
     for folder, of_folder in rows.groupby(folders, sort=False):
-        distinct = of_folder.drop_duplicates()
-        rows_of_folders[str(folder)] = distinct.reset_index(drop=True)
+        rows_of_folders[str(folder)] = of_folder.reset_index(drop=True)
     return rows_of_folders
 
 

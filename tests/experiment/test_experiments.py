@@ -48,9 +48,9 @@ def few_timings(monkeypatch):
 
 @pytest.fixture(scope="module")
 def executor():
-    rooms = [CATALOG[name].room(TINY, CATALOG[name].sizes("dry")) for name in MEASURABLE]
-    largest = Room(*map(max, *rooms))
-    return load_executor(TorchBackend(device="cpu"), TINY, largest)
+    backend = TorchBackend(device="cpu")
+    rooms = [CATALOG[name].room(backend, TINY, CATALOG[name].sizes("dry")) for name in MEASURABLE]
+    return load_executor(backend, TINY, Room.largest(rooms))
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor
     passed: list[float] = []
     device = DeviceBench(executor)
     samples = measure(
-        dry_parts(name), device, seconds=0.0, advance=lambda took, _: passed.append(took)
+        dry_parts(name), device, seconds=0.0, advance=lambda took, *_: passed.append(took)
     )
     assert all(len(values) == FEWEST_PAIRS for values in samples.values()), (
         "the fewest rounds at least, however short the time"
@@ -109,8 +109,10 @@ def test_the_papers_grid_is_cut_to_the_time_and_the_rest_has_a_reason(executor):
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_setup_says_what_room_it_needs(name, setup):
     figure, sizes = CATALOG[name], CATALOG[name].sizes(setup)
-    room = figure.room(TINY, sizes)
-    assert room.kv_tokens >= figure.least_room(TINY, sizes) or figure.is_in_rounds
+    backend = TorchBackend(device="cpu")
+    room = figure.room(backend, TINY, sizes)
+    least = figure.least_tokens(backend, TINY, sizes)
+    assert room.kv_tokens >= least or figure.is_in_rounds
     assert room.batch_size >= 1
 
 

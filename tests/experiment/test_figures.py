@@ -18,6 +18,7 @@ from sarathi_lab.config.csv_files import csv_file
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
 from sarathi_lab.experiment.claims import verdict
 from sarathi_lab.experiment.recorded import paper, points_of
@@ -177,8 +178,9 @@ def test_a_map_of_batches_needs_room_for_its_smallest_one():
     figure = CATALOG["piggyback_boundary"]
     spec = load_option("model", "llama3.1-8b")
     sizes = figure.sizes("paper")
-    assert figure.least_room(spec, sizes) < 1024
-    assert figure.room(spec, sizes).kv_tokens > 8_000_000
+    backend = SimulatedBackend(load_option("hardware", "a6000"))
+    assert figure.least_tokens(backend, spec, sizes) < 1024
+    assert figure.room(backend, spec, sizes).kv_tokens > 8_000_000
 
 
 def test_the_peaks_of_a_figure_of_gains_are_told():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, TypedDict, Unpack
+from typing import ClassVar, TypedDict, Unpack
 
 import pandas as pd
 from omegaconf import OmegaConf
@@ -22,7 +22,7 @@ from sarathi_lab.config.instantiate import build, load_option, option_files
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.arrivals import Arrivals
 from sarathi_lab.engine.config import SINGLE, EngineConfig, Topology
-from sarathi_lab.engine.executor import Executor
+from sarathi_lab.engine.executor import Backend, Executor
 from sarathi_lab.engine.executor import Sizes as BuildSizes
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
@@ -51,9 +51,6 @@ from sarathi_lab.results.intervals import ANY_VALUE, FEWEST_PAIRS, Resolution, s
 from sarathi_lab.results.plots.spec import PlotSpec
 from sarathi_lab.results.serving_metrics import Slo, latency
 from sarathi_lab.workload.synthetic import Lognormal
-
-if TYPE_CHECKING:
-    from sarathi_lab.executor.measured_backend import MeasuredBackend
 
 # Table 1; the paper's ablation, stalls and budgets are of Yi-34B.
 YI = Platform("yi-34b", "a100", 2)
@@ -121,21 +118,17 @@ class LoadExperiment(Experiment):
     def parts(self, spec: ModelSpec, sizes: Sizes) -> list[Part]:
         return [Part(self.make, sizes=sizes, seed=seed) for seed in range(FEWEST_PAIRS)]
 
-    def room(self, spec: ModelSpec, sizes: Sizes) -> Room:
+    def room(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> Room:
+        """Return the room of a batch, or what the device has for it."""
         batch = sizes["batch"]
         longest_request = longest(sizes)
         blocks_each = math.ceil(longest_request / BLOCK_SIZE)
         num_blocks = math.ceil(WATERMARK * batch * blocks_each)
-        return Room(num_blocks * BLOCK_SIZE, batch, longest_request)
+        setup = setup_of(None, batch, longest_request)
+        held_blocks = backend.kv_blocks(spec, BLOCK_SIZE, setup)
+        return Room(min(num_blocks, held_blocks) * BLOCK_SIZE, batch, longest_request)
 
-    def room_on(self, backend: MeasuredBackend, spec: ModelSpec, sizes: Sizes) -> Room:
-        """Return the room of a batch, or what the device has for it."""
-        room = self.room(spec, sizes)
-        setup = setup_of(None, room.batch_size, room.longest)
-        held_tokens = BLOCK_SIZE * backend.kv_blocks(spec, BLOCK_SIZE, setup)
-        return room._replace(kv_tokens=min(room.kv_tokens, held_tokens))
-
-    def least_room(self, spec: ModelSpec, sizes: Sizes) -> int:
+    def least_tokens(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> int:
         return 2 * longest(sizes)  # requests may wait
 
     def measure(self, job: MeasuredJob) -> Measured:

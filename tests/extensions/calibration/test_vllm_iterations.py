@@ -34,7 +34,7 @@ def test_a_table_and_a_figure_are_measured_on_its_workers(monkeypatch):
     assert (table_of(grid, timings.rows).time_us > 0).all()
     figure = CATALOG["fig03"]
     sizes = figure.sizes("dry")
-    executor = load_executor(backend, TINY, figure.room(TINY, sizes))
+    executor = load_executor(backend, TINY, figure.room(backend, TINY, sizes))
     assert executor.block_size == 32  # of which vLLM's attention on a CPU takes multiples
     bench = DeviceBench(executor, TINY)
     samples = measure(figure.parts(TINY, sizes), bench, seconds=0.0, max_rounds=1)
