@@ -82,8 +82,8 @@ NOT_COMPUTED = {
     "found; host.attention_kernel=flash_attention_2 simulates them",
     "replays of large models over PCIe": "no run is recorded here; of a public one, "
     "experiments/lab/real_servers/two_gpus.py prints a host before and now",
-    "throughputs of one H100": "no run is recorded here; +hardware.product_rate and "
-    "+hardware.cache_rate scale a file to a card",
+    "throughputs of one H100": "no run is recorded here; hardware.flops_per_second and "
+    "hardware.bytes_per_second scale a file to a card",
 }
 
 

@@ -319,21 +319,15 @@ def _folder_of(tables: str) -> Path | None:
     return None
 
 
-def tables_stamp(folder: str | None) -> tuple[tuple[str, int, int], ...]:
-    """Return the files below a folder of tables, as `read_tables` names it, with the time of their
+def tables_stamp(folder: str | None) -> list[tuple[str, int, int]]:
+    """List the files below a folder of tables, as `read_tables` names it, with the time of their
     last change [ns] and their size [bytes]: equal as long as the tables are the same.
     """
-    if folder is None:
-        return ()
-    root = _folder_of(folder)
+    root = None if folder is None else _folder_of(folder)
     if root is None:
-        return ()
-    stamps = []
-    for path in sorted(root.rglob("*")):
-        if path.is_file():
-            state = path.stat()
-            stamps.append((str(path.absolute()), state.st_mtime_ns, state.st_size))
-    return tuple(stamps)
+        return []
+    files = [path.absolute() for path in sorted(root.rglob("*")) if path.is_file()]
+    return [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files]
 
 
 def _files(folder: Path) -> list[Path]:

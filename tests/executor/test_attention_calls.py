@@ -9,36 +9,26 @@ import pytest
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.attention_calls import (
-    BACKENDS,
     MOST_DECODES,
-    attention_calls,
-    backend_of,
+    kernel_of,
     most_riding_decodes,
 )
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.hardware import NO_HOST
 
 
 @pytest.mark.parametrize(
-    ("gpu", "host", "backend", "calls"),
+    ("gpu", "host", "kernel"),
     [
-        ("rtx-4090", "vllm_0_19", "flash_attention_2", 1),
-        ("a100", "vllm_0_19", "flash_attention_2", 1),
-        ("h100", "vllm_0_19", "flash_attention_3", 1),
-        ("h100", "trtllm_1_0", "tensorrt_llm", 2),
-        ("mi300x", "vllm_0_19", "rocm_attn", 2),
+        ("rtx-4090", "vllm_0_19", "flash_attention_2"),
+        ("a100", "vllm_0_19", "flash_attention_2"),
+        ("h100", "vllm_0_19", "flash_attention_3"),
+        ("h100", "trtllm_1_0", "tensorrt_llm"),
+        ("mi300x", "vllm_0_19", None),
     ],
 )
-def test_calls_are_those_of_the_servers_backend(gpu, host, backend, calls):
-    hardware, server = load_option("hardware", gpu), load_option("host", host)
-    assert backend_of(hardware, server) == BACKENDS[backend]
-    assert attention_calls(hardware, server) == calls
-
-
-def test_what_the_hardware_states_comes_first():
-    hardware = dataclasses.replace(load_option("hardware", "rtx-4090"), hybrid_call=False)
-    assert attention_calls(hardware, NO_HOST) == 2
+def test_the_kernel_is_the_hosts_or_the_hardware_files(gpu, host, kernel):
+    assert kernel_of(load_option("hardware", gpu), load_option("host", host)) == kernel
 
 
 @pytest.mark.parametrize(("context", "expected"), [(1024, range(36, 56)), (8192, range(5, 12))])
@@ -58,6 +48,7 @@ def test_fewer_decodes_ride_the_longer_they_are(context, expected):
         ("a100", "vllm_0_19", r"one call, by flash_attention_2 .+ more than \d+ decodes of 4,096"),
         ("h100", "vllm_0_19", r"two calls .+ are simulated; flash_attention_3 .+ makes one"),
         ("h100", "trtllm_1_0", None),
+        ("mi300x", "vllm_0_19", None),
     ],
 )
 def test_a_simulated_server_says_what_its_one_call_means(gpu, host, said):
@@ -68,3 +59,10 @@ def test_a_simulated_server_says_what_its_one_call_means(gpu, host, said):
     assert len(attention) == int(said is not None)
     if said is not None:
         assert re.search(said, attention[0])
+
+
+def test_what_the_hardware_states_comes_first():
+    spec = load_option("model", "llama3.1-8b")
+    hardware = dataclasses.replace(load_option("hardware", "rtx-4090"), hybrid_call=False)
+    lines = SimulatedBackend(hardware).cautions(spec)
+    assert not any(line.startswith("attention:") for line in lines)

@@ -11,7 +11,6 @@ from sarathi_lab.config.console import amount
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.kernel_times import at_measured_rates, lasting_product_rate
 from sarathi_lab.model.quantisation import STORED
 from sarathi_lab.model.roofline import operation_rooflines, ridge_tokens
 from sarathi_lab.results.metrics import RunTables
@@ -80,9 +79,7 @@ def test_products_in_4_bits_go_by_their_own_peak_where_the_card_states_one():
         for line in SimulatedBackend(eightfold, weights="nvfp4").cautions(SPEC)
         if "4-bit products" in line
     )
-    assert "none was measured" in caution
-    scaled = at_measured_rates(replace(eightfold, product_rate=lasting_product_rate(fast) / 2))
-    assert scaled.fp4_flops_per_second == pytest.approx(4 * GPU.flops_per_second)
+    assert "none in 4-bit products was measured" in caution
 
 
 def test_weights_in_4_bits_take_nine_sixteenths_of_a_byte():

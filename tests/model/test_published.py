@@ -30,7 +30,7 @@ from sarathi_lab.executor.simulated.kernel_times import (
     QUERY_TILE,
     AttentionTimes,
     matmul_time,
-    windowed_tiles,
+    tiles_of,
 )
 from sarathi_lab.executor.simulated.kv_capacity import served_tokens
 from sarathi_lab.experiment.scenario import Scenario, request_times
@@ -435,7 +435,7 @@ def test_flops_of_a_decode_stop_growing_in_layers_with_a_window() -> None:
 @pytest.mark.parametrize("window", [1, 64, 100, 4096])
 @pytest.mark.parametrize(("start", "num_tokens"), [(0, 1), (0, 300), (70, 64), (5000, 129)])
 def test_tiles_in_a_window(window: int, start: int, num_tokens: int) -> None:
-    tiles = windowed_tiles([(start, num_tokens)], window)
+    tiles = tiles_of([(start, num_tokens)], window=window)
     before = [min(start + first, window) for first in range(0, num_tokens, QUERY_TILE)]
     within = [min(first, window) for first in range(0, num_tokens, QUERY_TILE)]
     assert tiles.query_tiles == len(before)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import ClassVar, get_args
 
-from sarathi_lab.config.checked import check_fields, number, one_of, refuse_unread, whole
+from sarathi_lab.config.checked import check_fields, number, one_of, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.served_system import ServerSetup, ServingDevice
-from sarathi_lab.executor.simulated.attention_calls import caution_of
+from sarathi_lab.executor.simulated.cautions import cautions_of
 from sarathi_lab.executor.simulated.cost_model import MEASURED_KERNELS, CostModel, make_cost_model
-from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.drawn_times import (
     AS_STATED,
     NUM_DRAWS,
@@ -30,13 +28,11 @@ from sarathi_lab.executor.simulated.drawn_times import (
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import (
     NO_HOST,
-    OF_DATASHEET,
     WEIGHTS,
     Hardware,
     Host,
     Parallel,
 )
-from sarathi_lab.executor.simulated.kernel_times import at_measured_rates
 from sarathi_lab.executor.simulated.kv_capacity import (
     check_room,
     device_memory,
@@ -45,41 +41,16 @@ from sarathi_lab.executor.simulated.kv_capacity import (
 )
 from sarathi_lab.executor.tables import read_tables, tables_stamp
 from sarathi_lab.model.layers import CachedWindow
-from sarathi_lab.model.quantisation import STORED, Quantisation
+from sarathi_lab.model.quantisation import STORED
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, StoredDtype
 
-ROUND_MEMORY = 1e9  # bytes; no device reports a multiple
 # Meaning of dtype=auto, by the hardware file's element size.
 DEFAULT_DTYPES = {2: "float16", 4: "float32"}
 
 MOST_COST_MODELS = 16  # that a process keeps
-
-
-@lru_cache(maxsize=MOST_COST_MODELS)
-def _cost_model(
-    stamp: object,
-    level: str,
-    spec: ModelSpec,
-    hardware: Hardware,
-    dtype_bytes: int,
-    parallel: Parallel,
-    graphs: CudaGraphs | None,
-    fused: tuple[str, ...],
-) -> CostModel:
-    """Make a cost model, or return the one that was made of equal arguments and of the same files
-    of tables (`stamp`): to read tables takes as long as a run of a hundred requests.
-    """
-    return make_cost_model(level, spec, hardware, dtype_bytes, parallel, graphs, fused)
-
-
-def _is_hashable(settings: object) -> bool:
-    """Return whether they have no list, such as a configuration's of captured sizes."""
-    try:
-        hash(settings)
-    except TypeError:
-        return False
-    return True
+# By all that they depend on: to read tables takes as long as a run of a hundred requests.
+cost_models: dict[str, CostModel] = {}
 
 
 def _no_option(group: str, value: object) -> UserError:
@@ -147,15 +118,13 @@ class SimulatedBackend:
                 f"executor.draw={self.draw} and executor.slower_shape={self.slower_shape}: a run "
                 "shows one error at a time; use executor.draw=0 or executor.slower_shape=null"
             )
-        self._refuse_unread_rates()
-        if self.host.is_stated and self.num_stages > 1:
+        host = self.host
+        if self.num_stages > 1 and (host.is_stated or host.sequence or host.overlaps):
             raise UserError(
-                f"host={self.host.name} applies to one batch at a time, not to a pipeline of "
-                f"{self.num_stages} stages; use host=none"
+                f"host={host.name} applies to one batch at a time, so that host.iteration, "
+                f"sequence and overlaps have no effect on a pipeline of {self.num_stages} stages; "
+                "use host=none without them"
             )
-        if self.num_stages > 1:
-            reason = f" on a pipeline of {self.num_stages} stages, which has no host; drop it"
-            refuse_unread(self.host, ["sequence", "overlaps"], reason, "host.")
         size = self.hardware.dtype_bytes
         valid = ["auto", *(name for name, number in DTYPE_BYTES.items() if number == size)]
         if self.dtype not in valid:
@@ -173,18 +142,6 @@ class SimulatedBackend:
             f"host={self.host.name} is of a system for cards of {', '.join(makers)}, and "
             f"{self.hardware.name} is of {maker}; use host=vllm_0_19 or host=sglang_0_5"
         )
-
-    def _refuse_unread_rates(self) -> None:
-        if self.cost_model == "analytic":
-            return
-        hardware = self.hardware
-        rates = {"product_rate": hardware.product_rate, "cache_rate": hardware.cache_rate}
-        for name, rate in rates.items():
-            if rate is not None:
-                raise UserError(
-                    f"hardware.{name}={rate:g} scales the formulas, and executor.cost_model="
-                    f"{self.cost_model} takes times from tables; use executor.cost_model=analytic"
-                )
 
     @property
     def device_name(self) -> str:
@@ -258,11 +215,9 @@ class SimulatedBackend:
         if not unknown:
             return
         fix = "use executor.draw=0, executor.slower_shape=null and task.draws=0"
-        setting = f"executor.draw={self.draw}"
-        if self.slower_shape is not None:
-            setting = f"executor.slower_shape={self.slower_shape}"
         if self.cost_model == "analytic" and unknown[0] in self.hardware.uncertainty:
             fix = f"state it, such as hardware.uncertainty.{unknown[0]}=0.1, or {fix}"
+        setting, *_ = [f"executor.{name}={value}" for name, value in self.altered.items()]
         raise UserError(
             f"{setting}: times err by the errors that the cost model states, and it states none of "
             f"{', '.join(unknown)}; {fix}"
@@ -293,144 +248,19 @@ class SimulatedBackend:
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """List the cost model's error on held-out shapes, and effects that favour chunks."""
-        cost = self.cost_of(spec)
-        if self.composes_kernels:
-            return list(cost.cautions)
-        errors = []
-        for kind, error in cost.uncertainty.items():
-            size = "none stated" if math.isnan(error) else f"{error:.0%}"
-            errors.append(f"{kind} {size}")
-        stated = ", ".join(errors)
-        cautions = [f"the cost model's mean error on held-out shapes: {stated}"]
-        if self.hardware.is_datasheet:
-            cautions = [
-                f"hardware {self.hardware.name} is by its datasheet, with kernels as on a measured "
-                f"card; none was measured on it, and their mean error is assumed: {stated}"
-            ]
-        cautions += self._cautions_of_errors()
-        hardware = self.attending
-        within = hardware.causal_efficiency
-        before = hardware.attention_efficiency
-        if self.cost_model == "analytic" and within < before:
-            cautions.append(
-                f"hardware {self.hardware.name} attends within a chunk at {within:.0%} of the "
-                f"peak, to tokens before it at {before:.0%}: cutting a long prompt makes its "
-                f"attention faster here; compare with hardware.causal_efficiency={before:g}"
-            )
-        cautions += cost.cautions
-        if not cost.has_operations:
-            cautions += self._kernels_of_host_without_effect()
-        attention = caution_of(self.hardware, self.host, cost)
-        if attention is not None:
-            cautions.append(attention)
-        if self.hardware.memory_bytes % ROUND_MEMORY == 0:
-            gigabytes = self.hardware.memory_bytes / 1e9
-            setting = "memory_bytes"
-            if self.hardware.is_datasheet:
-                setting = OF_DATASHEET[setting]
-            cautions.append(
-                f"hardware.{setting} of {self.hardware.name} is a round {gigabytes:g} GB; a GPU "
-                "sold as such reports about 6 % more, which the cache lacks: state what "
-                "torch.cuda.get_device_properties(0).total_memory is"
-            )
-        if spec.kv_dtype != "auto":
-            cautions.append(
-                f"the cost model counts the bytes that cache.dtype={spec.kv_dtype} saves, and no "
-                "time for conversion, for lack of measurements: attention to long contexts is a "
-                "lower bound"
-            )
-        return cautions + self._model_cautions(spec)
+        return cautions_of(self, spec, self.cost_of(spec))
 
-    def _kernels_of_host_without_effect(self) -> list[str]:
-        """Name what is stated of a host's kernels, where iterations were measured as wholes."""
-        host = self.host
-        of_kernels = {
-            "attention_kernel": host.attention_kernel,
-            "fused": host.fused,
-            "graphs": host.graphs,
-        }
-        names = [f"host.{name}" for name, value in of_kernels.items() if value is not None]
-        if not names:
-            return []
-        return [
-            f"no effect of {', '.join(names)}: the table has whole iterations, with the kernels "
-            "and launches that they had"
-        ]
-
-    def _cautions_of_errors(self) -> list[str]:
-        """List the settings that show what errors of the cost model may change."""
-        cautions = []
+    @property
+    def altered(self) -> Mapping[str, object]:
+        """The settings by which times are not as predicted."""
+        altered: dict[str, object] = {}
         if self.draw:
-            cautions.append(
-                f"executor.draw={self.draw}: the cost model's constants are off by errors of this "
-                "size, to show what they may change; the values are no prediction"
-            )
+            altered["draw"] = self.draw
         if self.slower_shape is not None:
-            cautions.append(
-                f"executor.slower_shape={self.slower_shape}: batches of this shape are slower by "
-                "the error that the shape has alone, to show what it may change; the values are no "
-                "prediction"
-            )
+            altered["slower_shape"] = self.slower_shape
         if self.slowdown not in (None, 1):
-            cautions.append(
-                f"executor.slowdown={self.slowdown:g}: all iterations take so many times as long "
-                "as predicted, to show what it may change; the values are no prediction"
-            )
-        return cautions
-
-    def _model_cautions(self, spec: ModelSpec) -> list[str]:
-        """List what of a published model is simplified."""
-        cautions = []
-        stored = STORED.get(self.weights, spec.quantisation)
-        has_products = self.hardware.for_products(stored) is not None
-        if stored is not None and not (has_products and self.weights == "fp8"):
-            cautions.append(
-                f"model {spec.name}: the {stored.description} ({stored.name}), and their products "
-                f"run at {self._rate_of(stored)}"
-            )
-        if stored is None and spec.usual_weights != "auto":
-            cautions.append(
-                f"model {spec.name}: its config.json states no quantization_config, so weights "
-                f"have {8 * self.dtype_bytes} bits; they are published in {spec.usual_weights}: "
-                f"{WEIGHTS}={spec.usual_weights}"
-            )
-        if spec.sliding_window is not None:
-            cautions.append(
-                f"model {spec.name}: contexts are counted whole, also what its window of "
-                f"{spec.sliding_window} tokens spares: longer ones take more time and cache here "
-                "than on a server; model=auto model.path=CONFIG.JSON counts the time in the window"
-            )
-        window = spec.layers.window
-        if window is not None:
-            room = "the server's rule (one pool in vLLM, one of their own in SGLang)"
-            if spec.num_full_layers == 0:
-                room = (
-                    "whole contexts: vLLM frees what all layers have left behind, so that more "
-                    "sequences fit there"
-                )
-            cautions.append(
-                f"model {spec.name}: {window.num_layers} of {spec.num_layers} layers see a window "
-                f"of {window.size} tokens; their cache is counted as by {room}"
-            )
-        index = spec.layers.index
-        if index is not None:
-            cautions.append(
-                f"model {spec.name}: attention sees the {index.size} tokens that an index selects, "
-                "or all of fewer; the key of each token takes "
-                f"{index.cached_bytes} bytes of the cache in {spec.num_index_layers} layers"
-            )
-        compressed = spec.layers.compressed
-        if compressed is not None:
-            cautions.append(
-                f"model {spec.name}: each layer sees {compressed.window} tokens and entries of "
-                f"{compressed.sparse_rate} or {compressed.heavy_rate} older ones; a sequence takes "
-                f"{spec.state_bytes(self.dtype_bytes) / 1e6:.1f} MB whatever its length"
-            )
-        if spec.uncounted:
-            cautions.append(
-                f"model {spec.name}: {', '.join(spec.uncounted)} is not counted, in time or memory"
-            )
-        return cautions
+            altered["slowdown"] = self.slowdown
+        return altered
 
     def predictor(self, spec: ModelSpec) -> Predictor:
         """Return the cost model with the host: what it leaves the device waiting is overhead."""
@@ -496,19 +326,25 @@ class SimulatedBackend:
             )
         cost = self.cost_of(spec)
         if self.num_stages > 1:
-            stage_times: StageTimes = cost.stage_times
-            send_time: IterationTime = cost.send_time
-            if self.variant != AS_STATED:
-                drawn = DrawnTimes(cost)
-                stage_times = drawn.stage_times_of(self.variant, stage_times)
-                send_time = drawn.send_time_of(self.variant, send_time)
-            return PipelineExecutor(
-                self.num_stages, self._slowed_stages(stage_times), self.slowed(send_time)
-            )
+            return self._pipeline(cost)
         iteration_time: IterationTime = cost.iteration_time
         if self.variant != AS_STATED:
             iteration_time = DrawnTimes(cost).iteration_time_of(self.variant)
         return SimulatedExecutor(self.slowed(iteration_time), self.host)
+
+    def _pipeline(self, cost: CostModel) -> PipelineExecutor:
+        stage_times: StageTimes = cost.stage_times
+        send_time: IterationTime = cost.send_time
+        if self.variant != AS_STATED:
+            drawn = DrawnTimes(cost)
+            stage_times = drawn.stage_times_of(self.variant, stage_times)
+            send_time = drawn.send_time_of(self.variant, send_time)
+        slowdown = self.slowdown or 1.0
+
+        def slowed_stages(batch: Batch) -> list[float]:
+            return [slowdown * seconds for seconds in stage_times(batch)]
+
+        return PipelineExecutor(self.num_stages, slowed_stages, self.slowed(send_time))
 
     def slowed(self, iteration_time: IterationTime) -> IterationTime:
         """Return the function of a batch's seconds with the `slowdown`."""
@@ -517,16 +353,10 @@ class SimulatedBackend:
             return iteration_time
         return lambda batch: slowdown * iteration_time(batch)
 
-    def _slowed_stages(self, stage_times: StageTimes) -> StageTimes:
-        slowdown = self.slowdown
-        if slowdown is None:
-            return stage_times
-        return lambda batch: [slowdown * seconds for seconds in stage_times(batch)]
-
     @property
     def attending(self) -> Hardware:
-        """The hardware with the host's attention kernel, at rates measured on the card."""
-        return at_measured_rates(self.hardware.with_kernel(self.host.attention_kernel))
+        """The hardware with the host's attention kernel."""
+        return self.hardware.with_kernel(self.host.attention_kernel)
 
     def cost_of(self, spec: ModelSpec) -> CostModel:
         """Return the cost model of a replica, with this backend's weights, kernels and graphs."""
@@ -534,41 +364,17 @@ class SimulatedBackend:
         spec = SimulatedBackend._held(self, spec)
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
-        # Hardware is equal to another of other errors, which the cost model states.
-        errors = tuple(hardware.uncertainty.items())
-        files = () if self.cost_model == "analytic" else tables_stamp(hardware.tables)
+        files = None if self.cost_model == "analytic" else tables_stamp(hardware.tables)
         graphs = self.host.graphs
-        make: Callable[..., CostModel] = make_cost_model
-        if _is_hashable((spec, hardware, graphs)):
-            make = partial(_cost_model, (errors, files))
-        return make(
-            self.cost_model,
-            spec,
-            hardware,
-            self.dtype_bytes,
-            self.parallel,
-            graphs,
-            tuple(self.host.fused or ()),
-        )
-
-    def _rate_of(self, stored: Quantisation) -> str:
-        """Describe the rate at which products of `stored` weights run."""
-        product_type = stored.product_type
-        if self.hardware.for_products(stored) is not None:
-            if product_type == "fp4":
-                return (
-                    "the device's peak of 4-bit products, at the efficiency of 8 bits: none was "
-                    "measured"
-                )
-            return "the device's rate of 8-bit products"
-        rate = "the rate of the model's type, with no time for their conversion"
-        if product_type == "model":
-            return rate
-        setting = f"{product_type}_flops_per_second"
-        if self.hardware.is_datasheet:
-            setting = OF_DATASHEET[setting]
-        # vLLM has kernels for such weights on these devices, too (Marlin).
-        return f"{rate}: hardware.{setting} of {self.hardware.name} is not stated"
+        fused = tuple(self.host.fused or ())
+        settings = (self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, graphs, fused)
+        key = repr((settings, files))
+        if key not in cost_models:
+            if len(cost_models) == MOST_COST_MODELS:
+                oldest = next(iter(cost_models))
+                del cost_models[oldest]
+            cost_models[key] = make_cost_model(*settings)
+        return cost_models[key]
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
         """Return the part of `spec` that one replica holds, with this backend's weights. Raises

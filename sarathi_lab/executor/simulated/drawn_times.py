@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Literal, Protocol, get_args
 
 import numpy as np
@@ -109,12 +109,13 @@ class DrawnTimes:
         self._cost = cost
         of_products, of_attention = _errors_of(cost)
         of_experts = cost.uncertainty.get(EXPERTS, of_products)
-        self._products = _Kind(of_products, LARGE_PRODUCTS, SMALL_PRODUCTS)
-        self._attention = _Kind(of_attention, LARGE_ATTENTION, SMALL_ATTENTION)
-        self._experts = _Kind(of_experts, LARGE_EXPERTS, SMALL_EXPERTS)
-        # Streaming kernels and fixed costs are fitted with the products.
-        self._others = _Kind(of_products, OTHERS, OTHERS)
-        self._communication = _Kind(OF_COMMUNICATION, OTHERS, OTHERS)
+        self._products = _factors_by_tokens(of_products, LARGE_PRODUCTS, SMALL_PRODUCTS)
+        self._attention = _factors_by_tokens(of_attention, LARGE_ATTENTION, SMALL_ATTENTION)
+        self._experts = _factors_by_tokens(of_experts, LARGE_EXPERTS, SMALL_EXPERTS)
+        # Streaming kernels and fixed costs are fitted with the products. They have one constant,
+        # that of batches without tokens.
+        self._others = _factors_by_tokens(of_products, OTHERS, OTHERS)(0)
+        self._communication = _factors_by_tokens(OF_COMMUNICATION, OTHERS, OTHERS)(0)
 
     def operation_times(self, batch: Batch) -> dict[str, Values]:
         """Return the seconds by operation of a batch."""
@@ -125,87 +126,71 @@ class DrawnTimes:
 
     def iteration_time(self, batch: Batch) -> Values:
         """Return the seconds of a batch."""
-        return _total(self.operation_times(batch))
+        return sum(self.operation_times(batch).values(), np.zeros(1 + NUM_DRAWS))
 
     def iteration_time_of(self, variant: CostVariant) -> IterationTime:
         """Return the function of a batch's seconds in a variant."""
-        if variant.slower_shape is not None:
-            return partial(self._slower_time, variant.slower_shape)
-        return partial(self._drawn_time, variant.draw)
 
-    def _drawn_time(self, draw: int, batch: Batch) -> float:
-        """Return the seconds of a batch in one draw."""
-        seconds = 0.0
-        for name, undrawn in self._cost.operation_times(batch).items():
-            seconds += undrawn * self._factor(draw, name, batch)
-        return seconds
+        def seconds_of(batch: Batch) -> float:
+            _, seconds = self._stated_and_varied(variant, batch, with_sends=True)
+            return seconds
 
-    def _slower_time(self, shape: BatchShape, batch: Batch) -> float:
-        """Return the seconds of a batch where batches of one shape are slower."""
-        seconds = sum(self._cost.operation_times(batch).values())
-        return _own_factor(shape, batch, self.iteration_time) * seconds
-
-    def _in_stages(self, batch: Batch) -> Values:
-        """Return the seconds of a batch in all stages, without its way between them."""
-        times = self.operation_times(batch)
-        times.pop(BETWEEN_STAGES, None)
-        return _total(times)
+        return seconds_of
 
     def stage_times_of(self, variant: CostVariant, stage_times: StageTimes) -> StageTimes:
         """Return the function of a batch's seconds by stage in a variant, in which all stages err
         alike.
         """
-        if variant.slower_shape is not None:
-            return partial(self._slower_stages, variant.slower_shape, stage_times)
-        return partial(self._drawn_stages, variant.draw, stage_times)
 
-    def _drawn_stages(self, draw: int, stage_times: StageTimes, batch: Batch) -> list[float]:
-        """Return the seconds of a batch by stage in one draw."""
-        undrawn_seconds = 0.0
-        drawn_seconds = 0.0
-        for name, seconds in self._cost.operation_times(batch).items():
-            if name == BETWEEN_STAGES:
-                continue
-            undrawn_seconds += seconds
-            drawn_seconds += seconds * self._factor(draw, name, batch)
-        factor = drawn_seconds / undrawn_seconds
-        return [factor * seconds for seconds in stage_times(batch)]
+        def times_of(batch: Batch) -> list[float]:
+            stated, varied = self._stated_and_varied(variant, batch, with_sends=False)
+            factor = varied / stated
+            return [factor * seconds for seconds in stage_times(batch)]
 
-    def _slower_stages(
-        self, shape: BatchShape, stage_times: StageTimes, batch: Batch
-    ) -> list[float]:
-        """Return the seconds of a batch by stage where batches of one shape are slower."""
-        factor = _own_factor(shape, batch, self._in_stages)
-        return [factor * seconds for seconds in stage_times(batch)]
+        return times_of
 
     def send_time_of(self, variant: CostVariant, send_time: IterationTime) -> IterationTime:
         """Return the function of a batch's seconds between two stages in a variant."""
         if variant.slower_shape is not None:  # a link has few shapes, and its error is shared
             return send_time
-        return partial(self._drawn_send, variant.draw, send_time)
+        factor = float(self._communication[variant.draw])
+        return lambda batch: send_time(batch) * factor
 
-    def _drawn_send(self, draw: int, send_time: IterationTime, batch: Batch) -> float:
-        """Return the seconds of a batch between two stages in one draw."""
-        return send_time(batch) * self._factor(draw, BETWEEN_STAGES, batch)
-
-    def _factor(self, draw: int, name: str, batch: Batch) -> float:
-        """Return by what one draw multiplies the seconds of an operation of a batch."""
-        factor = self._factors(name, batch)[draw]
-        return float(factor)
+    def _stated_and_varied(
+        self, variant: CostVariant, batch: Batch, *, with_sends: bool
+    ) -> tuple[float, float]:
+        """Return the seconds of a batch in all stages, with or without its way between them, as
+        they are stated and in a variant.
+        """
+        times = self._cost.operation_times(batch)
+        if not with_sends:
+            times.pop(BETWEEN_STAGES, None)
+        stated = sum(times.values())
+        if variant.slower_shape is None:
+            varied = 0.0
+            for name, seconds in times.items():
+                varied += seconds * float(self._factors(name, batch)[variant.draw])
+            return stated, varied
+        if variant.slower_shape != shape_of(batch):
+            return stated, stated
+        values = np.zeros(1 + NUM_DRAWS)
+        for name, seconds in times.items():
+            values += seconds * self._factors(name, batch)
+        return stated, stated * math.exp(own_deviation(values))
 
     def _factors(self, name: str, batch: Batch) -> Values:
         """Return by what each draw multiplies the seconds of an operation of a batch."""
         if name == EXPERTS:
-            return self._experts.factors(batch.num_tokens)
+            return self._experts(batch.num_tokens)
         if name in PRODUCTS:
-            return self._products.factors(batch.num_tokens)
+            return self._products(batch.num_tokens)
         if name == OF_DECODES:
-            return self._attention.factors(1)
+            return self._attention(1)
         if name in ATTENTION:
-            return self._attention.factors(batch.num_prefill_tokens)
+            return self._attention(batch.num_prefill_tokens)
         if name in KINDS["communication"]:
-            return self._communication.factors(1)
-        return self._others.factors(1)
+            return self._communication
+        return self._others
 
 
 def _errors_of(cost: PredictedTimes) -> tuple[float, float]:
@@ -220,24 +205,6 @@ def _errors_of(cost: PredictedTimes) -> tuple[float, float]:
     return of_products, float(largest)
 
 
-def _total(times: Mapping[str, Values]) -> Values:
-    """Return the seconds of all operations."""
-    return sum(times.values(), np.zeros(1 + NUM_DRAWS))
-
-
-def _own_factor(shape: BatchShape, batch: Batch, values_of: Callable[[Batch], Values]) -> float:
-    """Return by what the error of a shape multiplies the seconds of a batch: 1 for other shapes.
-
-    Args:
-        shape: Whose batches are slower.
-        batch: A batch of any shape.
-        values_of: Gives the seconds of a batch and of its draws, which tell the size of the error.
-    """
-    if shape != shape_of(batch):
-        return 1.0
-    return math.exp(own_deviation(values_of(batch)))
-
-
 def shape_of(batch: Batch) -> BatchShape:
     """Return which of `SHAPES_OF_BATCHES` a batch has."""
     if not batch.num_prefill_tokens:
@@ -249,27 +216,27 @@ def shape_of(batch: Batch) -> BatchShape:
     return "larger"
 
 
-class _Kind:
-    """Factors of the operations of a kind, by tokens."""
+def _factors_by_tokens(error: float, large: Values, small: Values) -> Callable[[int], Values]:
+    """Make the function of the factors on operations of a kind over so many tokens.
 
-    def __init__(self, error: float, large: Values, small: Values) -> None:
-        deviation_of_all = DEVIATION * math.log1p(error)
-        deviation = deviation_of_all * math.sqrt(SHARED)
-        self._large = deviation * large
-        self._small = deviation * small
-        self.factors = cache(self._factors)  # a run has few numbers of tokens
+    Args:
+        error: Mean relative error of the kind.
+        large: The draws of its constant of large batches [NUM_DRAWS], in standard deviations.
+        small: The same of small batches.
+    """
+    deviation = DEVIATION * math.log1p(error) * math.sqrt(SHARED)
 
-    def _factors(self, num_tokens: int) -> Values:
-        logarithms = self._large  # [NUM_DRAWS]
-        if not np.array_equal(self._large, self._small):
-            # Independent errors add their variances: with roots of the shares as weights the sum
-            # has the variance of one of the two.
-            share_of_large = num_tokens / (num_tokens + RIDGE)
-            of_large = math.sqrt(share_of_large) * self._large
-            of_small = math.sqrt(1 - share_of_large) * self._small
-            logarithms = of_large + of_small
+    @cache  # a run has few numbers of tokens
+    def factors(num_tokens: int) -> Values:
+        # Independent errors add their variances: with roots of the shares as weights the sum has
+        # the variance of one of the two.
+        share_of_large = num_tokens / (num_tokens + RIDGE)
+        of_large = math.sqrt(share_of_large) * (deviation * large)
+        of_small = math.sqrt(1 - share_of_large) * (deviation * small)
         undrawn = [1.0]
-        return np.concatenate([undrawn, np.exp(logarithms)])
+        return np.concatenate([undrawn, np.exp(of_large + of_small)])
+
+    return factors
 
 
 def own_deviation(values: Values, num_shapes: int = 1) -> float:

@@ -79,10 +79,8 @@ _count = partial(whole, minimum=1, fix=FIX)
 
 def none_as_nan(errors: Mapping[str, float | None]) -> dict[str, float]:
     """Replace unknown errors by NaN."""
-    stated = {}
-    for kind, error in errors.items():
-        stated[kind] = math.nan if error is None else error
-    return stated
+    stated = {kind: error for kind, error in errors.items() if error is not None}
+    return dict.fromkeys(errors, math.nan) | stated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +150,6 @@ class Hardware:
         l2_bytes: Bytes of the L2 cache, which in such a call hold keys between the heads that share
             them; None: they always do.
         tiles_per_sm: Query tiles that fit the shared memory of an SM at once, in such a call.
-        product_rate: FLOP/s of a product that lasts, as measured on this very card
-            (`kernel_times.at_measured_rates`); None: as of the file.
-        cache_rate: Bytes/s of decodes that read the KV cache, measured so; None: as of the file.
         kernel: The attention kernel, if it is not that of the `tables`.
         kernels: Attention kernels that `Host.attention_kernel` selects: figures in place of those
             above.
@@ -212,8 +207,6 @@ class Hardware:
     hybrid_call: bool | None = flag(None, fix=FIX)
     l2_bytes: float | None = number(None, above=0, fix=FIX)
     tiles_per_sm: int = _count(1)
-    product_rate: float | None = number(None, above=0, fix="use FLOP/s, such as 450e12")
-    cache_rate: float | None = number(None, above=0, fix="use bytes/s, such as 2.5e12")
     kernel: str | None = text(None, fix=FIX)
     kernels: Mapping[str, Figures] = field(default_factory=dict, compare=False)
     latent: Figures = field(default_factory=dict, compare=False)
@@ -238,16 +231,6 @@ class Hardware:
             if error is not None:
                 share = "use a share from 0, null if nothing was held out"
                 require_number(f"hardware.uncertainty.{kind}", error, minimum=0, fix=share)
-        self._require_below("product_rate", self.product_rate, self.flops_per_second)
-        self._require_below("cache_rate", self.cache_rate, self.bytes_per_second)
-
-    def _require_below(self, name: str, rate: float | None, peak: float) -> None:
-        """Raise UserError for a rate above the peak, from which rooflines follow."""
-        if rate is not None and rate > peak:
-            raise UserError(
-                f"hardware.{name}={rate:g} is above the peak of {self.name}, {peak:g}; describe "
-                f"a faster card by hardware=datasheet hardware.base={self.name} and its peaks"
-            )
 
     @classmethod
     def at_peaks(
@@ -306,6 +289,12 @@ class Hardware:
             return self
         return replace(self, kernel=name, **figures)
 
+    def setting_of(self, figure: str) -> str:
+        """Return the setting that states a figure."""
+        if self.is_datasheet:
+            figure = OF_DATASHEET[figure]
+        return f"hardware.{figure}"
+
     @property
     def held_out_errors(self) -> Mapping[str, float]:
         """`uncertainty`, with NaN for unknown."""
@@ -360,12 +349,9 @@ class Hardware:
         }
         rate = rates[figure]
         if rate is None:
-            advice = "add it to the hardware file"
-            if self.is_datasheet:
-                advice = f"state hardware.{OF_DATASHEET[figure]}"
             raise UserError(
-                f"hardware {self.name} has no {figure}, which {setting} needs; {advice}, or set "
-                f"{alternative}"
+                f"hardware {self.name} has no {figure}, which {setting} needs; state "
+                f"{self.setting_of(figure)}, or set {alternative}"
             )
         return rate
 
@@ -552,16 +538,15 @@ class Parallel(Degrees):
         splits.
         """
         of_model = f"of model {spec.name}"
-        for kind, degree, part, size in (
-            ("pipeline", self.pipeline, "layers", spec.num_layers),
-            ("tensor", self.tensor, "heads", spec.num_heads),
-        ):
-            if size % degree:
-                kv_heads = []
-                if kind == "tensor":
-                    kv_heads = [spec.heads.num_kv_heads, spec.window_heads.num_kv_heads]
-                what = f"{part} {of_model}"
-                return uneven(kind, degree, size, what, limit=size, kv_heads=kv_heads)
+        if spec.num_layers % self.pipeline:
+            layers = f"layers {of_model}"
+            limit = spec.num_layers
+            return uneven("pipeline", self.pipeline, spec.num_layers, layers, limit)
+        if spec.num_heads % self.tensor:
+            heads_of_model = f"heads {of_model}"
+            kv_heads = [spec.heads.num_kv_heads, spec.window_heads.num_kv_heads]
+            limit = spec.num_heads
+            return uneven("tensor", self.tensor, spec.num_heads, heads_of_model, limit, kv_heads)
         for heads in (spec.heads, spec.window_heads):
             complaint = refuse_kv_heads(self.tensor, heads.num_heads, heads.num_kv_heads, of_model)
             if complaint is not None:

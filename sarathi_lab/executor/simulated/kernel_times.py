@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -31,7 +31,6 @@ OVERLAP = 3.0  # exponent of `overlapped`; the larger, the closer to max(compute
 PARTIAL_SUM_BYTES = 8  # split-K writes and reads a 4-byte sum for each output and part
 QUERY_TILE = 64  # queries of a head that an SM takes at once: Fig 7 steps between 700 and 750
 FILL_KEYS = 256  # keys of a head on each SM with which decodes reach their bandwidth
-PRODUCT_SIZE = 8192  # tokens, inputs and outputs of a product that lasts
 # One call over chunks and decodes, as flash-attention 2 makes it. See
 # experiments/lab/hybrid_attention/README.md for what each was fitted to.
 UNEVENNESS = 1.5  # exponent of `uneven`
@@ -101,48 +100,6 @@ def matmul_time(
     return hardware.kernel_launch + fastest
 
 
-def lasting_product_rate(hardware: Hardware) -> float:
-    """Compute the FLOP/s of a product of `PRODUCT_SIZE` tokens, inputs and outputs."""
-    size = PRODUCT_SIZE
-    flops = 2 * size**3
-    return flops / matmul_time(size, size, size, hardware, hardware.dtype_bytes)
-
-
-def at_measured_rates(hardware: Hardware) -> Hardware:
-    """Return the device at the rates that were measured on the card itself.
-
-    A card's clocks and memory differ from those of the card that a file was fitted to, and a
-    server's from those of an isolated kernel. So peaks are scaled by the ratio of the rates, and
-    shares of them and fixed costs stay. Without measured rates the device is returned as it is.
-    """
-    flops_scale = bytes_scale = 1.0
-    if hardware.product_rate is not None:
-        flops_scale = hardware.product_rate / lasting_product_rate(hardware)
-    if hardware.cache_rate is not None:
-        bytes_scale = hardware.cache_rate / hardware.kv_rate
-    if flops_scale == bytes_scale == 1:
-        return hardware
-    fp8_peak = hardware.fp8_flops_per_second
-    if fp8_peak is not None:
-        fp8_peak *= flops_scale
-    fp4_peak = hardware.fp4_flops_per_second
-    if fp4_peak is not None:
-        fp4_peak *= flops_scale
-    int8_peak = hardware.int8_flops_per_second
-    if int8_peak is not None:
-        int8_peak *= flops_scale
-    return replace(
-        hardware,
-        flops_per_second=flops_scale * hardware.flops_per_second,
-        fp8_flops_per_second=fp8_peak,
-        fp4_flops_per_second=fp4_peak,
-        int8_flops_per_second=int8_peak,
-        bytes_per_second=bytes_scale * hardware.bytes_per_second,
-        product_rate=None,
-        cache_rate=None,
-    )
-
-
 class Heads(NamedTuple):
     """Query heads, KV heads and head size, on one device."""
 
@@ -162,41 +119,34 @@ class Tiles(NamedTuple):
     longest: int  # context of a chunk
 
 
-def windowed_tiles(chunks: Iterable[tuple[int, int]], window: int, tile: int = QUERY_TILE) -> Tiles:
-    """Sum as `tiles_of` where a token sees at most `window` tokens: a tile of queries starts with
-    the keys that its first one sees.
+def tiles_of(
+    chunks: Iterable[tuple[int, int]], tile: int = QUERY_TILE, window: int | None = None
+) -> Tiles:
+    """Sum over `chunks` (start, num_tokens): one of `tile` + 1 tokens has two tiles of queries.
+
+    Where a token sees at most `window` tokens, a tile of queries starts with the keys that its
+    first one sees.
     """
     query_tiles = dense_keys = masked_tiles = kv_tokens = queries = longest = 0
     for start, num_tokens in chunks:
-        end = start + num_tokens
         tiles = -(-num_tokens // tile)
-        seen = capped_sum(tiles, start, tile, window)  # keys before each tile
-        within = capped_sum(tiles, 0, tile, window)  # those of them that are the chunk's
-        tiles_of_keys = -(-within // tile)
-        context = min(end, window + tile)
-        query_tiles += tiles
-        dense_keys += seen - within
-        masked_tiles += tiles + tiles_of_keys
-        kv_tokens += min(start, window - 1) + num_tokens
-        queries += num_tokens
-        longest = max(longest, context)
-    return Tiles(query_tiles, dense_keys, masked_tiles, kv_tokens, queries, longest)
-
-
-def tiles_of(chunks: Iterable[tuple[int, int]], tile: int = QUERY_TILE) -> Tiles:
-    """Sum over `chunks` (start, num_tokens): one of `tile` + 1 tokens has two tiles of queries."""
-    query_tiles = dense_keys = masked_tiles = kv_tokens = queries = longest = 0
-    for start, num_tokens in chunks:
-        end = start + num_tokens
-        tiles = -(-num_tokens // tile)
+        context = start + num_tokens
+        seen_before = tiles * start  # summed over tiles
         # A chunk's first tile of queries has one tile of its own keys, the second two.
         tiles_of_keys = tiles * (tiles + 1) // 2
+        seen = context
+        if window is not None:
+            within = capped_sum(tiles, 0, tile, window)  # keys of the chunk before each tile
+            seen_before = capped_sum(tiles, start, tile, window) - within
+            tiles_of_keys = tiles + -(-within // tile)
+            context = min(context, window + tile)
+            seen = min(start, window - 1) + num_tokens
         query_tiles += tiles
-        dense_keys += tiles * start
+        dense_keys += seen_before
         masked_tiles += tiles_of_keys
-        kv_tokens += end
+        kv_tokens += seen
         queries += num_tokens
-        longest = max(longest, end)
+        longest = max(longest, context)
     return Tiles(query_tiles, dense_keys, masked_tiles, kv_tokens, queries, longest)
 
 
@@ -222,6 +172,15 @@ class AttentionTimes:
         # Of a cached token, and of a query and its output.
         self._kv_bytes = 2 * self.num_kv_heads * self.kv_head_bytes
         self._query_bytes = 2 * self.num_heads * self.head_size * hardware.dtype_bytes
+        self._prompt_efficiency = first_stated(hardware.prompt_efficiency, hardware.kv_efficiency)
+        self._decode_launch = first_stated(hardware.decode_launch, hardware.attention_launch)
+        self._decode_block_time = hardware.decode_block_time
+        self._decode_splits = hardware.decode_splits
+        if self.num_heads == self.num_kv_heads:  # ungrouped
+            self._decode_launch = first_stated(hardware.ungrouped_launch, self._decode_launch)
+            block_time = hardware.ungrouped_block_time
+            self._decode_block_time = first_stated(block_time, self._decode_block_time)
+            self._decode_splits = hardware.ungrouped_splits or self._decode_splits
 
     def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
         """Compute the seconds of `chunks` (start, num_tokens) in one call.
@@ -232,14 +191,13 @@ class AttentionTimes:
         longest tile bounds the call; otherwise all tiles are taken for equally long.
         """
         hardware = self.hardware
-        tiles = self._tiles(chunks)
+        tiles = tiles_of(chunks, self._tile, self.window)
         if tiles.query_tiles == 0:
             return 0.0
-        efficiency = hardware.prompt_efficiency
-        if efficiency is None:
-            memory = self._kv_bytes * tiles.kv_tokens / hardware.kv_rate
-        else:
-            memory = self._prompt_memory(tiles.kv_tokens, tiles.queries, efficiency)
+        queries = tiles.queries
+        if hardware.prompt_efficiency is None:  # of keys and values alone
+            queries = 0
+        memory = self._prompt_memory(tiles.kv_tokens, queries)
         compute = self._compute(tiles)
         if hardware.block_queries is not None:
             compute = overlapped(compute, self._block_time(tiles.longest))
@@ -261,23 +219,13 @@ class AttentionTimes:
         if num_sequences == 0:
             return 0.0
         hardware = self.hardware
+        launch = self._decode_launch
         is_grouped = self.num_heads > self.num_kv_heads
-        launch = hardware.decode_launch
-        if launch is None:
-            launch = hardware.attention_launch
-        block_time = hardware.decode_block_time
-        max_splits = hardware.decode_splits
-        if not is_grouped:
-            max_splits = hardware.ungrouped_splits or max_splits
-            if hardware.ungrouped_launch is not None:
-                launch = hardware.ungrouped_launch
-            if hardware.ungrouped_block_time is not None:
-                block_time = hardware.ungrouped_block_time
         if is_grouped and num_sequences > 1 and self.num_kv_heads > 1:
             launch += hardware.regroup_time
         blocks = num_sequences * self.num_kv_heads
-        working = block_time * blocks / hardware.num_sms
-        busy_share = occupancy(blocks, hardware.num_sms, max_splits)
+        working = self._decode_block_time * blocks / hardware.num_sms
+        busy_share = occupancy(blocks, hardware.num_sms, self._decode_splits)
         streaming = self._kv_bytes * kv_tokens / hardware.kv_rate
         num_keys = kv_tokens * self.num_kv_heads
         keys_to_fill = hardware.num_sms * FILL_KEYS
@@ -298,7 +246,7 @@ class AttentionTimes:
         """
         hardware = self.hardware
         chunks = list(chunks)
-        prompts = self._tiles(chunks)
+        prompts = tiles_of(chunks, self._tile, self.window)
         # A decode has a tile of its own, which sees all keys of its context without a mask.
         keys_of_decodes = decode_kv_tokens + num_decodes * DECODE_RAMP
         tiles = prompts._replace(
@@ -315,8 +263,7 @@ class AttentionTimes:
             all_tiles = self._compute(tiles) + starting
             compute = uneven(all_tiles, longest)
         queries = prompts.queries + num_decodes
-        efficiency = hardware.prompt_efficiency or hardware.kv_efficiency
-        moving_prompts = self._prompt_memory(prompts.kv_tokens, queries, efficiency)
+        moving_prompts = self._prompt_memory(prompts.kv_tokens, queries)
         reads = self._reads_of_keys(decode_kv_tokens, tiles.query_tiles)
         reading_decodes = reads * self._kv_bytes * decode_kv_tokens / hardware.kv_rate
         memory = moving_prompts + reading_decodes
@@ -342,11 +289,6 @@ class AttentionTimes:
         if chunks and n_decode:
             return self.hybrid(chunks, num_decodes, kv_tokens)
         return self.prefill(chunks) + self.decode(num_decodes, kv_tokens)
-
-    def _tiles(self, chunks: Iterable[tuple[int, int]]) -> Tiles:
-        if self.window is None:
-            return tiles_of(chunks, self._tile)
-        return windowed_tiles(chunks, self.window, self._tile)
 
     def _empty_tiles(
         self, chunks: Sequence[tuple[int, int]], num_decodes: int, query_tiles: int
@@ -391,11 +333,16 @@ class AttentionTimes:
         hardware = self.hardware
         return hardware.num_sms * keys / hardware.attention_efficiency * self._key_time
 
-    def _prompt_memory(self, kv_tokens: int, queries: int, efficiency: float) -> float:
+    def _prompt_memory(self, kv_tokens: int, queries: int) -> float:
         """Compute the seconds of moving queries, outputs, keys and values."""
         num_bytes = self._kv_bytes * kv_tokens + self._query_bytes * queries
-        rate = efficiency * self.hardware.bytes_per_second
+        rate = self._prompt_efficiency * self.hardware.bytes_per_second
         return num_bytes / rate
+
+
+def first_stated(*figures: float | None) -> float:
+    """Return the first figure that is not None."""
+    return next(figure for figure in figures if figure is not None)
 
 
 def uneven(all_pieces: float, longest: float) -> float:

@@ -20,7 +20,6 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.single_iteration import host_caution
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.executor.simulated.kernel_times import lasting_product_rate
 from sarathi_lab.executor.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.executor.tables import write_tables
 from sarathi_lab.executor.torch.checks import require_one_stage
@@ -153,11 +152,6 @@ class Calibrate(Task):
             chosen = f"hardware=auto hardware.tables={context.run_dir}"
         settings = f"dtype={dtype} executor.cost_model=profiled model={model}"
         places["use"] = f"python -m sarathi_lab.run executor=simulated {chosen} {settings}"
-        places["scales a file"] = (
-            "hardware=NAME, of such a card, with "
-            f"+hardware.product_rate={lasting_product_rate(hardware):.4g} "
-            f"+hardware.cache_rate={hardware.kv_rate:.4g}"
-        )
         return Result(
             tables={"iterations.csv": calibration.table, "held_out.csv": calibration.held_out},
             summary={f"error/{kind}": error for kind, error in errors.items()},
