@@ -37,18 +37,19 @@ def kernel_of(hardware: Hardware, host: Host) -> str | None:
     return None
 
 
-def caution_of(hardware: Hardware, host: Host, cost: CostModel) -> str | None:
+def caution_of(cost: CostModel, host: Host) -> str | None:
     """Say what a served system's single attention call means for a simulated run by `cost`.
 
     Returns:
         A line; None where the system makes two calls, or nothing is known of it.
     """
+    hardware = cost.hardware
     kernel = kernel_of(hardware, host) or ""
     name = "the kernel that is stated"
     is_of_one_call = hardware.maker == "nvidia" and kernel in ONE_CALL
     if is_of_one_call:
         name = f"{kernel} ({ONE_CALL[kernel]})"
-    makes_one_call = hardware.with_kernel(host.attention_kernel).hybrid_call
+    makes_one_call = hardware.hybrid_call
     if makes_one_call is None and is_of_one_call:
         # No figures say what that costs.
         return (

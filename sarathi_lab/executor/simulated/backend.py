@@ -248,7 +248,10 @@ class SimulatedBackend:
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """List the cost model's error on held-out shapes, and effects that favour chunks."""
-        return cautions_of(self, spec, self.cost_of(spec))
+        cost = self.cost_of(spec)
+        if self.composes_kernels:
+            return cost.cautions
+        return cautions_of(cost, self.host, self.altered)
 
     @property
     def altered(self) -> Mapping[str, object]:

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.attention_calls import caution_of
 from sarathi_lab.executor.simulated.cost_model import CostModel
-from sarathi_lab.executor.simulated.hardware import WEIGHTS
-from sarathi_lab.model.quantisation import STORED, Quantisation
+from sarathi_lab.executor.simulated.hardware import WEIGHTS, Hardware, Host
+from sarathi_lab.model.quantisation import Quantisation
 from sarathi_lab.model.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from sarathi_lab.executor.simulated.backend import SimulatedBackend
 
 ROUND_MEMORY = 1e9  # bytes; no device reports a multiple
 
 
-def cautions_of(backend: SimulatedBackend, spec: ModelSpec, cost: CostModel) -> list[str]:
-    """List the cost model's error on held-out shapes, and effects that favour chunks."""
-    if backend.composes_kernels:
-        return list(cost.cautions)
-    cautions = [_error_of(backend, cost)]
-    for name, value in backend.altered.items():
+def cautions_of(cost: CostModel, host: Host, altered: Mapping[str, object]) -> list[str]:
+    """List the cost model's error on held-out shapes, effects that favour chunks, and what of the
+    model is simplified.
+
+    Args:
+        cost: The cost model.
+        host: Of the serving system.
+        altered: Settings of the executor by which times are not as predicted.
+    """
+    spec = cost.spec
+    cautions = [_error_of(cost)]
+    for name, value in altered.items():
         cautions.append(
             f"executor.{name}={value}: times are longer or shorter than predicted, to show what "
             "errors of the cost model may change; the values are no prediction"
         )
-    cautions += _cautions_of_card(backend)
+    cautions += _cautions_of_card(cost)
     cautions += cost.cautions
     if not cost.has_operations:
-        cautions += _unread_kernels(backend)
-    attention = caution_of(backend.hardware, backend.host, cost)
+        cautions += _unread_kernels(host)
+    attention = caution_of(cost, host)
     if attention is not None:
         cautions.append(attention)
     if spec.kv_dtype != "auto":
@@ -39,37 +43,38 @@ def cautions_of(backend: SimulatedBackend, spec: ModelSpec, cost: CostModel) -> 
             f"no time is counted for the conversion of cache.dtype={spec.kv_dtype}, which was not "
             "measured: attention to long contexts is a lower bound"
         )
-    simplified = _simplifications(backend, spec)
+    simplified = _simplifications(spec, cost.hardware)
     return cautions + [f"model {spec.name}: {simplification}" for simplification in simplified]
 
 
-def _error_of(backend: SimulatedBackend, cost: CostModel) -> str:
+def _error_of(cost: CostModel) -> str:
     errors = []
     for kind, error in cost.uncertainty.items():
         size = "none stated" if math.isnan(error) else f"{error:.0%}"
         errors.append(f"{kind} {size}")
     stated = ", ".join(errors)
-    if backend.hardware.is_datasheet:
+    if cost.hardware.is_datasheet:
         return (
-            f"hardware {backend.hardware.name} is by its datasheet, with kernels as on a measured "
+            f"hardware {cost.hardware.name} is by its datasheet, with kernels as on a measured "
             f"card; none was measured on it, and their mean error is assumed: {stated}"
         )
     return f"the cost model's mean error on held-out shapes: {stated}"
 
 
-def _cautions_of_card(backend: SimulatedBackend) -> list[str]:
+def _cautions_of_card(cost: CostModel) -> list[str]:
     cautions = []
-    hardware = backend.attending
+    hardware = cost.hardware
     within = hardware.causal_efficiency
     before = hardware.attention_efficiency
-    if backend.cost_model == "analytic" and within < before:
+    is_by_formula = cost.has_operations and isinstance(cost.operations, AnalyticOperations)
+    if is_by_formula and within < before:
         cautions.append(
             f"hardware {hardware.name} attends within a chunk at {within:.0%} of the peak, to "
             f"tokens before it at {before:.0%}: cutting a long prompt makes its attention faster "
             f"here; compare with hardware.causal_efficiency={before:g}"
         )
     if hardware.memory_bytes % ROUND_MEMORY == 0:
-        setting = backend.hardware.setting_of("memory_bytes")
+        setting = hardware.setting_of("memory_bytes")
         cautions.append(
             f"{setting} of {hardware.name} is a round {hardware.memory_bytes / 1e9:g} GB; a GPU "
             "sold as such reports about 6 % more: state torch.cuda.get_device_properties(0)'s"
@@ -77,9 +82,8 @@ def _cautions_of_card(backend: SimulatedBackend) -> list[str]:
     return cautions
 
 
-def _unread_kernels(backend: SimulatedBackend) -> list[str]:
+def _unread_kernels(host: Host) -> list[str]:
     """Name what is stated of a host's kernels, where iterations were measured as wholes."""
-    host = backend.host
     of_kernels = {
         "attention_kernel": host.attention_kernel,
         "fused": host.fused,
@@ -94,18 +98,18 @@ def _unread_kernels(backend: SimulatedBackend) -> list[str]:
     ]
 
 
-def _simplifications(backend: SimulatedBackend, spec: ModelSpec) -> list[str]:
+def _simplifications(spec: ModelSpec, hardware: Hardware) -> list[str]:
     """List what of a published model is simplified."""
     lines = []
-    stored = STORED.get(backend.weights, spec.quantisation)
+    stored = spec.stored
     if stored is None and spec.usual_weights != "auto":
         lines.append(
             "its config.json states no quantization_config, so weights have "
-            f"{8 * backend.dtype_bytes} bits; they are published in {spec.usual_weights}: "
+            f"{8 * hardware.dtype_bytes} bits; they are published in {spec.usual_weights}: "
             f"{WEIGHTS}={spec.usual_weights}"
         )
     if stored is not None:
-        rate = _rate_of(backend, stored)
+        rate = _rate_of(stored, hardware)
         lines.append(f"the {stored.description} ({stored.name}), and their products run at {rate}")
     if spec.sliding_window is not None:
         lines.append(
@@ -127,9 +131,8 @@ def _simplifications(backend: SimulatedBackend, spec: ModelSpec) -> list[str]:
     return lines
 
 
-def _rate_of(backend: SimulatedBackend, stored: Quantisation) -> str:
+def _rate_of(stored: Quantisation, hardware: Hardware) -> str:
     """Describe the rate at which products of `stored` weights run."""
-    hardware = backend.hardware
     product_type = stored.product_type
     if hardware.for_products(stored) is not None:
         rate = "the device's rate of such products"
