@@ -28,7 +28,7 @@ from sarathi_lab.extensions.replay.clients import (
     loop_of,
     measured_thought,
 )
-from sarathi_lab.extensions.replay.comparison import Load
+from sarathi_lab.extensions.replay.comparison import ReplayedLoad
 from sarathi_lab.extensions.replay.impossible_prompts import require_possible
 from sarathi_lab.extensions.replay.iteration_log import cautions_of_log
 from sarathi_lab.extensions.replay.real_run import RealRun
@@ -98,7 +98,7 @@ class Replay:
     def executor(self) -> Executor:
         return self.backend.build(self.spec, None, self.engine.sizes())
 
-    def load(self) -> Load:
+    def load(self) -> ReplayedLoad:
         """Serve the run's requests and return both."""
         ledger = Ledger()
         # The last token of an output is not computed.
@@ -107,7 +107,7 @@ class Replay:
             ledger.on_iteration = advance
             arrivals = behind_front_end(arrivals_of(self.run, self.loop), self.backend.request_time)
             serve(arrivals, self.engine, self.executor(), ledger)
-        return Load(self.run, ledger.iterations(), ledger.requests())
+        return ReplayedLoad(self.run, ledger.iterations(), ledger.requests())
 
     def describe(self) -> list[str]:
         """List the settings of the run and where they are from."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,24 +13,24 @@ from pathlib import Path
 import pandas as pd
 from omegaconf import DictConfig
 
-from sarathi_lab.config.console import print_words
+from sarathi_lab.config.console import counted, print_words
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.extensions.replay.cases import Case, Replay, case_of
 from sarathi_lab.extensions.replay.comparison import (
-    Load,
-    errors_of_longest,
-    mean_errors,
+    REAL,
+    ReplayedLoad,
+    loads_display,
     mean_of,
     over_time,
     part_table,
-    parts_display,
-    picture,
+    replay_errors,
     validation_display,
     validation_table,
     worst_part,
 )
 from sarathi_lab.extensions.replay.iteration_log import predicted, schedule_table, shared
+from sarathi_lab.extensions.replay.picture import picture
 from sarathi_lab.extensions.replay.real_run import RealRun, Stated, read_runs
 from sarathi_lab.extensions.replay.run_config import AUTO, server_of
 from sarathi_lab.extensions.replay.settings import OF_WORKLOAD, SETTINGS
@@ -42,7 +43,8 @@ from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.serve import run_once
 
 FORMATS = {"real": ".4g", "simulated": ".4g", "error": "+.1%"}
-REAL, AS_RUN = "real", "as_run"  # baselines
+AS_RUN = "as_run"  # the baseline beside REAL
+Notes = list[DisplayTable | str]
 
 
 class Validate(Task):
@@ -99,12 +101,12 @@ class Validate(Task):
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         cases: list[Case] = context.prepared or self.check(cfg)
         print_cases(cases, context)
-        comparison = Comparison(cases, cfg, context)
-        first = comparison.first
-        compare = comparison.of_loads
+        first = cases[0].as_run
+        baselines = Baselines(first, cfg, context)
         if first.run.requests.empty:
-            compare = comparison.of_schedules
-        result = compare()
+            result = compare_schedules(cases[0], baselines)
+        else:
+            result = compare_loads(cases, baselines)
         # The labels are of the replay that the summary is of.
         replay = cases[0].what_if or first
         engine = replay.engine
@@ -112,7 +114,7 @@ class Validate(Task):
             **labels_of(replay, policy=engine.policy.name, is_baseline=False, name=context.name),
             "chunk": engine.policy.budget,
             "batch": engine.batch_size,
-            "baselines": comparison.baselines(),
+            "baselines": baselines.folders(),
         }
         tags = ["validate", first.spec.name, first.backend.device_name]
         return replace(result, labels=labels, tags=tags)
@@ -131,10 +133,10 @@ def cases_of(cfg: DictConfig, runs: Sequence[RealRun]) -> list[Case]:
             if len(cautions) + 1 == len(runs):
                 raise
             cautions.append(f"load {run.name} is left out: {error}")
-    # Told with the first load, which is described as a whole.
-    first = cases[0].as_run
-    run_with_cautions = replace(first.run, cautions=[*first.run.cautions, *cautions])
-    cases[0] = replace(cases[0], as_run=replace(first, run=run_with_cautions))
+    if cautions:
+        # Told with the first load, which is described as a whole.
+        first = cases[0].run
+        cases[0] = case_of(cfg, replace(first, cautions=[*first.cautions, *cautions]))
     return cases
 
 
@@ -144,23 +146,18 @@ def print_cases(cases: Sequence[Case], context: RunContext) -> None:
     headline = f"\nreplaying {first.run.source}: {place_of(first)}"
     lines = first.describe()
     if len(cases) > 1:
-        more_loads = "1 more load, with its settings"
-        if len(cases) > 2:
-            more_loads = f"{len(cases) - 1} more loads, each with its settings"
-        lines.append(f"and {more_loads}")
+        lines.append(f"and {counted(len(cases) - 1, 'more load')}, whose settings are found alike")
     for case in cases[1:]:
         lines += [f"of {case.run.name}: {caution}" for caution in case.run.cautions]
     if context.is_brief:
         # The runs of a sweep replay the same, and the line that ends each has its settings.
-        for line in first_of_sweep([headline], context):
-            print_words(line, style="bold")
-        print_cautions([*first.backend.cautions(first.spec), *lines], context)
-        return
-    print_words(headline, style="bold")
+        lines = first_of_sweep(lines, context)
+    if not context.is_brief or first_of_sweep([headline], context):
+        print_words(headline, style="bold")
     print_cautions(first.backend.cautions(first.spec), context)
     for line in lines:
         print_words(f"  {line}")
-    if cases[0].changed:
+    if cases[0].changed and not context.is_brief:
         print_words(f"  what if, as you state: {', '.join(cases[0].changed)}")
 
 
@@ -184,163 +181,32 @@ def labels_of(replay: Replay, **others: object) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Cases of one run, to be replayed, and where the results of a command's runs are kept."""
+class Baselines:
+    """Where the results of a run as it was are kept, for all runs of a command to compare with:
+    `REAL` as measured, and `AS_RUN` as the `first` load's replay.
+    """
 
-    cases: Sequence[Case]
+    first: Replay
     cfg: DictConfig
     context: RunContext
 
-    @property
-    def first(self) -> Replay:
-        """The first load as it was run."""
-        return self.cases[0].as_run
+    def folder(self, name: str) -> Path:
+        """Return the folder of a baseline."""
+        key = json.dumps([name, self.first.config], sort_keys=True)
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        return self.context.baselines_dir / f"{name}-{digest[:8]}"
 
-    def of_loads(self) -> Result:
-        """Compare the requests of all loads with their replays."""
-        has_changes = any(case.what_if for case in self.cases)
-        if has_changes:
-            loads = self._loads_as_run()
-            others = [(case.what_if or case.as_run).load() for case in self.cases]
-        else:
-            loads = [case.as_run.load() for case in self.cases]
-            others = []
-        real = mean_of([load.real for load in loads])
-        simulated = mean_of([load.simulated for load in loads])
-        changed = None
-        summary = simulated
-        if has_changes:
-            changed = mean_of([load.simulated for load in others])
-            summary = changed
-        measured = {name: value for name, value in real.items() if value == value}  # but NaN
-        self._keep_recorded(measured)
-        compared = metrics.compare(summary, measured, REAL)
-        # A run alone, as it was run, has no replay to be compared with.
-        if has_changes or self.context.swept:
-            compared |= metrics.compare(summary, simulated, AS_RUN)
-        table = validation_table(real, simulated, changed)
-        parts = part_table(loads, others)
-        errors = {}
-        for name, error in {**mean_errors(table), **errors_of_longest(table)}.items():
-            errors[f"error/{name}"] = error
-        tables = {"validation": table, "parts": parts, **tables_of(others or loads)}
-        notes: list[DisplayTable | str] = [validation_display(self._without_what_if(table))]
-        if len(loads) > 1:
-            notes.append(parts_display(parts))
-        notes.append(worst_part(parts))
-        if len(loads) == 1:
-            more_tables, more_notes = self._of_one_load(loads[0])
-            tables |= more_tables
-            notes += more_notes
-        caution = caution_of_replay(errors)
-        if caution and not self.context.is_brief:  # a sweep concludes with it
-            notes.append(caution)
-        return Result(
-            tables=tables,
-            figures={"validation": picture(loads, parts, others, self._title())},
-            summary=summary | compared | errors,
-            shown=notes if self._is_first() else [],
-        )
-
-    def _without_what_if(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Leave out of a sweep's table what only one of its runs has: the sweep's own compares."""
-        if not self.context.is_brief:
-            return table
-        return table.drop(columns=["what_if", "change"], errors="ignore")
-
-    def _is_first(self) -> bool:
-        """Return whether no run of this sweep has shown this replay of the run as it was."""
-        if not self.context.is_brief:
-            return True
-        return bool(first_of_sweep([str(self._folder(AS_RUN))], self.context))
-
-    def _of_one_load(self, load: Load) -> tuple[dict[str, pd.DataFrame], list[DisplayTable | str]]:
-        """Compare the use of the server over time and its iterations, where they are recorded."""
-        run = load.run
-        tables = dict[str, pd.DataFrame]()
-        notes = list[DisplayTable | str]()
-        if len(run.timeline):
-            tables["over_time"] = over_time(run, load.iterations)
-        if len(run.logged):
-            seconds = load.iterations.end - load.iterations.start
-            schedule = load.iterations.assign(seconds=seconds)
-            tables["schedule"] = schedule_table(run.logged, schedule)
-            share = shared(run.logged, schedule)
-            notes.append(display(tables["schedule"], "batch", "quantity", "unit"))
-            notes.append(
-                f"  {share:.0%} of the logged iterations have the tokens of a simulated one"
-            )
-        return tables, notes
-
-    def of_schedules(self) -> Result:
-        """Compare the logged iterations with simulated ones of the same batches."""
-        (case,) = self.cases
-        logged = case.run.logged
-        times = predicted(logged, (case.what_if or case.as_run).executor())
-        table = schedule_table(logged, times)
-        num_tokens = logged.num_prefill_tokens.sum() + logged.num_decode_tokens.sum()
-        real = logged.seconds.sum()
-        simulated = times.seconds.sum()
-        measured = {"duration": real, "throughput": num_tokens / real}
-        tables = {ITERATIONS: logged, REQUESTS: case.run.requests}
-        self._keep(lambda: Result(tables, summary=measured), REAL)
-        logged_and_simulated = logged.assign(simulated=times.seconds)
-        return Result(
-            tables={**tables, "schedule": table, ITERATIONS: logged_and_simulated},
-            summary={
-                "duration": simulated,
-                "throughput": num_tokens / simulated,
-                "error/iteration_time": simulated / real - 1,
-            },
-            shown=[display(table, "batch", "quantity", "unit")],
-        )
-
-    def baselines(self) -> dict[str, str]:
+    def folders(self) -> dict[str, str]:
         """Return the folders, relative to the run's, of the baselines that are kept."""
-        folders = {name: self._folder(name) for name in (REAL, AS_RUN)}
-        return {
-            name: os.path.relpath(folder, self.context.run_dir)
-            for name, folder in folders.items()
-            if folder.is_dir()
-        }
+        folders = {}
+        for name in (REAL, AS_RUN):
+            if self.folder(name).is_dir():
+                folders[name] = os.path.relpath(self.folder(name), self.context.run_dir)
+        return folders
 
-    def _title(self) -> str:
-        run = self.first.run
-        server = f"{server_of(run)} {run.version}".rstrip()
-        title = f"{place_of(self.first)}: {server}, real and simulated"
-        changed = self.cases[0].changed
-        if not changed:
-            return title
-        return f"{title}\nwhat if (as run): {', '.join(changed)}"
-
-    def _keep_recorded(self, measured: dict[str, float]) -> None:
-        """Keep what was measured as a baseline of a command's runs."""
-        recorded = [Load(case.run, case.run.logged, case.run.requests) for case in self.cases]
-        self._keep(lambda: Result(tables_of(recorded), summary=measured), REAL)
-
-    def _loads_as_run(self) -> list[Load]:
-        """Replay the loads as they were run, once in a sweep, as a baseline of it."""
-
-        def work() -> Result:
-            loads = [case.as_run.load() for case in self.cases]
-            return Result(tables_of(loads), summary=mean_of([load.simulated for load in loads]))
-
-        # Read back in any case: another job of the sweep may have made it.
-        folder = self._keep(work, AS_RUN)
-        iterations = pd.read_parquet(folder / ITERATIONS)
-        requests = pd.read_parquet(folder / REQUESTS)
-        loads = []
-        for number, case in enumerate(self.cases):
-            of_load = [
-                table[table.load == number].reset_index(drop=True)
-                for table in (iterations, requests)
-            ]
-            loads.append(Load(case.run, *of_load))
-        return loads
-
-    def _keep(self, work: Callable[[], Result], name: str) -> Path:
-        """Keep what `work` returns as the baseline `name`; return its folder."""
-        folder = self._folder(name)
+    def keep(self, name: str, work: Callable[[], Result]) -> Path:
+        """Keep what `work` returns as a baseline, unless it is kept; return its folder."""
+        folder = self.folder(name)
         executor = "server" if name == REAL else "simulated"
         labels = labels_of(self.first, policy=name, is_baseline=True, executor=executor)
         context = replace(
@@ -348,10 +214,131 @@ class Comparison:
         )
         return run_once(lambda: replace(work(), labels=labels, config={}), self.cfg, context)
 
-    def _folder(self, name: str) -> Path:
-        key = json.dumps([name, self.first.config], sort_keys=True)
-        digest = hashlib.sha256(key.encode()).hexdigest()
-        return self.context.baselines_dir / f"{name}-{digest[:8]}"
+
+def compare_loads(cases: Sequence[Case], baselines: Baselines) -> Result:
+    """Compare the requests of all loads with their replays."""
+    context = baselines.context
+    others = list[ReplayedLoad]()
+    if any(case.what_if for case in cases):
+        loads = _loads_as_run(cases, baselines)
+        others = [(case.what_if or case.as_run).load() for case in cases]
+    else:
+        loads = [case.as_run.load() for case in cases]
+    real = mean_of([load.real for load in loads])
+    simulated = mean_of([load.simulated for load in loads])
+    changed = mean_of([load.simulated for load in others]) if others else None
+    measured = {name: value for name, value in real.items() if not math.isnan(value)}
+    recorded = [ReplayedLoad(case.run, case.run.logged, case.run.requests) for case in cases]
+    baselines.keep(REAL, lambda: Result(tables_of(recorded), summary=measured))
+    summary = changed or simulated
+    compared = metrics.compare(summary, measured, REAL)
+    # A run alone, as it was run, has no replay to be compared with.
+    if others or context.swept:
+        compared |= metrics.compare(summary, simulated, AS_RUN)
+    table = validation_table(real, simulated, changed)
+    errors = {f"error/{name}": error for name, error in replay_errors(table).items()}
+    parts = part_table(loads, others)
+    tables = {"validation": table, "parts": parts, **tables_of(others or loads)}
+    tables |= _tables_of_one(loads)
+    notes: Notes = []
+    # The runs of a sweep have the same replay of the run as it was.
+    if not context.is_brief or first_of_sweep([str(baselines.folder(AS_RUN))], context):
+        notes = _notes(loads, tables, is_brief=context.is_brief)
+    caution = caution_of_replay(errors)
+    if caution and not context.is_brief:  # a sweep concludes with it
+        notes.append(caution)
+    return Result(
+        tables=tables,
+        figures={"validation": picture(loads, parts, others, _title(cases[0]))},
+        summary={**summary, **compared, **errors},
+        shown=notes,
+    )
+
+
+def _loads_as_run(cases: Sequence[Case], baselines: Baselines) -> list[ReplayedLoad]:
+    """Replay the loads as they were run, once in a sweep, as a baseline of it."""
+
+    def work() -> Result:
+        loads = [case.as_run.load() for case in cases]
+        return Result(tables_of(loads), summary=mean_of([load.simulated for load in loads]))
+
+    # Read back in any case: another job of the sweep may have made it.
+    folder = baselines.keep(AS_RUN, work)
+    tables = [pd.read_parquet(folder / name) for name in (ITERATIONS, REQUESTS)]
+    loads = []
+    for number, case in enumerate(cases):
+        of_load = [table[table.load == number].reset_index(drop=True) for table in tables]
+        loads.append(ReplayedLoad(case.run, *of_load))
+    return loads
+
+
+def _tables_of_one(loads: Sequence[ReplayedLoad]) -> dict[str, pd.DataFrame]:
+    """Return the use of the server over time and its schedule, where one load has recorded them."""
+    tables = dict[str, pd.DataFrame]()
+    if len(loads) > 1:
+        return tables
+    (load,) = loads
+    if len(load.run.timeline):
+        tables["over_time"] = over_time(load)
+    if len(load.run.logged):
+        seconds = load.iterations.end - load.iterations.start
+        tables["schedule"] = schedule_table(
+            load.run.logged, load.iterations.assign(seconds=seconds)
+        )
+    return tables
+
+
+def _notes(
+    loads: Sequence[ReplayedLoad], tables: dict[str, pd.DataFrame], *, is_brief: bool
+) -> Notes:
+    """Return what the terminal shows of a replay."""
+    table = tables["validation"]
+    if is_brief:  # what only one run has is in the sweep's own table
+        table = table.drop(columns=["what_if", "change"], errors="ignore")
+    notes: Notes = [validation_display(table)]
+    if len(loads) > 1:
+        notes.append(loads_display(tables["parts"]))
+    notes.append(worst_part(tables["parts"]))
+    if "schedule" in tables:
+        share = shared(loads[0].run.logged, loads[0].iterations)
+        notes.append(display(tables["schedule"], "batch", "quantity", "unit"))
+        notes.append(f"  {share:.0%} of the logged iterations have the tokens of a simulated one")
+    return notes
+
+
+def compare_schedules(case: Case, baselines: Baselines) -> Result:
+    """Compare the logged iterations with simulated ones of the same batches."""
+    logged = case.run.logged
+    times = predicted(logged, (case.what_if or case.as_run).executor())
+    table = schedule_table(logged, times)
+    num_tokens = logged.num_prefill_tokens.sum() + logged.num_decode_tokens.sum()
+    real = logged.seconds.sum()
+    simulated = times.seconds.sum()
+    measured = {"duration": real, "throughput": num_tokens / real}
+    requests = case.run.requests
+    baselines.keep(REAL, lambda: Result({ITERATIONS: logged, REQUESTS: requests}, summary=measured))
+    return Result(
+        tables={
+            ITERATIONS: logged.assign(simulated=times.seconds),
+            REQUESTS: requests,
+            "schedule": table,
+        },
+        summary={
+            "duration": simulated,
+            "throughput": num_tokens / simulated,
+            "error/iteration_time": simulated / real - 1,
+        },
+        shown=[display(table, "batch", "quantity", "unit")],
+    )
+
+
+def _title(case: Case) -> str:
+    run = case.run
+    server = f"{server_of(run)} {run.version}".rstrip()
+    title = f"{place_of(case.as_run)}: {server}, real and simulated"
+    if not case.changed:
+        return title
+    return f"{title}\nwhat if (as run): {', '.join(case.changed)}"
 
 
 def display(table: pd.DataFrame, *keys: str) -> DisplayTable:
@@ -359,11 +346,13 @@ def display(table: pd.DataFrame, *keys: str) -> DisplayTable:
     return DisplayTable(table.to_dict("records"), list(keys), formats=FORMATS)
 
 
-def tables_of(loads: Sequence[Load]) -> dict[str, pd.DataFrame]:
+def tables_of(loads: Sequence[ReplayedLoad]) -> dict[str, pd.DataFrame]:
     """Return the ledger's tables of all loads, which are numbered."""
-    numbered = list(enumerate(loads))
-    iterations = [load.iterations.assign(load=number) for number, load in numbered]
-    requests = [load.requests.assign(load=number) for number, load in numbered]
+    iterations = []
+    requests = []
+    for number, load in enumerate(loads):
+        iterations.append(load.iterations.assign(load=number))
+        requests.append(load.requests.assign(load=number))
     return {
         ITERATIONS: pd.concat(iterations, ignore_index=True),
         REQUESTS: pd.concat(requests, ignore_index=True),

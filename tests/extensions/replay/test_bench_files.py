@@ -14,7 +14,6 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.extensions.replay.bench_files import read_benchmarks
-from sarathi_lab.extensions.replay.comparison import worst_part
 from sarathi_lab.extensions.replay.iteration_log import LoggedIteration, cautions_of_log, predicted
 
 # The same two requests as each client records them: sent 0.5 s apart, tokens at 0.2, 0.3, 0.5 s
@@ -287,11 +286,6 @@ def test_logged_decodes_share_what_is_cached_beside_the_prompts():
     logged = pd.DataFrame([LoggedIteration(1, 10, 4, 4, seconds=0.01, cached=410.0)])
     executor = SimulatedExecutor(lambda batch: float(batch.decode_kv_tokens))
     assert predicted(logged, executor).seconds.tolist() == pytest.approx([400], abs=4)
-
-
-def test_the_part_that_differs_most_is_named():
-    parts = pd.DataFrame({"load": ["a", "a"], "since": [0.0, 5.0], "latency real": [1.0, 3.0]})
-    assert "from 5.0 s" in worst_part(parts.assign(**{"latency simulated": [1.1, 1.0]}))
 
 
 def cautions_of(path, content):

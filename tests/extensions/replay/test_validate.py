@@ -205,11 +205,12 @@ def test_capture_sizes_are_other_settings_and_need_a_mode(short_run):
 
 
 def test_the_largest_difference_names_the_requests_that_it_is_of():
-    parts = pd.DataFrame({"load": "run", "since": [0.0, 4.0, 9.0], "latency simulated": 1.0})
+    since, until = [0.0, 4.0, 9.0], [4.0, 9.0, 12.0]
+    parts = pd.DataFrame({"load": "run", "since": since, "until": until, "latency simulated": 1.0})
     assert "requests sent from 4.0 s to 9.0 s" in worst_part(
         parts.assign(**{"latency real": [1.0, 3.0, 2.0]})
     )
-    assert "sent from 9.0 s to the end" in worst_part(
+    assert "sent from 9.0 s to 12.0 s" in worst_part(
         parts.assign(**{"latency real": [1.0, 3.0, 4.0]})
     )
     assert "of all requests" in worst_part(parts[:1].assign(**{"latency real": 2.0}))
