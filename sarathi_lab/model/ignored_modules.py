@@ -1,4 +1,5 @@
-"""Modules that a checkpoint's quantisation names: the share of each kind of products that they are.
+"""Modules that a checkpoint's quantisation leaves out: the share of each kind of products that they
+are.
 
 Names match as vLLM matches them: a regular expression behind `re:`, and else whole parts of a
 module's path, with `*` for any text.
@@ -7,47 +8,36 @@ module's path, with `*` for any text.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from typing import NamedTuple
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.model.quantisation import KindName
 from sarathi_lab.model.spec import ModelSpec
 
-Leaves = tuple[str, ...]
+Shares = dict[KindName, float]
 FIX = "take the unquantised model"
 HEAD = "lm_head"
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
-# Ways to name all products of a kind in one layer.
-ATTENTION: tuple[Leaves, ...] = (
-    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-    ("self_attn.qkv_proj", "self_attn.o_proj"),
-    (
-        *("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.o_proj"),
-        *("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"),
-    ),
-    ("mixer.q_proj", "mixer.k_proj", "mixer.v_proj", "mixer.o_proj"),
-)
-LINEAR_ATTENTION: tuple[Leaves, ...] = (
-    ("linear_attn.in_proj_qkvz", "linear_attn.out_proj"),
-    ("mamba.in_proj", "mamba.out_proj"),
-    ("mixer.in_proj", "mixer.out_proj"),
-    ("conv.in_proj", "conv.out_proj"),
-    ("short_conv.in_proj", "short_conv.out_proj"),
-    ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.out_proj"),
-)
-FFN: tuple[Leaves, ...] = (
-    ("gate_proj", "up_proj", "down_proj"),
-    ("gate_up_proj", "down_proj"),
-    ("w1", "w2", "w3"),
-)
-FFN_PARENTS = ("mlp", "feed_forward")
-SHARED_PARENTS = ("mlp.shared_expert", "mlp.shared_experts", "feed_forward.shared_expert")
-EXPERT_PARENTS = ("mlp.experts", "feed_forward.experts", "block_sparse_moe.experts")
-SIZES_OF_FFN = {"gate_up_proj": 2.0}  # against those of each other product
-EXPERT_NUMBER = re.compile(r"\.(\d+)\.")  # in the path of a single expert
+# Modules of a layer that have the products of a kind, by the names of architectures.
+PARENTS: Mapping[KindName, Sequence[str]] = {
+    "attention": ("self_attn", "mixer"),
+    "linear attention": ("linear_attn", "mamba", "mixer", "conv", "short_conv"),
+    "FFNs": ("mlp", "feed_forward"),
+    "shared experts": ("mlp.shared_expert", "mlp.shared_experts", "feed_forward.shared_expert"),
+    "experts": ("mlp.experts", "feed_forward.experts", "block_sparse_moe.experts"),
+}
+# Other names of products, alone or with others in one module.
+NAMES_OF_PRODUCTS: Mapping[str, Sequence[str]] = {
+    "q_proj": ("q_proj", "qkv_proj"),
+    "k_proj": ("k_proj", "qkv_proj"),
+    "v_proj": ("v_proj", "qkv_proj"),
+    "in_proj_qkv": ("in_proj_qkv", "in_proj_qkvz", "in_proj"),
+    "in_proj_z": ("in_proj_z", "in_proj_qkvz", "in_proj"),
+    "gate_proj": ("gate_proj", "gate_up_proj", "w1"),
+    "up_proj": ("up_proj", "gate_up_proj", "w3"),
+    "down_proj": ("down_proj", "w2"),
+}
 # What no checkpoint of these methods quantises, or is not counted: tables, norms, routers, gates of
 # a column, convolutions, encoders and the layers that draft.
 NEVER = re.compile(
@@ -57,65 +47,17 @@ NEVER = re.compile(
 LAYER = re.compile(r"\blayers\.(\d+)\b")  # in a name that is no expression
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Products of one kind: `num_layers` have them, by one of the `namings` of all in a layer. The
-    last part of a leaf has a size among `sizes`, by its parameters; others are equally large.
+class Product(NamedTuple):
+    """A product of a layer, which has any of `paths`; one of each expert those of the first expert,
+    and `last_paths` of the last.
     """
 
-    name: KindName
-    num_layers: int
-    namings: tuple[Leaves, ...]
-    sizes: Mapping[str, float] = field(default_factory=dict)
-
-    @cached_property
-    def leaves(self) -> set[str]:
-        """Paths of modules in a layer, by every naming."""
-        return set().union(*self.namings)
-
-    def share(self, leaves: set[str]) -> float:
-        """Return the share of a layer's parameters that `leaves` have: all, if they are all leaves
-        of a naming, else by the first naming that has any of them.
-        """
-        shares = []
-        for naming in self.namings:
-            sizes = {leaf: self.sizes.get(leaf.rpartition(".")[2], 1.0) for leaf in naming}
-            covered = sum(size for leaf, size in sizes.items() if leaf in leaves)
-            shares.append(covered / sum(sizes.values()))
-        if 1.0 in shares:
-            return 1.0
-        return next((share for share in shares if share), 0.0)
+    num_params: float
+    paths: Sequence[str]
+    last_paths: Sequence[str] = ()
 
 
-def kinds_of(spec: ModelSpec) -> list[Kind]:
-    """Return the kinds of products that the layers of models have; some have none in this one."""
-    num_linear = 0
-    if spec.layers.linear is not None:
-        num_linear = spec.layers.linear.num_layers
-    num_dense = spec.num_ffn_layers - spec.num_expert_layers
-    num_shared = 0
-    if spec.shared_expert_size:
-        num_shared = spec.num_expert_layers
-    ends = {0, max(0, spec.num_experts - 1)}  # a list of single experts lacks one of these
-    # One by one, or all of a layer as one module.
-    of_experts = (*_under(EXPERT_PARENTS, sorted(ends)), *_under(EXPERT_PARENTS))
-    return [
-        Kind("attention", spec.num_attention_layers, ATTENTION, _sizes_of_attention(spec)),
-        Kind("linear attention", num_linear, LINEAR_ATTENTION, _sizes_of_linear(spec)),
-        Kind("FFNs", num_dense, _under(FFN_PARENTS), SIZES_OF_FFN),
-        Kind("shared experts", num_shared, _under(SHARED_PARENTS), SIZES_OF_FFN),
-        Kind("experts", spec.num_expert_layers, of_experts, SIZES_OF_FFN),
-    ]
-
-
-def _under(parents: Sequence[str], experts: Sequence[int] = ()) -> tuple[Leaves, ...]:
-    """Return the namings of an FFN's products below each of `parents`."""
-    namings = []
-    for parent in parents:
-        ffns = [f"{parent}.{number}" for number in experts] or [parent]
-        for leaves in FFN:
-            namings.append(tuple(f"{ffn}.{leaf}" for ffn in ffns for leaf in leaves))
-    return tuple(namings)
+Products = Mapping[KindName, Sequence[Product]]
 
 
 class Name:
@@ -124,13 +66,14 @@ class Name:
     def __init__(self, field: str, text: str) -> None:
         self.text = text
         self.setting = f"quantization_config.{field}={text}"
+        self.layer: int | None = None
         expression = text.removeprefix("re:")
-        stated = None
         if expression == text:
             pieces = [re.escape(piece) for piece in text.split("*")]
             expression = r"(.*\.)?" + ".*".join(pieces) + r"(\..*)?$"
             stated = LAYER.search(text)
-        self.layer = int(stated[1]) if stated else None
+            if stated is not None:
+                self.layer = int(stated[1])
         try:
             self._expression = re.compile(expression)
         except re.error as error:
@@ -143,113 +86,146 @@ class Name:
         """Whether the name matches the output head."""
         return any(self._expression.match(f"{prefix}{HEAD}") for prefix in ("", *PREFIXES))
 
-    def matched(self, kind: Kind, layer: int) -> set[str]:
-        """Return the paths of a kind's modules in a layer that the name matches."""
+    def matches(self, paths: Sequence[str], layer: int) -> bool:
+        """Return whether one of the `paths` of a product in a layer has the name."""
         if self.layer not in (None, layer):
-            return set()
-        matched = set()
-        for leaf in kind.leaves:
-            paths = [f"{prefix}layers.{layer}.{leaf}" for prefix in PREFIXES]
-            if any(map(self._expression.match, paths)):
-                matched.add(leaf)
-        return matched
+            return False
+        for path in paths:
+            for prefix in PREFIXES:
+                if self._expression.match(f"{prefix}layers.{layer}.{path}"):
+                    return True
+        return False
 
 
-def _sizes_of_attention(spec: ModelSpec) -> dict[str, float]:
-    """Return the parameters of products of attention by the last parts of their names."""
-    hidden = spec.hidden_size
-    latent = spec.layers.latent
-    if latent is not None:
-        queries = spec.num_heads * spec.head_size
-        rank = latent.query_rank or 0
-        expanded = latent.expanded_size(spec.num_heads, spec.head_size)
-        return {
-            "q_a_proj": hidden * rank,
-            "q_b_proj": (rank or hidden) * queries,
-            "q_proj": hidden * queries,
-            "kv_a_proj_with_mqa": hidden * latent.cached_size,
-            "kv_b_proj": latent.rank * expanded,
-            "o_proj": spec.num_heads * latent.value_size * hidden,
-        }
-    heads = spec.heads
-    queries = heads.query_size * (1 + spec.layers.output_gate)
-    return {
-        "q_proj": hidden * queries,
-        "k_proj": hidden * heads.num_kv_heads * heads.key_size,
-        "v_proj": hidden * heads.num_kv_heads * heads.value_size,
-        "qkv_proj": hidden * (queries + heads.projected_size),
-        "o_proj": heads.output_size * hidden,
-    }
-
-
-def _sizes_of_linear(spec: ModelSpec) -> dict[str, float]:
-    """Return the parameters of products of linear attention by the last parts of their names."""
-    linear = spec.layers.linear
-    if linear is None:
-        return {}
-    return {
-        "in_proj_qkvz": linear.num_channels + linear.inner_size,
-        "in_proj_qkv": linear.num_channels,
-        "in_proj_z": linear.inner_size,
-        "in_proj": linear.num_channels + linear.inner_size,
-        "out_proj": linear.inner_size,
-    }
-
-
-def named_shares(field: str, texts: Sequence[str], spec: ModelSpec) -> dict[KindName, float]:
+def ignored_shares(field: str, texts: Sequence[str], spec: ModelSpec) -> Shares:
     """Return the share of each kind of products that the modules named in `field` are; of kinds
     that the model has. Raises UserError for a name whose product is not known.
     """
-    kinds = kinds_of(spec)
+    products_of_kinds = _products(spec)
     names = [Name(field, text) for text in texts]
-    names = [name for name in names if _is_of_products(name, kinds, spec.num_layers)]
-    return {
-        kind.name: _named_share(kind, names, spec.num_layers) for kind in kinds if kind.num_layers
-    }
+    for name in names:
+        _check_known(name, products_of_kinds, spec.num_layers)
+    shares: Shares = {}
+    for kind, num_layers in _layers_of_kinds(spec).items():
+        if num_layers == 0:
+            continue
+        products = products_of_kinds[kind]
+        of_layer = sum(product.num_params for product in products)
+        ignored = 0.0
+        for layer in range(spec.num_layers):
+            ignored += _ignored_params(names, products, layer)
+        # Names without a number of a layer match in layers that lack the kind, too.
+        shares[kind] = min(1.0, ignored / of_layer / num_layers)
+    return shares
 
 
-def _is_of_products(name: Name, kinds: Sequence[Kind], num_layers: int) -> bool:
-    """Return whether a name matches a product of any kind. Raises UserError for a name that may be
-    one's in a spelling that is not known.
+def _ignored_params(names: Sequence[Name], products: Sequence[Product], layer: int) -> float:
+    """Return the parameters of the products in a layer that have one of the names. Raises UserError
+    for names of some experts.
     """
-    if name.layer is not None and name.layer >= num_layers:
-        return False  # of a layer that drafts
-    # An expression may be of the layer that drafts, behind the last.
+    num_params = 0.0
+    for product in products:
+        is_ignored = any(name.matches(product.paths, layer) for name in names)
+        is_last_ignored = any(name.matches(product.last_paths, layer) for name in names)
+        if product.last_paths and is_ignored != is_last_ignored:
+            raise UserError(f"{names[0].setting} names some of the experts of a layer; {FIX}")
+        if is_ignored:
+            num_params += product.num_params
+    return num_params
+
+
+def _check_known(name: Name, products_of_kinds: Products, num_layers: int) -> None:
+    """Raise UserError for a name that may be a product's in a spelling that is not known."""
+    # Behind the last layer are those that draft.
     layers: Sequence[int] = range(num_layers + 1)
     if name.layer is not None:
         layers = [name.layer]
-    for kind in kinds:
-        if any(name.matched(kind, layer) for layer in layers):
-            return True
-    if NEVER.search(name.text):
-        return False
-    raise UserError(f"{name.setting} is none of the modules that are known; {FIX}")
+    for products in products_of_kinds.values():
+        for product in products:
+            if any(name.matches(product.paths, layer) for layer in layers):
+                return
+    if not NEVER.search(name.text):
+        raise UserError(f"{name.setting} is none of the modules that are known; {FIX}")
 
 
-def _named_share(kind: Kind, names: Sequence[Name], num_layers: int) -> float:
-    """Return the share of a kind's parameters that `names` match, over all layers."""
-    total = 0.0
-    for layer in range(num_layers):
-        covered: set[str] = set()
-        for name in names:
-            covered |= name.matched(kind, layer)
-        if _is_of_some_experts(kind, covered):
-            raise UserError(f"{names[0].setting} names some of the experts of a layer; {FIX}")
-        total += kind.share(covered)
-    # Names that are no numbers of layers match in layers that lack the kind, too.
-    return min(1.0, total / kind.num_layers)
+def _layers_of_kinds(spec: ModelSpec) -> dict[KindName, int]:
+    linear = spec.layers.linear
+    return {
+        "attention": spec.num_attention_layers,
+        "linear attention": linear.num_layers if linear else 0,
+        "FFNs": spec.num_ffn_layers - spec.num_expert_layers,
+        "shared experts": spec.num_expert_layers if spec.shared_expert_size else 0,
+        "experts": spec.num_expert_layers,
+    }
 
 
-def _is_of_some_experts(kind: Kind, covered: set[str]) -> bool:
-    """Return whether `covered` has products of one of a layer's experts and not of another: the
-    first and the last are looked at.
-    """
-    products = defaultdict[str, set[str]](set)
-    for leaf in kind.leaves:
-        number = EXPERT_NUMBER.search(leaf)
-        if number is None:
-            continue
-        of_expert = products[number[1]]
-        if leaf in covered:
-            of_expert.add(EXPERT_NUMBER.sub(".", leaf))
-    return len({frozenset(of_expert) for of_expert in products.values()}) > 1
+def _products(spec: ModelSpec) -> Products:
+    """Return the products of all kinds, also of those that this model lacks."""
+    ffn = dict.fromkeys(("up_proj", "down_proj"), 1.0)
+    if spec.gated_ffn:
+        ffn["gate_proj"] = 1.0
+    last_expert = max(0, spec.num_experts - 1)
+    experts = []
+    for product, num_params in ffn.items():
+        paths = _paths("experts", product, expert=0)
+        experts.append(Product(num_params, paths, _paths("experts", product, last_expert)))
+    return {
+        "attention": _plain("attention", _attention_params(spec)),
+        "linear attention": _plain("linear attention", _linear_params(spec)),
+        "FFNs": _plain("FFNs", ffn),
+        "shared experts": _plain("shared experts", ffn),
+        "experts": experts,
+    }
+
+
+def _plain(kind: KindName, params: Mapping[str, float]) -> list[Product]:
+    return [Product(num_params, _paths(kind, name)) for name, num_params in params.items()]
+
+
+def _paths(kind: KindName, product: str, expert: int | None = None) -> list[str]:
+    """List the ways to name a product in a layer; of an expert by its number, or with all."""
+    paths = []
+    for parent in PARENTS[kind]:
+        for name in NAMES_OF_PRODUCTS.get(product, (product,)):
+            paths.append(f"{parent}.{name}")
+            if expert is not None:
+                paths.append(f"{parent}.{expert}.{name}")
+    return paths
+
+
+def _attention_params(spec: ModelSpec) -> dict[str, float]:
+    """Return the parameters of products of attention by their names."""
+    hidden = spec.hidden_size
+    latent = spec.layers.latent
+    if latent is None:
+        heads = spec.heads
+        return {
+            "q_proj": hidden * heads.query_size * (1 + spec.layers.output_gate),
+            "k_proj": hidden * heads.num_kv_heads * heads.key_size,
+            "v_proj": hidden * heads.num_kv_heads * heads.value_size,
+            "o_proj": heads.output_size * hidden,
+        }
+    params: dict[str, float] = {
+        "kv_a_proj_with_mqa": hidden * latent.cached_size,
+        "kv_b_proj": latent.rank * latent.expanded_size(spec.num_heads, spec.head_size),
+        "o_proj": spec.num_heads * latent.value_size * hidden,
+    }
+    query_size = spec.num_heads * spec.head_size
+    if latent.query_rank is None:
+        params["q_proj"] = hidden * query_size
+    else:
+        params["q_a_proj"] = hidden * latent.query_rank
+        params["q_b_proj"] = latent.query_rank * query_size
+    return params
+
+
+def _linear_params(spec: ModelSpec) -> dict[str, float]:
+    """Return the parameters of products of linear attention, by a share of the hidden state's."""
+    linear = spec.layers.linear
+    if linear is None:
+        return dict.fromkeys(("in_proj_qkv", "in_proj_z", "out_proj"), 1.0)
+    return {
+        "in_proj_qkv": linear.num_channels,
+        "in_proj_z": linear.inner_size,
+        "out_proj": linear.inner_size,
+    }

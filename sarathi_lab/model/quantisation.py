@@ -62,8 +62,8 @@ class StoredPart:
 
 @dataclass(frozen=True)
 class Quantisation:
-    """Weights of the layers' products in fewer bits; embedding and output head are as the rest,
-    unless they have bytes of their own.
+    """Weights of the layers' products in fewer bits; embedding and output head are in the model's
+    type, unless the head has bytes of its own.
 
     Attributes:
         name: The method, as config.json names it.
@@ -73,8 +73,7 @@ class Quantisation:
             the model's type.
         of: All products of the layers but the router, those of the experts, or `parts`.
         parts: Of each kind of products, if they differ.
-        table_bytes: Bytes of a weight of embedding and output head; None: of the model's type.
-        head_bytes: The same of an output head that is no embedding; None: as the embedding.
+        head_bytes: Of a weight of an output head that is no embedding; None: as the embedding.
     """
 
     name: str
@@ -82,7 +81,6 @@ class Quantisation:
     product_type: ProductType = "model"
     of: Quantised = "layers"
     parts: tuple[StoredPart, ...] = ()
-    table_bytes: float | None = None
     head_bytes: float | None = None
 
     def __post_init__(self) -> None:

@@ -508,22 +508,16 @@ class ModelSpec:
             return dtype_bytes
         return self.stored.part("experts").mean_bytes(dtype_bytes)
 
-    def table_bytes(self, dtype_bytes: int) -> float:
-        """Bytes of one parameter of the embedding."""
-        if self.stored is None or self.stored.table_bytes is None:
-            return dtype_bytes
-        return self.stored.table_bytes
-
     def head_bytes(self, dtype_bytes: int) -> float:
         """Bytes of one parameter of the output head."""
         if self.tie_embeddings or self.stored is None or self.stored.head_bytes is None:
-            return self.table_bytes(dtype_bytes)
+            return dtype_bytes
         return self.stored.head_bytes
 
     def weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of all matrices; a tied output head is stored once."""
         table_params = self.lm_head.num_params + self.layers.table_params
-        tables = table_params * self.table_bytes(dtype_bytes)
+        tables: float = table_params * dtype_bytes
         if not self.tie_embeddings:
             tables += self.lm_head.num_params * self.head_bytes(dtype_bytes)
         return self.layer_weight_bytes(dtype_bytes) + math.ceil(tables)
