@@ -24,6 +24,7 @@ from sarathi_lab.experiment.recorded import error_table, points_of
 from sarathi_lab.results import load
 from sarathi_lab.results.load import COMPOSED, COMPOSED_SOURCE, SIMULATED
 from sarathi_lab.results.result import markdown
+from sarathi_lab.results.table import SIMULATED as SIMULATED_SOURCE
 from sarathi_lab.results.table import Row
 
 README = EXPERIMENTS / "README.md"
@@ -34,6 +35,10 @@ END = "<!-- end of {} -->"
 AFTER = "after_sarathi"  # the folder of experiments on what came after SARATHI
 PROFILED = "-profiled"  # the end of the names of devices at that level
 LEVELS = ("profiled", "analytic")
+# Where claims are judged: by kernels measured on GPUs, on a CPU, at each level of the cost model.
+TWO_CORES = "two CPU cores"
+SIMULATED_PROFILED = "simulated, profiled"
+EVIDENCE = (COMPOSED_SOURCE, TWO_CORES, SIMULATED_SOURCE, SIMULATED_PROFILED)
 # The claims of the front page, by their names in claims.yaml.
 FIRST = ["decode_tenfold", "sarathi_over_orca", "bubbles"]
 
@@ -68,47 +73,31 @@ def count_table(table: pd.DataFrame) -> str:
     on what came after SARATHI.
     """
     counted = table[~_is_after(table)]
-    num_claims = counted.id.nunique()
-    rows = [[f"{num_claims} claims", *VERDICTS]]
-    marked = _only_fitted(counted)
-    for device, claims in ids_by_verdict(counted).items():
-        counts = []
-        for verdict, ids in claims.items():
-            num_fitted = len(marked[device][verdict])
+    rows = [[f"{counted.id.nunique()} claims", *VERDICTS]]
+    for evidence, by_verdict in ids_by_verdict(counted).items():
+        row = [evidence]
+        for verdict in VERDICTS:
+            ids = by_verdict[verdict]
+            num_fitted = sum(ids.values())
             fitted = f" ({num_fitted} {FITTED})" if num_fitted else ""
-            counts.append(f"{len(ids)}{fitted}")
-        rows.append([device, *counts])
+            row.append(f"{len(ids)}{fitted}")
+        rows.append(row)
     return markdown(rows)
 
 
 def names_table(table: pd.DataFrame) -> str:
     """Format SARATHI's claims in Markdown, by verdict and `id`."""
-    of_sarathi = table[table.source.str.startswith("SARATHI")]
-    by_device = ids_by_verdict(of_sarathi)
-    marked = _only_fitted(of_sarathi)
-    rows = [["verdict", *by_device]]
+    by_evidence = ids_by_verdict(table[table.source.str.startswith("SARATHI")])
+    rows = [["verdict", *by_evidence]]
     for verdict in VERDICTS:
         row = [verdict]
-        for device, claims in by_device.items():
+        for by_verdict in by_evidence.values():
             names = []
-            for name in claims[verdict]:
-                mark = f" {FITTED}" if name in marked[device][verdict] else ""
-                names.append(f"{name}{mark}")
+            for name, is_fitted in by_verdict[verdict].items():
+                names.append(f"{name} {FITTED}" if is_fitted else name)
             row.append(", ".join(names))
         rows.append(row)
     return markdown(rows)
-
-
-def _only_fitted(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
-    """Return the claims that have a verdict by values alone that are no predictions."""
-    predicted = ids_by_verdict(table[table.mark != FITTED])
-    only_fitted: dict[str, dict[str, list[str]]] = {}
-    for device, claims in ids_by_verdict(table).items():
-        of_device = only_fitted.setdefault(device, {})
-        for verdict, ids in claims.items():
-            others = predicted[device][verdict]
-            of_device[verdict] = [name for name in ids if name not in others]
-    return only_fitted
 
 
 def _measured(table: pd.DataFrame) -> pd.DataFrame:
@@ -116,40 +105,35 @@ def _measured(table: pd.DataFrame) -> pd.DataFrame:
     return table[table.verdict != NOT_MEASURED]
 
 
-def ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, list[str]]]:
-    """Return the claims with each verdict, by where they were judged: by kernels measured on GPUs,
-    on a CPU, and at each level of the cost model. A claim stands under every verdict that it
-    has on one of several GPUs.
+def ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, dict[str, bool]]]:
+    """Return the claims by `EVIDENCE` and verdict, and whether a claim has the verdict by values
+    alone that are no predictions. A claim stands under every verdict that it has on one of several
+    GPUs, and as not measured where it has none.
     """
-    devices = table.device.str
-    is_simulated = devices.startswith(SIMULATED)
-    is_profiled = devices.endswith(PROFILED)
-    is_on_cpu = table.device.map(_without_engine) == "cpu"
-    tables = {
-        COMPOSED_SOURCE: table[devices.startswith(COMPOSED)],
-        "two CPU cores": table[is_on_cpu],
-        "simulated": table[is_simulated & ~is_profiled],
-        "simulated, profiled": table[is_profiled],
-    }
     ids = {}
-    for name, of_device in tables.items():
-        measured = _measured(of_device)
-        by_verdict = _ids_of(measured)
-        # On a device a claim that has no row at all was not measured either.
+    evidence = table.device.map(_evidence_of)
+    for name in EVIDENCE:
+        measured = _measured(table[evidence == name])
+        is_fitted = measured.mark == FITTED
+        kinds = measured.verdict.map(kind_of)
+        by_verdict: dict[str, dict[str, bool]] = {verdict: {} for verdict in VERDICTS}
+        for (kind, claim), marks in is_fitted.groupby([kinds, measured.id], sort=False):
+            by_verdict[kind][claim] = bool(marks.all())
         missing = table.id[~table.id.isin(measured.id)]
-        by_verdict[NOT_MEASURED] = list(missing.unique())
+        by_verdict[NOT_MEASURED] = dict.fromkeys(missing, False)
         ids[name] = by_verdict
     return ids
 
 
-def _ids_of(measured: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the claims with each verdict."""
-    kinds = measured.verdict.map(kind_of)
-    ids = {}
-    for verdict in VERDICTS:
-        judged = measured.id[kinds == verdict]
-        ids[verdict] = list(judged.unique())
-    return ids
+def _evidence_of(device: str) -> str | None:
+    """Return which of `EVIDENCE` a device gives; None for others, such as a real GPU."""
+    if device.startswith(COMPOSED):
+        return COMPOSED_SOURCE
+    if device.endswith(PROFILED):
+        return SIMULATED_PROFILED
+    if device.startswith(SIMULATED):
+        return SIMULATED_SOURCE
+    return TWO_CORES if _without_engine(device) == "cpu" else None
 
 
 def map_table(table: pd.DataFrame, root: str = "") -> str:

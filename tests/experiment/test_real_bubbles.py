@@ -133,5 +133,7 @@ def test_a_stated_device_of_a_simulation_is_simulated(device, refused):
 def test_claims_run_leaves_it_out_without_its_engine(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(claims, "find_spec", lambda name: None)
     only = ["--only", "real_bubbles", "--results", str(tmp_path)]
-    assert main_of_package(["claims", "--run", *only]) == 0
-    assert "real_bubbles is left out: it is measured with executor=vllm" in capsys.readouterr().out
+    assert main_of_package(["claims", "--run", *only]) == 2
+    printed = capsys.readouterr()
+    assert "real_bubbles is left out: it is measured with executor=vllm" in printed.out
+    assert "real_bubbles can't be measured here; use --simulate" in printed.err
