@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
@@ -39,7 +39,6 @@ from sarathi_lab.results.intervals import (
     within_range,
     without,
 )
-from sarathi_lab.results.metrics import REPLAY_TOLERANCE
 from sarathi_lab.results.table import Row
 
 CLAIMS = (EXPERIMENTS / "claims.yaml", EXPERIMENTS / "after_sarathi" / "claims.yaml")
@@ -60,7 +59,6 @@ COLUMNS = [
     *("is_of_rounds", "mark", "verdict", "unit", "note", "experiment"),
 ]
 NO_DEVICE = "none"  # of a claim that was not measured anywhere
-SAME_REQUESTS = ("model", "prompt_len", "num_decodes", "batch")  # where `load_serving` has them
 FITTED = "†"  # the mark of a value that is no prediction
 # of a point, for its value; taking all columns of each takes longer than judging it
 READ = [
@@ -74,6 +72,7 @@ FORMULA = "analytic"  # the level
 # was fitted to (tools/before_and_after.py). Measured tables' intervals hold 97 %.
 HELD_BY_FORMULA = 0.89
 HELD_BY_FORMULA_IN = {"fig12": 0.46}  # by experiment, where it is another
+Floats = NDArray[np.float64]
 UNKNOWN_ERROR = "no error of it is known: the cost model states none, or all samples agree"
 
 
@@ -215,17 +214,13 @@ def load_claims(*paths: Path) -> tuple[Claim, ...]:
         with readable(path, "restore it from git", YAMLError, OmegaConfBaseException):
             loaded: Any = OmegaConf.to_container(OmegaConf.load(path))
         entries += loaded
-    names = [field.name for field in fields(Claim)]
     claims = []
     for entry in entries:
-        setting = f"claims.yaml: {entry.get('id')}"
-        for name in entry:
-            require_one_of(setting, name, names)
         try:
             claims.append(Claim(**entry))
-        except TypeError as error:
-            missing = str(error).partition(")")[2].strip()
-            raise UserError(f"{setting}: {missing}; add it") from None
+        except TypeError as error:  # which names the field
+            reason = str(error).removeprefix("Claim.__init__() ")
+            raise UserError(f"claims.yaml: {entry.get('id')}: {reason}; correct it") from None
     return tuple(claims)
 
 
@@ -237,46 +232,24 @@ def verdicts(
     """Return a row per claim and device: `COLUMNS`; of simulated devices where they have results.
 
     `expected` is in words, `note` the reason why nothing was measured or nothing can be decided,
-    else the claim's caveat, and whether the policies differ in what was replayed; `mark` is
-    `FITTED` where the value is no prediction. `attrs["names"]` are the machines that
-    were measured. `advance` is called after each claim, with 1.
+    else the claim's caveat; `mark` is `FITTED` where the value is no prediction. `advance` is
+    called after each claim, with 1.
     """
     if claims is None:
         claims = load_claims()
     tables = _recorded_tables(root)
-    machines = _machines(tables)
-
-    @cache  # claims of one experiment ask for the same devices
-    def remarks_on(experiment: str, device: str) -> list[str]:
-        return replay_remark(load.load_serving(experiment, device, root))
-
+    machines = _measured_devices(tables)
     judged = []
     for claim in claims:
         rows_by_device = tables.get(claim.experiment, {})
-        devices = dict.fromkeys([*sorted(machines), *rows_by_device])
-        for device in devices or [NO_DEVICE]:
-            rows = rows_by_device.get(device)
-            value, reason = _value(claim, rows)
-            judged_value = value
-            if rows is not None:
-                judged_value = _as_judged(claim, value, rows)
-            is_of_other_model = device not in machines and device != NO_DEVICE
-            if reason is not None and is_of_other_model:
-                continue
-            notes = [reason or _note_on(claim, judged_value)]
-            if not math.isnan(value.measured):
-                notes += remarks_on(claim.experiment, device)
-            row = _described(claim, device, value)
-            row["verdict"] = claim.judge(judged_value)
-            row["note"] = "; ".join(notes)
-            judged.append(row)
+        devices = dict.fromkeys([*machines, *rows_by_device]) or [NO_DEVICE]
+        for device in devices:
+            row = _judged(claim, device, rows_by_device.get(device))
+            is_predicted = device in rows_by_device and device not in machines
+            if row["verdict"] != NOT_MEASURED or not is_predicted:
+                judged.append(row)
         advance(1)
-    table = pd.DataFrame(judged, columns=COLUMNS)
-    names_in_words = {}
-    for device, names in machines.items():
-        names_in_words[device] = "; ".join(names)
-    table.attrs["names"] = names_in_words
-    return table
+    return pd.DataFrame(judged, columns=COLUMNS)
 
 
 # Recorded rows by experiment and device.
@@ -291,20 +264,37 @@ def _recorded_tables(root: Path) -> Tables:
     return tables
 
 
-def _machines(tables: Tables) -> dict[str, list[str]]:
-    """Return the names of the machines that were measured, by device."""
-    machines: dict[str, list[str]] = {}
+def _measured_devices(tables: Tables) -> list[str]:
+    """Return the devices on which something was measured, sorted."""
+    devices = set()
     for rows_by_device in tables.values():
         for device, rows in rows_by_device.items():
-            if rows.is_simulated.all():
-                continue
-            names = machines.setdefault(device, [])
-            if "device_name" not in rows:
-                continue
-            for name in rows.device_name.dropna().unique():
-                if str(name) not in names:
-                    names.append(str(name))
-    return machines
+            if not rows.is_simulated.all():
+                devices.add(device)
+    return sorted(devices)
+
+
+def _judged(claim: Claim, device: str, rows: pd.DataFrame | None) -> dict[str, object]:
+    """Return the row of a claim on a device, by what that has recorded, None for nothing."""
+    value = Value()
+    reason: str | None = "no results of this device"
+    judged_value = value
+    if rows is not None:
+        value, reason = _value(claim, rows)
+        judged_value = _as_judged(claim, value, rows)
+    return {
+        "id": claim.id,
+        "claim": claim.claim,
+        "source": claim.source,
+        "device": device,
+        "expected": f"{claim.direction} {claim.expected:g}",
+        **value._asdict(),
+        "mark": FITTED if device in claim.fitted else "",
+        "verdict": claim.judge(judged_value),
+        "unit": claim.unit,
+        "note": reason or _note_on(claim, judged_value),
+        "experiment": claim.experiment,
+    }
 
 
 def _as_judged(claim: Claim, value: Value, rows: pd.DataFrame) -> Value:
@@ -362,52 +352,15 @@ def _note_on(claim: Claim, value: Value) -> str:
     return claim.caveat
 
 
-def _described(claim: Claim, device: str, value: Value) -> dict[str, object]:
-    """Return the row of a claim on a device, without its verdict and note."""
-    return {
-        "id": claim.id,
-        "claim": claim.claim,
-        "source": claim.source,
-        "device": device,
-        "expected": f"{claim.direction} {claim.expected:g}",
-        **value._asdict(),
-        "mark": FITTED if device in claim.fitted else "",
-        "unit": claim.unit,
-        "experiment": claim.experiment,
-    }
-
-
-def replay_remark(serving: pd.DataFrame) -> list[str]:
-    """Describe policies that served the same requests with shares of CUDA graphs that differ by
-    more than `REPLAY_TOLERANCE`, if they did; `serving` is `load.load_serving`'s table.
-    """
-    rows = serving[serving.quantity == load.REPLAYED]
-    if rows.empty:
-        return []
-    labels = [name for name in SAME_REQUESTS if name in rows]
-    shares = rows.groupby(labels, dropna=False).value
-    differences = shares.max() - shares.min()
-    difference = float(differences.max())
-    if difference <= REPLAY_TOLERANCE:
-        return []
-    return [
-        f"policies differ by {difference:.0%} of their iterations in what was replayed as CUDA "
-        "graphs: the value is in part of launches"
-    ]
-
-
-def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
+def _value(claim: Claim, rows: pd.DataFrame) -> tuple[Value, str | None]:
     """Return the claim's value and interval in a device's rows, or none with the reason: a point it
     needs is missing.
     """
-    if rows is None:
-        return Value(), "no results of this device"
     queried = [_query(claim, claim.where, rows)]
     if claim.over is not None:
         queried.append(_query(claim, claim.over, rows))
-    take = TAKES[claim.take]
     candidates = _chosen(claim, queried, at_once=1)
-    if take.is_line:
+    if TAKES[claim.take].is_line:
         candidates = _line_ends(candidates)
     needed = [candidates]
     if claim.needs is not None:
@@ -415,41 +368,52 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[Value, str | None]:
     reason = _missing(needed)
     if reason is not None:
         return Value(), reason
+    return _taken(claim, queried, candidates), None
+
+
+def _missing(tables: Sequence[pd.DataFrame]) -> str | None:
+    """Return the reason why some rows that are needed have no value; None if all have one."""
+    if any(rows.empty for rows in tables):
+        return ABSENT
+    without_value = pd.concat([rows[rows.y.isna()] for rows in tables])
+    if without_value.empty:
+        return None
+    reasons = without_value.reason.dropna().map(str)
+    return ", ".join(reasons.unique()) or ABSENT
+
+
+def _taken(claim: Claim, queried: Sequence[pd.DataFrame], candidates: pd.DataFrame) -> Value:
+    """Return the value that a claim takes of its candidates, with its interval."""
+    take = TAKES[claim.take]
     if candidates.draws.map(_is_unknown).any():
         without_interval = take.value(candidates)
-        return Value(without_interval.measured), None
+        return Value(without_interval.measured)
     if take.is_of_draws and _are_predicted(candidates):
         value = _in_every_draw(take, candidates)
     else:
         value = _of_samples(claim, queried, candidates)
         value = value._replace(is_of_rounds=_are_of_rounds(queried))
-    units = candidates.unit.unique()
     if take.is_place:
         # The best x may as well lie at the next one that was tried.
         tried = Choices(tuple(candidates.x.unique()))
         low, high = tried.widened(value.low, value.high)
-        value = value._replace(low=low, high=high)
-    elif len(units) == 1:
-        ends = within_range(Ends(value.low, value.high, value.confidence), units[0])
-        value = value._replace(low=ends.low, high=ends.high)
-    return value, None
+    else:
+        ends = Ends(value.low, value.high, value.confidence)
+        low, high, _ = within_range(ends, candidates.unit.iloc[0])
+    return value._replace(low=low, high=high)
 
 
 def _are_predicted(rows: pd.DataFrame) -> bool:
     """Return whether all rows have draws of a cost model's constants, and none has samples."""
-    have_draws = rows.draws.map(len) > 0
-    return bool(have_draws.all() and rows.samples.isna().all())
+    return all(rows.draws) and not any(rows.samples)
 
 
 def _are_of_rounds(queried: Sequence[pd.DataFrame]) -> bool:
     """Return whether rows are simulated in rounds, and in no draw of the constants."""
-    for rows in queried:
-        is_drawn = rows.draws.notna()
-        has_rounds = rows.samples.notna() | (rows.num_pairs > 0)  # old tables have no samples
-        of_rounds = rows.is_simulated & has_rounds & ~is_drawn
-        if not of_rounds.all():
-            return False
-    return True
+    rows = pd.concat(queried)
+    has_rounds = rows.samples.map(bool) | (rows.num_pairs > 0)  # old tables have no samples
+    of_rounds = rows.is_simulated & has_rounds & ~rows.draws.map(bool)
+    return bool(of_rounds.all())
 
 
 def _of_samples(claim: Claim, queried: Sequence[pd.DataFrame], candidates: pd.DataFrame) -> Value:
@@ -476,23 +440,22 @@ def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
     each of the shapes that it may hang on is slower, or faster, by the error of its own.
     """
     x = rows.x.to_numpy()
-    y = rows.y.to_numpy(dtype=float)  # an error moves whole numbers, too
-    value = take.measured(x, y)
-    drawn = []
-    for y_in_draw in np.array([*rows.draws]).T:
-        drawn.append(take.measured(x, y_in_draw))
+
+    def measured(y: Sequence[float]) -> float:
+        return take.measured(x, np.array(y, dtype=float))
+
+    y = rows.y.tolist()
+    value = measured(y)
+    drawn = [measured(y_in_draw) for y_in_draw in zip(*rows.draws, strict=True)]
     moved = []
     mirrored = []
     for shape in _shapes_of(take.eligible(rows)):
-        slower = []
-        faster = []
-        for y_of_row, by_shape in zip(y, rows.moved, strict=True):
-            y_if_slower = by_shape.get(shape, y_of_row)  # a row without it stays as it was
-            slower.append(y_if_slower)
-            faster.append(farther(y_of_row, y_if_slower, times=-1))
-        moved.append(take.measured(x, np.array(slower)))
+        # A row without the shape stays as it was.
+        slower = [by_shape.get(shape, own) for own, by_shape in zip(y, rows.moved, strict=True)]
+        faster = [farther(own, end, times=-1) for own, end in zip(y, slower, strict=True)]
+        moved.append(measured(slower))
         # Where another row becomes the largest, an error to one side moves more than to the other.
-        mirrored.append(take.measured(x, np.array(faster)))
+        mirrored.append(measured(faster))
     if take.is_place:
         # An x of the sweep has no distribution: its interval spans all that are drawn.
         everywhere = [value, *drawn, *moved, *mirrored]
@@ -511,32 +474,20 @@ def _shapes_of(rows: pd.DataFrame) -> list[str]:
     return list(shapes)
 
 
-def _missing(tables: Sequence[pd.DataFrame]) -> str | None:
-    """Return the reason why some rows that are needed have no value; None if all have one."""
-    if any(rows.empty for rows in tables):
-        return ABSENT
-    reasons: list[str] = []
-    is_complete = True
-    for rows in tables:
-        without = rows[rows.y.isna()]
-        is_complete = is_complete and without.empty
-        reasons += without.reason.dropna().map(str).tolist()
-    if is_complete:
-        return None
-    return ", ".join(dict.fromkeys(reasons)) or ABSENT
-
-
 def _chosen(claim: Claim, queried: Sequence[pd.DataFrame], at_once: float) -> pd.DataFrame:
     """Return the rows that the claim's query chose, or the ratios of the rows of its two queries.
 
     Their intervals are so wide that with the confidence `LEVEL` all `at_once` of them hold.
     """
     num_ends_at_once = len(queried) * at_once
-    bounded = [_bounded(rows, num_ends_at_once) for rows in queried]
-    if len(bounded) == 1:
-        return _with_draws(bounded[0])
-    of_rows, of_others = bounded
-    return _with_draws(_divided(of_rows, of_others, claim.match))
+    rows, *others = [_bounded(rows, num_ends_at_once) for rows in queried]
+    if others:
+        rows = _divided(rows, others[0], claim.match)
+    widened = []
+    for row in rows.to_dict("records"):
+        ends = wider(row["y"], _recorded_ends(row), _ends_of_errors(row))
+        widened.append(dict(row) | ends._asdict())
+    return pd.DataFrame(widened, rows.index, rows.columns)
 
 
 def _divided(rows: pd.DataFrame, others: pd.DataFrame, match: Sequence[str]) -> pd.DataFrame:
@@ -544,69 +495,78 @@ def _divided(rows: pd.DataFrame, others: pd.DataFrame, match: Sequence[str]) -> 
     wherever those of both values do.
     """
     both = rows.merge(others, on=list(match), suffixes=("", "_over"))
+    pairs = both.to_dict("records")
     return both.assign(
         y=both.y / both.y_over,
         low=both.low / both.high_over,
         high=both.high / both.low_over,
         confidence=both.confidence + both.confidence_over - 1,
-        draws=both.apply(_ratios, axis="columns", result_type="reduce"),
-        moved=both.apply(_moved_ratios, axis="columns", result_type="reduce"),
+        draws=pd.Series(map(_ratios, pairs), both.index, dtype=object),
+        moved=pd.Series(map(_moved_ratios, pairs), both.index, dtype=object),
         unit=RATIO,
         reason=both.reason.fillna(both.reason_over),
     )
 
 
-def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
-    """Widen the intervals of samples to what so many at once need, but not below what is recorded,
-    in which is how finely a value can be known. Draws of a cost model, which become numbers here,
-    are left for `_with_draws`: until then a predicted value has no width.
+def _ratios(pair: Row) -> list[float]:
+    """Return the draws of a ratio: errors that both values share cancel in each. A value without
+    draws is the same in all of them. Values with unlike numbers of draws have an unknown error.
     """
+    num_draws = max(len(pair["draws"]), len(pair["draws_over"]))
+    draws = pair["draws"] or num_draws * [pair["y"]]
+    draws_over = pair["draws_over"] or num_draws * [pair["y_over"]]
+    if len(draws) != len(draws_over):
+        return [math.nan]
+    return [drawn / over for drawn, over in zip(draws, draws_over, strict=True)]
+
+
+def _moved_ratios(pair: Row) -> dict[str, float]:
+    """Return the ratio that results where one shape is slower, by the shape's name.
+
+    A shape of only one of the two values leaves the other value as it is.
+    """
+    ratios = {}
+    shapes: dict[str, float] = pair["moved"] | pair["moved_over"]
+    for shape in shapes:
+        moved = pair["moved"].get(shape, pair["y"])
+        moved_over = pair["moved_over"].get(shape, pair["y_over"])
+        ratios[shape] = moved / moved_over
+    return ratios
+
+
+def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
+    """Widen the intervals of samples to what so many at once need."""
     level = 1 - (1 - LEVEL) / at_once
-    recorded = rows.astype(dict.fromkeys(Ends._fields, float))
-    recorded["draws"] = rows.draws.map(_draws_in)
-    recorded["moved"] = rows.moved.map(_moved_in)
-    bounds = []
-    draws = []
-    for row in recorded.to_dict("records"):
-        ends, draws_of_row = _ends_and_draws(row, level)
-        bounds.append(ends)
-        draws.append(draws_of_row)
-    bounded = _with_ends(recorded, bounds)
-    return bounded.assign(
-        low=bounded.low.fillna(rows.y),  # an interval that is not known has no width yet
-        high=bounded.high.fillna(rows.y),
-        draws=pd.Series(draws, rows.index, dtype=object),
-    )
+    bounded = [_bounded_row(row, level) for row in rows.to_dict("records")]
+    return pd.DataFrame(bounded, rows.index, rows.columns)
 
 
-def _ends_and_draws(row: Row, level: float) -> tuple[Ends, list[float]]:
-    """Return a row's interval without the errors of a cost model, and its draws.
+def _bounded_row(row: Row, level: float) -> Row:
+    """Return a row whose interval is that of its samples, but no narrower than what is recorded, in
+    which is how finely a value can be known. The errors of a cost model are left for `_chosen`:
+    until then a predicted value has no width.
 
     A value without samples and without an interval is exact. One whose samples all agree is not:
     they do not show how far off they are, so it gets an unknown draw.
     """
     value = row["y"]
-    recorded = _recorded_ends(row)
-    samples = _numbers(row["samples"])
-    if samples and math.isnan(recorded.low):
-        return recorded, [math.nan]
-    if samples:
+    ends = _recorded_ends(row)
+    draws = row["draws"]
+    if row["samples"] and math.isnan(ends.low):
+        draws = [math.nan]
+    elif row["samples"]:
         # Seeds are independent; samples of a device follow one another and may drift.
         is_series = not row["is_simulated"]
-        of_samples = ends_of_median(samples, level=level, is_series=is_series)
-        without_errors = without(value, recorded, _ends_of_errors(row))
-        return _not_below(without_errors, of_samples), row["draws"]
-    if _has_errors(row):
-        return Ends(value, value, math.nan), row["draws"]
-    return recorded, row["draws"]
-
-
-def _with_ends(rows: pd.DataFrame, bounds: Sequence[Ends]) -> pd.DataFrame:
-    """Return rows with an interval for each."""
-    columns = list(Ends._fields)
-    widened = rows.copy()
-    widened[columns] = pd.DataFrame(bounds, rows.index, columns, dtype=float)
-    return widened
+        of_samples = ends_of_median(row["samples"], level=level, is_series=is_series)
+        recorded = without(value, ends, _ends_of_errors(row))
+        low = min(recorded.low, of_samples.low)
+        high = max(recorded.high, of_samples.high)
+        ends = Ends(low, high, of_samples.confidence)
+    elif any(predicted != value for predicted in (*draws, *row["moved"].values())):
+        ends = Ends(value, value, math.nan)
+    if math.isnan(ends.low):  # an interval that is not known has no width yet
+        ends = ends._replace(low=value, high=value)
+    return {**row, **ends._asdict(), "draws": draws}
 
 
 def _recorded_ends(row: Row) -> Ends:
@@ -618,82 +578,26 @@ def _ends_of_errors(row: Row) -> Ends:
     return ends_of_draws(row["y"], row["draws"], row["moved"].values())
 
 
-def _has_errors(row: Row) -> bool:
-    """Return whether an error of the cost model changes a row's value."""
-    predicted = {*row["draws"], *row["moved"].values()}
-    others = predicted - {row["y"]}
-    return bool(others)
-
-
-def _not_below(recorded: Ends, of_samples: Ends) -> Ends:
-    """Return the interval of samples, as wide as the recorded one at least."""
-    low = min(recorded.low, of_samples.low)
-    high = max(recorded.high, of_samples.high)
-    return Ends(low, high, of_samples.confidence)
-
-
-def _with_draws(rows: pd.DataFrame) -> pd.DataFrame:
-    """Widen the intervals by those of the draws."""
-    bounds = []
-    for row in rows.to_dict("records"):
-        ends = wider(row["y"], _recorded_ends(row), _ends_of_errors(row))
-        bounds.append(ends)
-    return _with_ends(rows, bounds)
-
-
-def _ratios(row: pd.Series) -> list[float]:
-    """Return the draws of a ratio: errors that both values share cancel in each. A value without
-    draws is the same in all of them. Values with unlike numbers of draws have an unknown error.
-    """
-    num_draws = max(len(row.draws), len(row.draws_over))
-    draws = row.draws or num_draws * [row.y]
-    draws_over = row.draws_over or num_draws * [row.y_over]
-    if len(draws) != len(draws_over):
-        return [math.nan]
-    ratios = []
-    for drawn, over in zip(draws, draws_over, strict=True):
-        ratios.append(drawn / over)
-    return ratios
-
-
-def _moved_ratios(row: pd.Series) -> dict[str, float]:
-    """Return the ratio that results where one shape is slower, by the shape's name.
-
-    A shape of only one of the two values leaves the other value as it is.
-    """
-    ratios = {}
-    for shape in {**row.moved, **row.moved_over}:
-        moved = row.moved.get(shape, row.y)
-        moved_over = row.moved_over.get(shape, row.y_over)
-        ratios[shape] = moved / moved_over
-    return ratios
-
-
 def _numbers(text: str | float) -> list[float]:
     """Return the samples of a row, without those that are not a number; one alone is no text."""
-    samples = []
-    for sample in str(text).split():
-        number = number_in(sample)
-        if not math.isnan(number):
-            samples.append(number)
-    return samples
+    numbers = map(number_in, str(text).split())
+    return [number for number in numbers if not math.isnan(number)]
 
 
-def _draws_in(text: str | float | None) -> list[float]:
+def _draws_in(text: str | float) -> list[float]:
     """Return the draws of a row: none of an exact value, NaN where the error is unknown."""
     if pd.isna(text):
         return []
     return [float(draw) for draw in str(text).split()]
 
 
-def _moved_in(text: str | float | None) -> dict[str, float]:
+def _moved_in(text: str | float) -> dict[str, float]:
     """Return what a row's value is by the shape that is slower."""
-    if pd.isna(text):
-        return {}
     by_shape = {}
-    for moved in str(text).split():
-        shape, value = moved.split("=")
-        by_shape[shape] = float(value)
+    if not pd.isna(text):
+        for moved in str(text).split():
+            shape, value = moved.split("=")
+            by_shape[shape] = float(value)
     return by_shape
 
 
@@ -710,11 +614,16 @@ def _query(claim: Claim, query: str, rows: pd.DataFrame) -> pd.DataFrame:
         # `rows.eval` would prepare all columns.
         is_chosen: Any = pd.eval(query, resolvers=[columns_in_query])
         columns = dict.fromkeys([*READ, *claim.match])
-        return rows.loc[is_chosen, list(columns)]
+        chosen = rows.loc[is_chosen, list(columns)]
     except Exception as error:  # pandas passes on any error of the expression
         raise UserError(
             f"claims.yaml: {claim.id}.where can't be evaluated ({error}); correct the query"
         ) from None
+    return chosen.astype(dict.fromkeys(Ends._fields, float)).assign(
+        samples=[_numbers(text) for text in chosen.samples],
+        draws=[_draws_in(text) for text in chosen.draws],
+        moved=[_moved_in(text) for text in chosen.moved],
+    )
 
 
 def _line_ends(rows: pd.DataFrame) -> pd.DataFrame:
@@ -737,46 +646,44 @@ def _maybe_smallest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.low <= rows.high.min()]
 
 
-def _largest(x: NDArray, y: NDArray[np.float64]) -> float:
+def _largest(x: Floats, y: Floats) -> float:
     return float(y.max())
 
 
-def _bounds_of_largest(rows: pd.DataFrame) -> Bounds:
-    return Bounds(rows.low.max(), rows.high.max())
-
-
-def _smallest(x: NDArray, y: NDArray[np.float64]) -> float:
+def _smallest(x: Floats, y: Floats) -> float:
     return float(y.min())
 
 
-def _bounds_of_smallest(rows: pd.DataFrame) -> Bounds:
-    return Bounds(rows.low.min(), rows.high.min())
+def _ends_of_both(take: Take, rows: pd.DataFrame) -> Bounds:
+    """Return what is taken of all lower ends, and of all upper ones."""
+    x = rows.x.to_numpy()
+    return Bounds(take.measured(x, rows.low.to_numpy()), take.measured(x, rows.high.to_numpy()))
 
 
-def _x_of_max(x: NDArray, y: NDArray[np.float64]) -> float:
+def _x_of_max(x: Floats, y: Floats) -> float:
     ascending = y.argsort()
     return float(x[ascending[-1]])
 
 
-def _bounds_of_x(rows: pd.DataFrame) -> Bounds:
+def _bounds_of_x(take: Take, rows: pd.DataFrame) -> Bounds:
     return Bounds(rows.x.min(), rows.x.max())
 
 
-def _last_over_first(x: NDArray, y: NDArray[np.float64]) -> float:
+def _last_over_first(x: Floats, y: Floats) -> float:
     return float(y[-1] / y[0])
 
 
-def _bounds_of_last_over_first(rows: pd.DataFrame) -> Bounds:
+def _bounds_of_last_over_first(take: Take, rows: pd.DataFrame) -> Bounds:
     first = rows.iloc[0]
     last = rows.iloc[-1]
     return Bounds(last.low / first.high, last.high / first.low)
 
 
-def _median(x: NDArray, y: NDArray[np.float64]) -> float:
+def _median(x: Floats, y: Floats) -> float:
     return float(np.median(y))
 
 
-def _bounds_of_all(rows: pd.DataFrame) -> Bounds:
+def _bounds_of_all(take: Take, rows: pd.DataFrame) -> Bounds:
     return Bounds(rows.low.min(), rows.high.max())
 
 
@@ -789,23 +696,20 @@ class Take(NamedTuple):
     """
 
     eligible: Callable[[pd.DataFrame], pd.DataFrame]
-    measured: Callable[[NDArray, NDArray[np.float64]], float]
-    bounds: Callable[[pd.DataFrame], Bounds]
+    measured: Callable[[Floats, Floats], float]
+    bounds: Callable[[Take, pd.DataFrame], Bounds] = _ends_of_both
     is_line: bool = False  # of the rows of the least and the largest x alone
     is_place: bool = False  # the value is an x
     is_of_draws: bool = True  # taken in each draw of a cost model's constants
 
     def value(self, rows: pd.DataFrame) -> Value:
-        x = rows.x.to_numpy()
-        y = rows.y.to_numpy()
-        measured = self.measured(x, y)
-        bounds = self.bounds(rows)
-        return Value(measured, bounds.low, bounds.high)
+        measured = self.measured(rows.x.to_numpy(), rows.y.to_numpy())
+        return Value(measured, *self.bounds(self, rows))
 
 
 TAKES: Mapping[str, Take] = {
-    "max": Take(_maybe_largest, _largest, _bounds_of_largest),
-    "min": Take(_maybe_smallest, _smallest, _bounds_of_smallest),
+    "max": Take(_maybe_largest, _largest),
+    "min": Take(_maybe_smallest, _smallest),
     # where y is largest, or may be
     "x of max": Take(_maybe_largest, _x_of_max, _bounds_of_x, is_place=True),
     # y at the largest x over y at the smallest
@@ -819,30 +723,18 @@ def in_words(row: Row) -> str:
     """Describe a row of `verdicts`, such as "1.31 (1.25 to 1.36, 97 %)", with the level of samples
     and the mark; empty if nothing was measured. "97 % of rounds" is without a cost model's errors.
     """
-    value = Value(*(row[name] for name in Value._fields))
-    if math.isnan(value.measured):
+    if math.isnan(row["measured"]):
         return ""
-    text = f"{value.measured:.3g}"
-    has_level = value.confidence < 1  # an exact value has all, a stated error none
-    if has_level or value.low < value.high:
-        interval = f"{value.low:.3g} to {value.high:.3g}"
+    text = f"{row['measured']:.3g}"
+    has_level = row["confidence"] < 1  # an exact value has all, a stated error none
+    if has_level or row["low"] < row["high"]:
+        interval = f"{row['low']:.3g} to {row['high']:.3g}"
         if has_level:
-            interval += f", {100 * value.confidence:.0f} %"
-        if value.is_of_rounds:
+            interval += f", {100 * row['confidence']:.0f} %"
+        if row["is_of_rounds"]:
             interval += " of rounds"
         text += f" ({interval})"
     return f"{text} {row['mark']}".rstrip()
-
-
-def figure_pattern(experiment: str) -> str | None:
-    """Return the expression for the name of a figure of the paper in a claim's source, such as
-    "Fig 9" for fig09; None for other experiments.
-    """
-    _, is_figure, number = experiment.partition("fig")
-    if not is_figure or not number.isdigit():
-        return None
-    # Fig 1 is not Fig 10. The later paper on SARATHI-Serve has figures of the same numbers.
-    return rf"^SARATHI,.*Fig {int(number)}(?!\d)"
 
 
 def verdict(experiment: str, table: pd.DataFrame) -> str:
@@ -850,22 +742,19 @@ def verdict(experiment: str, table: pd.DataFrame) -> str:
     judges, in Markdown, from the table of `verdicts`.
     """
     judged = table[table.experiment == experiment]
-    if judged.empty:
-        pattern = figure_pattern(experiment)
-        if pattern is not None:
-            judged = table[table.source.str.contains(pattern)]
+    _, is_figure, number = experiment.partition("fig")
+    if judged.empty and is_figure:
+        # Fig 1 is not Fig 10. The later paper on SARATHI-Serve has figures of the same numbers.
+        judged = table[table.source.str.contains(rf"^SARATHI,.*Fig {int(number)}(?!\d)")]
     if judged.empty:
         return "- No claim is read from it."
     lines = []
     for claim, rows in judged.groupby("claim", sort=False):
         values = []
-        measured = rows[rows.verdict != NOT_MEASURED]
-        for row in measured.to_dict("records"):
-            value = in_words(row)
-            values.append(f"{row['device']} **{value}** ({row['verdict']})")
+        for row in rows[rows.verdict != NOT_MEASURED].to_dict("records"):
+            values.append(f"{row['device']} **{in_words(row)}** ({row['verdict']})")
         described = "; ".join(values) or NOT_MEASURED
-        expected = rows.expected.iloc[0]
-        lines.append(f"- {claim} ({expected}): {described}.")
+        lines.append(f"- {claim} ({rows.expected.iloc[0]}): {described}.")
     if (judged.verdict == NOT_MEASURED).all():
         lines.append("- No device has recorded results of it.")
     return "\n".join(lines)

@@ -23,7 +23,7 @@ LABELS = "run.json"  # written last, so its presence marks a complete run
 SIMULATED = "simulated-"
 COMPOSED = "kernels-"  # of measured kernels: folders of their hardware and model
 COMPOSED_SOURCE = "measured kernels"
-REPLAYED = "replayed share"  # of iterations, as CUDA graphs: a quantity of `load_serving`
+REPLAYED = "replayed share"  # of iterations, as CUDA graphs: a quantity of the tables of serving
 SHARED = {"hardware", "host"}  # groups that the simulated executor has inside
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is not everywhere
 LONGEST = 80  # characters of a sweep's name
@@ -304,14 +304,6 @@ def source_of(device: str) -> str:
     if device.startswith(SIMULATED):
         return SIMULATED_SOURCE
     return MEASURED
-
-
-def load_serving(experiment: str, device: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
-    """Load the recorded quantities of serving `experiment` on a device by policy; may be empty."""
-    results = f"{experiment}/results/{device}"
-    for path in csv_files(root, f"*/{results}/{experiment}-serving.csv"):
-        return pd.read_csv(path)
-    return pd.DataFrame({"quantity": []})
 
 
 def recorded(root: Path = EXPERIMENTS) -> list[str]:

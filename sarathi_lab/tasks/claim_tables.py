@@ -118,7 +118,7 @@ def ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, dict[str, bool]]]
         kinds = measured.verdict.map(kind_of)
         by_verdict: dict[str, dict[str, bool]] = {verdict: {} for verdict in VERDICTS}
         for (kind, claim), marks in is_fitted.groupby([kinds, measured.id], sort=False):
-            by_verdict[kind][claim] = bool(marks.all())
+            by_verdict[str(kind)][str(claim)] = bool(marks.all())
         missing = table.id[~table.id.isin(measured.id)]
         by_verdict[NOT_MEASURED] = dict.fromkeys(missing, False)
         ids[name] = by_verdict

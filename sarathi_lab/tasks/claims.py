@@ -144,7 +144,7 @@ def _main(options: argparse.Namespace, run: Command) -> int:
             f"--results {options.results} has no recorded results; leave --results out, or add "
             "--simulate or --run to fill it"
         )
-    judged = claims
+    judged: Sequence[Claim] = claims
     if not (is_running or options.readme):
         judged = _asked_for(claims, options.names)
     with progress_of("judging", len(judged), "claims") as advance:

@@ -139,18 +139,6 @@ def test_a_value_is_taken_with_its_interval(take, expected, tmp_path):
     assert row["confidence"] < CONFIDENCE  # of two points at once
 
 
-@pytest.mark.parametrize(("shares", "differ"), [((0.98, 0.95), False), ((0.98, 0.4), True)])
-def test_a_claim_of_policies_that_were_replayed_to_other_shares_says_so(shares, differ, tmp_path):
-    load.save(table(1.5), "fig08", "cpu", tmp_path)
-    rows = pd.DataFrame({"policy": ["sarathi", "orca_best"], "value": shares, "prompt_len": 8})
-    serving = rows.assign(quantity=load.REPLAYED)
-    others = serving.assign(prompt_len=9, value=0.1)  # other requests, of which both are alike
-    serving = pd.concat([serving, others, serving.assign(quantity="idle share", value=[0, 1])])
-    load.save(serving, "fig08", "cpu", tmp_path, ending="-serving")
-    note = found(tmp_path)["note"]
-    assert ("differ by 58% of their iterations" in note) == differ
-
-
 def test_computed_points_within_each_others_error_may_all_be_best(tmp_path):
     load.save(table(1.2, 1.45, 1.5).assign(num_pairs=0, confidence=NAN), "fig08", "cpu", tmp_path)
     row = found(tmp_path, take="x of max")
@@ -455,7 +443,10 @@ def test_every_claim_finds_its_rows_in_what_is_simulated_or_composed(recorded):
     [
         ("- {id: a, claim: b", "can't be read"),
         ("- {id: a, claim: b}", "claims.yaml: a: missing"),
-        ("- {id: a, colour: red}", "claims.yaml: a=colour is unknown"),
+        (
+            "- {id: a, colour: red}",
+            "a: got an unexpected keyword argument .colour.; correct it",
+        ),
         (
             "- {id: a, claim: b, source: c, experiment: d, where: e, expected: 1, tolerance: 0, "
             "caveat: f}".replace("f}", "f, direction: up}"),
