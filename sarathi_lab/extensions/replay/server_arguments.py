@@ -62,8 +62,8 @@ FLAGS = ("flag", "inverse")  # kinds of arguments without a value
 CACHE_OBJECT = "kv_cache_config"  # of TensorRT-LLM's
 WHOLE_NUMBERS = ("int", "count")  # kinds of arguments
 NUMBERS = (*WHOLE_NUMBERS, "number", "share")
-TRUE = ("true", "1", "yes", "on")
-FALSE = ("false", "0", "no", "off")
+TRUE = ("true", "1", "yes", "on", "enabled")
+FALSE = ("false", "0", "no", "off", "disabled")
 SCALED = re.compile(r"(\d+)(\.\d+)?([kKmMgGtT])")
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}  # vLLM's
 BINARY_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -423,6 +423,9 @@ def _parsed(row: Argument, value: object, source: str) -> object:
         return (text.lower() in TRUE) != (row.kind == "inverse")
     if row.kind == "text":
         return text
+    if text.startswith("["):
+        with suppress(ValueError):
+            return json.loads(text)
     return value
 
 
@@ -520,7 +523,7 @@ def _graph_sizes(row: Argument, value: object) -> list[int]:
         raise NotSimulated("state max_cudagraph_capture_size")
     if not all(str(size).isdigit() for size in value):
         raise NotSimulated("it is no list of sizes")
-    return [int(size) for size in value]
+    return sorted(int(size) for size in value)
 
 
 def _num_blocks(row: Argument, value: int) -> int:

@@ -138,7 +138,7 @@ def _commands(text: str, source: str) -> list[ShellCommand]:
     Raises UserError for one that only a run of a shell's script tells.
     """
     in_containers = containers_in(text)
-    if in_containers:
+    if in_containers or text.lstrip().startswith("{"):
         return in_containers
     script = parsed(text)
     if script is not None:

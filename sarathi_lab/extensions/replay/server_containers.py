@@ -22,7 +22,7 @@ KEYS = {"Image": "image", "Entrypoint": "entrypoint", "Cmd": "command", "Env": "
 REQUIRED = re.compile(r"\$\{(\w+):?\?[^}]*\}")  # a variable of compose that must be set
 # Behind comments, it begins with a key, or with an entry of a list.
 BEGINS_YAML = re.compile(
-    r"""(?:[ \t]*(?:(?:[#%]|---).*)?\r?\n)*[ \t]*(?:-\s|[{\[]|["']?[\w./-]+["']?[ \t]*:(?:\s|$))"""
+    r"""(?:[ \t]*(?:(?:[#%]|---).*)?\r?\n)*[ \t]*(?:-\s|["']?[\w./-]+["']?[ \t]*:(?:\s|$))"""
 )
 
 

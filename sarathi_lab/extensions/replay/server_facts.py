@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import yaml
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.iteration_log import CACHE_TOKENS
-from sarathi_lab.extensions.replay.literals import CLOSING, OPENING, named_values
+from sarathi_lab.extensions.replay.literals import named_values
 from sarathi_lab.extensions.replay.server_arguments import (
     LOGGED_CACHE,
     LoggedCache,
@@ -32,13 +31,9 @@ from sarathi_lab.extensions.replay.server_arguments import (
     with_rules_of_v0,
     with_rules_of_version,
 )
-from sarathi_lab.extensions.replay.server_commands import (
-    check_is_of_known_server,
-    find_command,
-)
-from sarathi_lab.workload.text_files import COLORS, LOG_LINE, json_rows, kind_of_text
+from sarathi_lab.extensions.replay.server_commands import check_is_of_known_server, find_command
+from sarathi_lab.workload.text_files import COLORS, LOG_LINE, kind_of_text
 
-LOG_KEYS = ("log", "message", "msg", "textPayload")  # of Docker's, and of others
 FIX = (
     "name a server's log with its start-up lines (vLLM's begin with non-default args or engine "
     "config, SGLang's with server_args=ServerArgs), its server_info or its arguments as YAML, or "
@@ -47,53 +42,47 @@ FIX = (
 DEFAULT_BLOCK = 16  # tokens of a block of vLLM's
 ROUNDED_BY = 0.006  # sequences of the longest context, of which vLLM logs two digits
 
-# vLLM's lines.
-CHANGED_ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
-ALL_ARGUMENTS = re.compile(r"\bargs: (?:Namespace|AsyncEngineArgs|EngineArgs)\((.*)\)")
-# Over a fence where someone has set the arguments as code.
-ENGINE = re.compile(r"engine \(v[^)]*\)\s+with config:?\s+(?:[~`]{3}\w*\s+)?(.*)")
+# vLLM's lines: the arguments that differ from its defaults, all of them, and its configuration.
+CHANGED_ARGUMENTS = re.compile(r"non-default args: \{(.*)")
+ALL_ARGUMENTS = re.compile(r"\bargs: (?:Namespace|AsyncEngineArgs|EngineArgs)\((.*)")
+ENGINE = re.compile(r"engine \(v[^)]*\)\s+with config:?\s+(.*)")
 V0_ENGINE = re.compile(
     r"Initializing an? (?:V0 LLM engine|LLM engine \(v0\.[0-7]\.)"
     r"|\bllm_engine\.py:\d+\] Initializing an LLM engine \(vdev\)"
 )
 MISSING_COMMA = re.compile(r"(=(?:True|False)) (?=\w+=)")  # of some versions' first engine
-VERSION = re.compile(r"(?:version |engine \(v)(\d+\.\d+(?:\.\d+)?(?:\.dev\d+)?)")
-BUDGET = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
 CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
 # Of an attention's kernels, or so that a block is as large as a state.
 BLOCK_SIZE = re.compile(r"(?:Setting|Forcing) (?:attention|kv cache) block size to (\d+)")
-CACHE_BLOCKS = re.compile(r"# (?:GPU|cuda) blocks: (\d+)")
-MODEL_LENGTH = re.compile(r"Using max model len (\d+)")
-ASYNCHRONOUS = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
-DEVICE_NAME = re.compile(r"device_name=([\w.-]+?)(?:,|\.json)")
-# Of its configuration of graphs, which is no literal of Python.
-GRAPH_MODE = re.compile(r"cudagraph_mode['\"]?: (?:<CUDAGraphMode\.)?(\w+|\[\d, \d\])")
-GRAPH_SIZES = re.compile(r"cudagraph_capture_sizes['\"]?: ?\[([\d, ]+)\]")
-ARGUMENTS = re.compile(r"LLM engine \(v|non-default args|\bargs: Namespace\(|server_args=")
-SECOND_LINE = "with config"  # of vLLM's engine, where someone has broken its line
 PERIODIC = re.compile(r"Avg prompt throughput")
-
-# By argument, the line with what vLLM takes for it.
+# By argument, the line with what vLLM takes for it. Its configuration of graphs is no literal of
+# Python.
 RESOLVED = {
-    "max_num_batched_tokens": BUDGET,
-    "max_model_len": MODEL_LENGTH,
-    "version": VERSION,
-    "device_name": DEVICE_NAME,
+    "max_num_batched_tokens": r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)",
+    "max_model_len": r"Using max model len (\d+)",
+    "version": r"(?:version |engine \(v)(\d+\.\d+(?:\.\d+)?(?:\.dev\d+)?)",
+    "device_name": r"device_name=([\w.-]+?)(?:,|\.json)",
+    "async_scheduling": r"Asynchronous scheduling is (enabled|disabled)",
+    "num_gpu_blocks": r"# (?:GPU|cuda) blocks: (\d+)",
+    "cudagraph_mode": (r"with config.*cudagraph_mode['\"]?: (?:<CUDAGraphMode\.)?(\w+|\[\d, \d\])"),
+    "cudagraph_capture_sizes": r"with config.*cudagraph_capture_sizes['\"]?: ?(\[[\d, ]+\])",
 }
 
 # SGLang's lines.
 SGLANG_ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)(.*)")
 SGLANG_SIZES = re.compile(r"max_total_num_tokens=\d+.*")
-SGLANG_CACHE = re.compile(r"KV Cache is allocated\..*?#tokens: (\d+)")
-SGLANG_DTYPE = re.compile(r"Load weight end\..*?dtype=([\w.]+)")
-
+SGLANG_RESOLVED = {
+    "max_total_num_tokens": r"KV Cache is allocated\..*?#tokens: (\d+)",
+    "dtype": r"Load weight end\..*?dtype=([\w.]+)",
+}
 # What SGLang's scheduler states of itself.
 MADE_BY_SGLANG = ("effective_max_running_requests_per_dp", "token_capacity", "max_total_num_tokens")
 SGLANG_KEYS = ("model_path", "chunked_prefill_size")  # of its description
-FLAGS_KEY = re.compile(r"(?:vllm|sglang|serve|server|engine)_?(?:args|flags|arguments)")
 
-# Keys of files that describe containers, and of none that --config takes.
-CONTAINER_KEYS = ("services", "apiVersion", "kind", "image", "commands", "run")
+BEGINS_ARGUMENTS = re.compile(r"LLM engine \(v|non-default args|\bargs: \w+\(|server_args=")
+BEGINS_LINE = re.compile(rf"{LOG_LINE.pattern}|\b(?:INFO|WARNING|ERROR|DEBUG)\b|^\s*$")
+# Keys of descriptions of containers, of a sweep's rows, and of clients' results.
+OTHER_KEYS = ("services", "apiVersion", "kind", "image", "commands", "run", "vllm_args", "backend")
 
 
 def read_facts(path: Path, text: str) -> Statement:
@@ -110,26 +99,40 @@ def read_facts(path: Path, text: str) -> Statement:
     if facts is not None:
         return facts
     check_is_of_known_server(text, f"task.log={path}")
-    kind = kind_of_text(text)
     if PERIODIC.search(text):
         raise UserError(
             f"task.log={path} is a log without its start, which has the arguments; name "
             "one from the start on, or add task.server='vllm serve MODEL ...' as it was started"
         )
+    kind = kind_of_text(text)
     raise UserError(f"task.log={path} is {kind} and states nothing of a server; {FIX}")
 
 
 def find_facts(path: Path, text: str) -> Statement | None:
     """Read what the text of a file states of a server; None where it states nothing."""
-    text = _joined(COLORS.sub("", _unwrapped(text)))
-    if text.lstrip()[:1] == "{":
-        return _of_description(path, text) or find_command(text, str(path))
-    if SGLANG_ARGUMENTS.search(text) or SGLANG_SIZES.search(text):
-        return _with_command(_of_sglang_log(path, text), text)
-    statement = _of_vllm_log(path, text)
-    if statement.settings:
-        return _with_command(statement, text)
-    return _of_yaml(path, text) or find_command(text, str(path))
+    source = str(path)
+    text = _joined(COLORS.sub("", text))
+    is_json = text.lstrip().startswith("{")
+    if not is_json:
+        is_of_sglang = SGLANG_ARGUMENTS.search(text) or SGLANG_SIZES.search(text)
+        log = _of_sglang_log(source, text) if is_of_sglang else _of_vllm_log(source, text)
+        if log.settings:
+            return _with_command(log, text)
+    described = _of_description(source, text, is_json=is_json)
+    return described or find_command(text, source)
+
+
+def _joined(text: str) -> str:
+    """Join the lines of arguments that a terminal has broken at its width, or a person by hand."""
+    lines = list[str]()
+    is_of_arguments = False
+    for line in text.splitlines():
+        if is_of_arguments and BEGINS_LINE.search(line) is None:
+            lines[-1] += line
+            continue
+        lines.append(line)
+        is_of_arguments = BEGINS_ARGUMENTS.search(line) is not None
+    return "\n".join(lines)
 
 
 def _with_command(log: Statement, text: str) -> Statement:
@@ -144,151 +147,69 @@ def _with_command(log: Statement, text: str) -> Statement:
     return replace(merged(command, log), policy=log.policy or command.policy)
 
 
-def _unwrapped(text: str) -> str:
-    """Return the lines of a log that a container's runtime has kept as an object each."""
-    rows = json_rows(text)
-    if rows is None:
-        return text
-    for key in LOG_KEYS:
-        lines = [str(entry[key]).rstrip() for entry in rows.objects if key in entry]
-        if len(lines) > 1:
-            return "\n".join(lines)
-    return text
-
-
-def _joined(text: str) -> str:
-    """Join the lines of arguments that a terminal has broken at its width, as pasted logs are."""
-    lines = list[str]()
-    width = 0  # of the line of arguments that may go on; 0: none does
-    for line in text.splitlines():
-        begins = ARGUMENTS.search(line) is not None
-        if begins:
-            width = len(line)
-        may_go_on = width > 0 and not begins and not LOG_LINE.match(line)
-        # A whole line may end at any width: only a next one as wide, or what is open, tells.
-        is_continued = may_go_on and (
-            len(lines[-1]) > width or len(line) == width or _is_open(lines[-1])
-        )
-        if is_continued or (may_go_on and line.startswith(SECOND_LINE)):
-            lines[-1] += line
-        else:
-            lines.append(line)
-        if len(line) < width and not _is_open(line):
-            width = 0
-    return "\n".join(lines)
-
-
-def _is_open(line: str) -> bool:
-    """Return whether a line ends behind a comma, or within quotes or brackets."""
-    if line.rstrip().endswith(","):
-        return True
-    is_within_brackets = any(
-        line.count(opening) > line.count(closing)
-        for opening, closing in zip(OPENING, CLOSING, strict=True)
-    )
-    return is_within_brackets or line.count("'") % 2 == 1
-
-
-def _of_description(path: Path, text: str) -> Statement | None:
-    """Read a server's description of itself, or an object of arguments."""
-    try:
-        content = as_object(json.loads(text))
-    except ValueError:
+def _of_description(source: str, text: str, *, is_json: bool) -> Statement | None:
+    """Read a server's description of itself, or arguments as --config takes them."""
+    content = _object_in(text, is_json=is_json)
+    if any(key in content for key in OTHER_KEYS):
         return None
-    for key, value in content.items():
-        if isinstance(value, list) and FLAGS_KEY.fullmatch(key):
-            return _of_flags(path, content, key)
-    if any(key in content for key in SGLANG_KEYS):
-        return sglang_description(content, str(path))
+    arguments = {str(name).replace("-", "_"): value for name, value in content.items()}
+    is_of_sglang = any(key in arguments for key in SGLANG_KEYS)
+    if is_json and is_of_sglang:
+        return sglang_description(content, source)
     config = content.get("vllm_config")
     if isinstance(config, str):
-        return read_arguments(
-            "vllm", selected("vllm", named_values(config)), str(path), is_dump=True
-        )
+        arguments = selected("vllm", named_values(config))
+        return read_arguments("vllm", arguments, source, is_dump=True)
     if isinstance(config, Mapping):
-        return read_arguments(
-            "vllm", arguments_of_sections(config), str(path), is_dump=True, is_complete=True
-        )
-    arguments = selected("vllm", content, is_typed=True)
-    if not arguments or "backend" in content:
+        arguments = arguments_of_sections(config)
+        return read_arguments("vllm", arguments, source, is_dump=True, is_complete=True)
+    system = "sglang" if is_of_sglang else "vllm"
+    if not selected(system, arguments, is_typed=is_json):
         return None
-    return read_arguments("vllm", arguments, str(path), is_typed=True)
+    return read_arguments(system, arguments, source, is_typed=True)
 
 
-def _of_flags(path: Path, content: Mapping[str, object], key: str) -> Statement | None:
-    """Read a person's description of a server, with the words of its command under `key`."""
-    system = "sglang" if "sglang" in f"{key} {content.get('image', '')}" else "vllm"
-    model = str(content.get("model") or content.get("model_path") or "")
-    program = {"vllm": ["vllm", "serve"], "sglang": ["sglang", "serve", "--model-path"]}
-    words = [str(content.get("image", "")), *program[system], model, *_words(content[key])]
-    command = find_command(shlex.join(words), str(path))
-    others = selected(system, {name: value for name, value in content.items() if name != key})
-    described = read_arguments(system, others, str(path), is_typed=True)
-    return described if command is None else merged(described, command)
-
-
-def _words(value: object) -> list[str]:
-    assert isinstance(value, list), "asked for by the caller"
-    return [str(word) for word in value]
+def _object_in(text: str, *, is_json: bool) -> Mapping[str, object]:
+    """Return the object that JSON or YAML has; an empty one of other texts."""
+    try:
+        if is_json:
+            return as_object(json.loads(text))
+        if kind_of_text(text) == "YAML":
+            return as_object(yaml.safe_load(text))
+    except (ValueError, yaml.YAMLError):
+        pass
+    return {}
 
 
 def sglang_description(info: Mapping[str, object], source: str) -> Statement:
     """Read SGLang's description of itself, as /server_info gives it and its client records it."""
     states = info.get("internal_states")
-    state: Mapping[str, object] = {}
+    made = dict[str, object]()
     if isinstance(states, list) and states:
         state = as_object(states[0])
-    memory = as_object(state.get("memory_usage"))
+        made = {**state, **as_object(state.get("memory_usage"))}
     # What the server made of arguments that were left to it comes first: those were stated.
-    arguments = dict[str, object]()
-    for part in (state, memory):
-        arguments |= {name: part[name] for name in MADE_BY_SGLANG if part.get(name) is not None}
+    arguments = {name: made[name] for name in MADE_BY_SGLANG if made.get(name) is not None}
     arguments |= {name: value for name, value in info.items() if value is not None}
     return read_arguments("sglang", arguments, source, is_dump=True, is_complete=bool(info))
 
 
-def _of_yaml(path: Path, text: str) -> Statement | None:
-    """Read arguments as the --config of vLLM and SGLang takes them."""
-    if kind_of_text(text) != "YAML":
-        return None
-    try:
-        content = as_object(yaml.safe_load(text))
-    except yaml.YAMLError:
-        return None
-    if any(key in content for key in CONTAINER_KEYS):
-        return None
-    arguments = {str(name).replace("-", "_"): value for name, value in content.items()}
-    system = "sglang" if any(name in arguments for name in SGLANG_KEYS) else "vllm"
-    if not selected(system, arguments):
-        return None
-    return read_arguments(system, arguments, str(path), is_typed=True)
-
-
-def _of_vllm_log(path: Path, text: str) -> Statement:
+def _of_vllm_log(source: str, text: str) -> Statement:
     """Read a log of vLLM's."""
-    resolved = _resolved_by_vllm(text)
-    typed = dict[str, object]()
     changed = CHANGED_ARGUMENTS.search(text)
     listed = ALL_ARGUMENTS.search(text)
+    typed = dict[str, object]()
     if changed is not None:
-        typed |= named_values(changed[1][1:-1])
+        typed = named_values(changed[1])
     elif listed is not None:
         # Defaults included, so that only names of the table are arguments of the engine.
-        typed |= selected("vllm", named_values(listed[1]))
-    if not typed.get("model"):
-        typed.pop("model", None)
-    block_sizes = BLOCK_SIZE.findall(text)
-    if block_sizes:
-        typed["block_size"] = int(block_sizes[-1])  # of a state, after that of kernels
-    blocks = _num_blocks(text, typed)
-    if blocks is not None:
-        resolved["num_gpu_blocks"] = blocks
-        typed.pop("num_gpu_blocks_override", None)  # which that number follows from
-    source = str(path)
+        typed = selected("vllm", named_values(listed[1]))
     is_complete = changed is not None or listed is not None
+    resolved = _resolved_by_vllm(text, typed)
     statement = merged(
-        read_arguments("vllm", resolved, source, is_dump=True),
         read_arguments("vllm", typed, source, is_dump=changed is None, is_complete=is_complete),
+        # What the server made of its arguments counts.
+        read_arguments("vllm", resolved, source, is_dump=True),
     )
     if V0_ENGINE.search(text):
         return with_rules_of_v0(statement)
@@ -297,28 +218,35 @@ def _of_vllm_log(path: Path, text: str) -> Statement:
     logged = CACHE_TOKENS.search(text)
     if logged is None:
         return statement
-    cache = LoggedCache(_tokens(logged[1]), _is_of_longest(text, _tokens(logged[1])))
+    tokens = _tokens(logged[1])
+    cache = LoggedCache(tokens, _is_of_longest(text, tokens))
     return replace(statement, settings={**statement.settings, LOGGED_CACHE: cache})
 
 
-def _resolved_by_vllm(text: str) -> dict[str, object]:
-    """Return what vLLM made of its arguments, defaults included, by its log."""
+def _resolved_by_vllm(text: str, typed: Mapping[str, object]) -> dict[str, object]:
+    """Return what vLLM made of the arguments that were `typed`, defaults included, by its log."""
     resolved = dict[str, object]()
+    concurrency = CONCURRENCY.search(text)
+    if concurrency is not None:
+        resolved["max_seq_len"] = _tokens(concurrency[1])
     engine = ENGINE.search(text)
     if engine is not None:
         resolved |= selected("vllm", named_values(MISSING_COMMA.sub(r"\1, ", engine[1])))
-        resolved |= _graphs(engine[1])
-    for name, pattern in RESOLVED.items():
-        match = pattern.search(text)
-        if match is not None:
-            resolved[name] = match[1]
-    concurrency = CONCURRENCY.search(text)
-    if concurrency is not None:
-        resolved.setdefault("max_model_len", _tokens(concurrency[1]))
-    scheduling = ASYNCHRONOUS.search(text)
-    if scheduling is not None:
-        resolved["async_scheduling"] = scheduling[1] == "enabled"
+    resolved |= _matches(RESOLVED, text)
+    block_sizes = BLOCK_SIZE.findall(text)
+    if block_sizes:
+        resolved["block_size"] = block_sizes[-1]  # of a state, after that of kernels
+    tokens = CACHE_TOKENS.search(text)  # of one replica
+    if tokens is not None:
+        block_size = resolved.get("block_size") or typed.get("block_size") or DEFAULT_BLOCK
+        resolved["num_gpu_blocks"] = _tokens(tokens[1]) // int(str(block_size))
     return resolved
+
+
+def _matches(patterns: Mapping[str, str], text: str) -> dict[str, object]:
+    """Return what patterns find in a log, by argument."""
+    matches = {name: re.search(pattern, text) for name, pattern in patterns.items()}
+    return {name: match[1] for name, match in matches.items() if match is not None}
 
 
 def _is_of_longest(text: str, tokens: int) -> bool:
@@ -328,31 +256,8 @@ def _is_of_longest(text: str, tokens: int) -> bool:
     concurrency = CONCURRENCY.search(text)
     if concurrency is None:
         return False
-    return abs(tokens / _tokens(concurrency[1]) - float(concurrency[2])) < ROUNDED_BY
-
-
-def _graphs(config: str) -> dict[str, object]:
-    """Find the CUDA graphs in the text of vLLM's configuration."""
-    graphs = dict[str, object]()
-    mode = GRAPH_MODE.search(config)
-    if mode is not None:
-        graphs["cudagraph_mode"] = mode[1]
-        if mode[1].startswith("["):
-            graphs["cudagraph_mode"] = json.loads(mode[1])
-    sizes = GRAPH_SIZES.search(config)
-    if sizes is not None:
-        graphs["cudagraph_capture_sizes"] = sorted(map(int, sizes[1].split(",")))
-    return graphs
-
-
-def _num_blocks(text: str, typed: Mapping[str, object]) -> int | None:
-    """Find the blocks of vLLM's cache, which it logs as such or in tokens of one replica."""
-    tokens = CACHE_TOKENS.search(text)
-    if tokens is not None:
-        block_size = int(str(typed.get("block_size") or DEFAULT_BLOCK))
-        return _tokens(tokens[1]) // block_size
-    blocks = CACHE_BLOCKS.search(text)
-    return None if blocks is None else int(blocks[1])
+    num_sequences = tokens / _tokens(concurrency[1])
+    return abs(num_sequences - float(concurrency[2])) < ROUNDED_BY
 
 
 def _tokens(text: str) -> int:
@@ -360,26 +265,17 @@ def _tokens(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-def _of_sglang_log(path: Path, text: str) -> Statement:
+def _of_sglang_log(source: str, text: str) -> Statement:
     """Read a log of SGLang's."""
-    arguments = dict[str, object]()
-    for name, pattern in (("max_total_num_tokens", SGLANG_CACHE), ("dtype", SGLANG_DTYPE)):
-        match = pattern.search(text)
-        if match is not None:
-            arguments[name] = match[1]
-    made = SGLANG_SIZES.search(text)
-    if made is not None:
-        sizes = named_values(made[0])
-        sizes["context_length"] = sizes.pop("context_len", None)
-        arguments |= selected("sglang", sizes)
+    resolved = _matches(SGLANG_RESOLVED, text)
+    sizes = SGLANG_SIZES.search(text)
+    if sizes is not None:
+        resolved |= selected("sglang", named_values(sizes[0]))
+    statement = read_arguments("sglang", resolved, source, is_dump=True)
     stated = SGLANG_ARGUMENTS.search(text)
-    source = str(path)
-    statement = read_arguments("sglang", arguments, source, is_dump=True)
     if stated is None:
         return statement
-    listed = named_values(stated[1])
-    if listed.get("dtype") == "auto":
-        listed.pop("dtype")
-    described = read_arguments("sglang", listed, source, is_dump=True, is_complete=True)
+    arguments = named_values(stated[1])
+    described = read_arguments("sglang", arguments, source, is_dump=True, is_complete=True)
     # What the server made of its arguments counts, such as sequences that fit its cache.
     return merged(described, statement)

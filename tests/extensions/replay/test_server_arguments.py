@@ -814,6 +814,7 @@ def test_further_places_of_a_servers_command(text, stated, notes):
         "from ray.serve.llm import LLMConfig\nLLMConfig(engine_kwargs=dict(max_num_seqs=64))",
         'FROM vllm/vllm-openai:v0.11.0\nCMD ["--model", "m"]',
         "kubectl run chat --image=vllm/vllm-openai:v0.11.0 -- --model Qwen/Qwen3-8B",
+        '{"model_path": "m", "image": "vllm/vllm-openai", "vllm_args": ["--max-num-seqs", "64"]}',
     ],
 )
 def test_what_starts_no_server_or_in_other_ways_states_none(text):
@@ -1082,18 +1083,6 @@ def test_replicas_are_named(text):
     statement = find_command(text, "file")
     assert statement is not None
     assert statement.not_simulated == ["replicas=2 (one of them serves all requests here)"]
-
-
-def test_flags_in_an_object_are_a_command():
-    content = {
-        "model_path": "/models/Qwen3-8B",
-        "image": "vllm/vllm-openai:v0.28.0",
-        "vllm_args": ["--max-num-seqs", "64", "--kv-cache-dtype", "fp8"],
-    }
-    statement = find_facts(Path("row.json"), json.dumps(content))
-    assert statement is not None
-    stated = {"version": "0.28.0", "batch": 64, "cache.dtype": "fp8"}
-    assert statement.settings.items() >= {"model": "/models/Qwen3-8B", **stated}.items()
 
 
 def test_weights_that_do_not_fit_are_refused_as_they_are(result):

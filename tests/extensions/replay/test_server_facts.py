@@ -116,7 +116,7 @@ STATED = {
             "cache.num_blocks": 27260,  # V0 has no null block
             "cache.block_size": 16,
             "cache.prefix": False,
-            "dtype": "auto",
+            "dtype": "bfloat16",
         },
     ),
     "V0 with chunks": (
@@ -596,11 +596,6 @@ def test_a_command_above_a_log_without_arguments_counts():
     text = f"vllm serve {MODEL} \\\n --max-num-seqs 8\nINFO # GPU blocks: 1001\n"
     facts = read_facts(Path("server.log"), text)
     assert facts.settings == {"model": MODEL, "batch": 8, "cache.num_blocks": 1000}
-
-
-def test_arguments_of_an_engine_may_be_fenced():
-    text = f"engine (v0.11.0) with config\n~~~\nmodel='{MODEL}', max_seq_len=4096\n~~~\n"
-    assert read_facts(Path("server.log"), text).settings["max_model_len"] == 4096
 
 
 def test_the_name_of_a_model_tells_the_type_of_its_weights(client):
