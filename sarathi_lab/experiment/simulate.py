@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 from uuid import uuid4
 
 import pandas as pd
@@ -29,28 +30,37 @@ def simulate(jobs: Sequence[SimulatedJob], processes: int | None = None) -> list
     few_first = sorted(enumerate(jobs), key=lambda numbered: len(numbered[1].parts))
     for number, job in few_first:
         calls += [delayed(_points)(key, number, job, part) for part in job.parts]
-    num_workers = min(processes or cpu_count(), len(calls))
     if any(job.experiment.is_chained for job in jobs):
-        num_workers = 1  # a part begins where the one before ended, on the same bench
-    workers = Workers(n_jobs=num_workers, return_as="generator")
+        processes = 1  # a part begins where the one before ended, on the same bench
     points_of_jobs: list[list[list[Point]]] = [[] for _ in jobs]  # by job and part
     names = dict.fromkeys(job.experiment.name for job in jobs)
-    with progress_of(f"computing {', '.join(names)}", len(calls), "parts") as advance:
-        try:
-            for number, points in workers(calls):
-                points_of_jobs[number].append(points)
-                advance(1)
-        except TerminatedWorkerError:
-            raise RunError(
-                "a process of the simulation was killed; the system may have been out of memory: "
-                "use task.processes=1"
-            ) from None
+    title = f"computing {', '.join(names)}"
+    for number, points in results_of(calls, processes, title, "parts"):
+        points_of_jobs[number].append(points)
     tables = []
     for job, points_of_parts in zip(jobs, points_of_jobs, strict=True):
         table = job.experiment.table(points_of_parts)
         labels = {**job.labels, "device": job.device, "device_name": job.backend.device_name}
         tables.append(_labelled(table, labels))
     return tables
+
+
+def results_of(calls: Sequence[Any], processes: int | None, title: str, unit: str) -> Iterator[Any]:
+    """Yield the results of joblib's delayed `calls` in their order, computed by `processes` (None:
+    one a core). Raises RunError where one is killed.
+    """
+    num_workers = max(1, min(processes or cpu_count(), len(calls)))
+    workers = Workers(n_jobs=num_workers, return_as="generator")
+    with progress_of(title, len(calls), unit) as advance:
+        try:
+            for result in workers(calls):
+                advance(1)
+                yield result
+        except TerminatedWorkerError:
+            raise RunError(
+                "a process of the simulation was killed; the system may have been out of memory: "
+                "use task.processes=1"
+            ) from None
 
 
 def _labelled(table: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:

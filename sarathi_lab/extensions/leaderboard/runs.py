@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from omegaconf import DictConfig
@@ -39,11 +39,6 @@ SELECTION = "selection"
 BEST = "best"
 # The settings that runs have in common which are compared: all that decide a run but the policy.
 SAME_WORK = [name for name in READ if name not in ("policy", "slo", "metrics")]
-# Constants that only models without grouped heads read. Cards got them after runs of other models
-# had been recorded.
-OF_UNGROUPED_HEADS = ("ungrouped_launch", "ungrouped_block_time")
-OF_INTEGERS = ("int8_flops_per_second", "int8_peak")  # the same of weights in such integers
-OF_NO_TIME = ("maker", "makers")  # who makes a card says which servers run there, not how fast
 
 
 @dataclass(frozen=True)
@@ -149,8 +144,7 @@ def _quantities(plan: Plan, iterations: pd.DataFrame, requests: pd.DataFrame) ->
     return {name: summary[name] for name in QUANTITIES if name in summary}
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """A run to do."""
 
     seed: int
@@ -188,9 +182,9 @@ def run_all(
         trials += [Trial(seed, budget, SELECTION) for seed in selection_seeds]
     table = pd.DataFrame(run(contest, trials))
     chosen = set[int]()
-    if SELECTION in {*table.role}:
-        for objective in contest.objectives:
-            chosen.add(int(best_budgets(table, f"{GOODPUT}{objective}").iloc[0]))
+    for objective in contest.objectives:
+        # None where no budget of the grid is possible.
+        chosen.update(best_budgets(table, f"{GOODPUT}{objective}").astype(int))
     more = []
     for budget in sorted(chosen - {default}):
         more += [Trial(seed, budget, BEST) for seed in seeds]
@@ -203,7 +197,7 @@ def row_of(contest: Contest, trial: Trial) -> dict[str, object] | None:
     Raises UserError for other runs that are not possible.
     """
     try:
-        return contest.run(trial.seed, trial.budget, trial.role)
+        return contest.run(*trial)
     except RunError:
         raise
     except UserError:
@@ -223,37 +217,34 @@ def best_budgets(runs: pd.DataFrame, quantity: str) -> pd.Series:
 
     Means are of the digits that are recorded, so that a record has the choice of its sweep.
     """
-    policies = [*CONTEST, "policy"]
-    selection = runs[runs.role == SELECTION].copy()
-    selection[quantity] = selection[quantity].map(in_recorded_digits)
-    means = selection.groupby([*policies, "budget"], as_index=False)[quantity].mean()
-    of_default = runs[runs.role == DEFAULT].groupby(policies).budget.first()
-    means = means.join(of_default.rename("default"), on=policies)
-    # Ascending, so that the least loss, the default and the smallest budget come first.
-    means["is_other"] = means.budget != means["default"]
-    means["loss"] = -means[quantity].round(9)
-    means = means.sort_values([*policies, "loss", "is_other", "budget"], kind="stable")
-    return means.groupby(policies).budget.first()
+    of_policy = [*CONTEST, "policy"]
+    selection = runs[runs.role == SELECTION]
+    goodput = selection[quantity].map(in_recorded_digits)
+    by_budget = goodput.groupby([selection[name] for name in (*of_policy, "budget")])
+    means = by_budget.mean().round(9).rename("goodput").reset_index()
+    default = runs[runs.role == DEFAULT].groupby(of_policy).budget.first().rename("default")
+    means = means.join(default, on=of_policy)
+    means["is_default"] = means.budget == means["default"]
+    best_first = means.sort_values(
+        ["goodput", "is_default", "budget"],
+        ascending=[False, False, True],
+        kind="stable",
+    )
+    return best_first.groupby(of_policy).budget.first()
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return a text that is equal for runs which differ in nothing but the policy.
 
-    What is null or false does not count, as settings that are added later are so by default. Nor
-    does a card's maker, nor do constants of ungrouped heads where all heads are grouped, nor of
-    8-bit integers where no weights are such. Of a class only its name counts, as modules move.
+    What is null or false does not count, as settings that are added later are so by default. Of a
+    class only its name counts, as modules move.
     """
-    unread = [*OF_NO_TIME]
-    if _has_grouped_heads(config):
-        unread += OF_UNGROUPED_HEADS
-    if not _has_integer_weights(config):
-        unread += OF_INTEGERS
-    work = {name: _that_count(config[name], unread) for name in SAME_WORK}
+    work = {name: _that_count(config[name]) for name in SAME_WORK}
     same_work = json.dumps(work, sort_keys=True)
     return hashlib.sha256(same_work.encode()).hexdigest()[:8]
 
 
-def _that_count(node: object, unread: Sequence[str]) -> object:
+def _that_count(node: object) -> object:
     """Return a node's settings that count in a `fingerprint`, nested ones, too."""
     if not isinstance(node, Mapping):
         return node
@@ -261,32 +252,6 @@ def _that_count(node: object, unread: Sequence[str]) -> object:
     for key, value in node.items():
         if key == "_target_":
             values[key] = str(value).rpartition(".")[2]
-        elif value not in (None, False) and key not in unread:
-            values[key] = _that_count(value, unread)
+        elif value not in (None, False):
+            values[key] = _that_count(value)
     return values
-
-
-def _has_integer_weights(config: Mapping[str, Any]) -> bool:
-    """Return whether products are of integers of 8 bits, as far as it tells."""
-    executor = config["executor"]
-    model = config["model"]
-    weights = executor.get("weights") if isinstance(executor, Mapping) else None
-    stored = model.get("quantisation") if isinstance(model, Mapping) else None
-    if weights == "w8a8":
-        return True
-    # Runs recorded earlier have `is_integer` in the place of `product_type`.
-    return isinstance(stored, Mapping) and (
-        stored.get("product_type") == "int8" or bool(stored.get("is_integer"))
-    )
-
-
-def _has_grouped_heads(config: Mapping[str, Any]) -> bool:
-    """Return whether heads share keys and values in all layers, on each device of a tensor-parallel
-    group; False where the configuration does not tell.
-    """
-    model = config["model"]
-    if "num_heads" not in model or model.get("layers") is not None:
-        return False  # layers may have heads of their own
-    # A device has at least one KV head.
-    num_kv_heads = max(model["num_kv_heads"], config["executor"]["tensor_parallel"])
-    return bool(model["num_heads"] > num_kv_heads)

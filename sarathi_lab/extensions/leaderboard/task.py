@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from joblib import Parallel as Workers
-from joblib import cpu_count, delayed
-from joblib.externals.loky.process_executor import TerminatedWorkerError
+from joblib import delayed
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import listed, whole
-from sarathi_lab.config.console import amount, counted, print_place, print_words, progress_of
-from sarathi_lab.config.errors import RunError, UserError, require_int, require_one_of, require_text
+from sarathi_lab.config.console import amount, print_place, print_words
+from sarathi_lab.config.errors import UserError, require_int, require_one_of, require_text
 from sarathi_lab.config.instantiate import (
     as_written,
     class_name,
@@ -27,6 +25,7 @@ from sarathi_lab.config.instantiate import (
 from sarathi_lab.config.jobs import Job
 from sarathi_lab.config.paths import of_lab, readable
 from sarathi_lab.config.run_context import RunContext, SweepRecord
+from sarathi_lab.experiment.simulate import results_of
 from sarathi_lab.extensions.leaderboard import board, pages, verdicts
 from sarathi_lab.extensions.leaderboard.comparison import FEWEST_SEEDS
 from sarathi_lab.extensions.leaderboard.runs import (
@@ -34,7 +33,6 @@ from sarathi_lab.extensions.leaderboard.runs import (
     DEFAULT,
     GOODPUT,
     LABELS,
-    SELECTION,
     Contest,
     Trial,
     row_of,
@@ -127,22 +125,9 @@ class Leaderboard(Task):
 
     def _run_trials(self, contest: Contest, trials: Sequence[Trial]) -> list[dict[str, object]]:
         """Run `trials`, several at a time, and return the rows of those that are possible."""
-        rows = list[dict[str, object]]()
-        number = min(self.processes or cpu_count(), len(trials))
-        # Lazily, as each trial is handed to a process that is free.
-        calls = (delayed(row_of)(contest, trial) for trial in trials)
-        with progress_of(contest.policy, len(trials), "runs") as advance:
-            try:
-                for row in Workers(n_jobs=max(1, number), return_as="generator")(calls):
-                    advance(1)
-                    if row is not None:
-                        rows.append(row)
-            except TerminatedWorkerError:
-                raise RunError(
-                    "a process of the simulation was killed; the system may have been out of "
-                    "memory: use task.processes=1"
-                ) from None
-        return rows
+        calls = [delayed(row_of)(contest, trial) for trial in trials]
+        rows = results_of(calls, self.processes, contest.policy, "runs")
+        return [row for row in rows if row is not None]
 
     def _contest(self, cfg: DictConfig, policy: str) -> Contest:
         objectives = {name: load_option("slo", name) for name in self.objectives}
@@ -219,15 +204,13 @@ def label_of(cfg: DictConfig, context: RunContext) -> str:
 
 
 def _in_short(runs: pd.DataFrame) -> str:
-    """Describe in a line at which budgets a policy ran, with the goodput by the first objective."""
+    """Describe in a line at which budget a policy ran, with the goodput by the first objective."""
     objective = board.objectives(runs)[0]
     default = runs[runs.role == DEFAULT]
     goodput = amount(default[f"{GOODPUT}{objective}"].mean())
     budget = default.budget.iloc[0]
     at = "" if pd.isna(budget) else f" at its budget of {budget:g} tokens"
-    number = (runs.role == SELECTION).sum()
-    choice = f"; {counted(number, 'run')} chose another budget" if number else ""
-    return f"  goodput, {objective}: {goodput} requests/s{at}{choice}"
+    return f"  goodput, {objective}: {goodput} requests/s{at}"
 
 
 def _publish(runs: pd.DataFrame, folder: Path) -> None:

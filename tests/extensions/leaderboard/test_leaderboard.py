@@ -119,33 +119,6 @@ def test_runs_stay_comparable_when_a_setting_is_added_unset():
     config = {name: {"size": 1} for name in SAME_WORK}
     assert fingerprint({**config, "cache": {"size": 1, "new": None}}) == fingerprint(config)
     assert fingerprint({**config, "cache": {"size": 2}}) != fingerprint(config)
-    of_maker = {**config, "executor": {"size": 1, "hardware": {"maker": "amd"}}}
-    without_maker = {**config, "executor": {"size": 1, "hardware": {}}}
-    assert fingerprint(of_maker) == fingerprint(without_maker)
-
-
-@pytest.mark.parametrize(
-    ("model", "tensor_parallel", "is_read"),
-    [
-        ({"num_heads": 32, "num_kv_heads": 8}, 1, False),
-        ({"num_heads": 32, "num_kv_heads": 32}, 1, True),
-        ({"num_heads": 32, "num_kv_heads": 8}, 32, True),  # one of each on a device
-        ({"num_heads": 32, "num_kv_heads": 8, "layers": {"full": 4}}, 1, True),
-        ({"name": "auto"}, 1, True),
-    ],
-)
-def test_constants_of_ungrouped_heads_part_only_runs_that_read_them(
-    model, tensor_parallel, is_read
-):
-    def of_card(**constants: float) -> str:
-        executor = {"hardware": constants, "tensor_parallel": tensor_parallel}
-        return fingerprint({**dict.fromkeys(SAME_WORK), "model": model, "executor": executor})
-
-    without = of_card(decode_launch=1.0)
-    of_integers = {"int8_flops_per_second": 2.0, "int8_peak": 2.0}
-    assert of_card(decode_launch=1.0, **of_integers) == without
-    assert (of_card(decode_launch=1.0, ungrouped_launch=2.0) != without) == is_read
-    assert of_card(decode_launch=3.0, ungrouped_launch=2.0) != without
 
 
 @pytest.fixture(autouse=True)
