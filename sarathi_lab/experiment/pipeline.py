@@ -96,27 +96,6 @@ SYSTEMS: Mapping[str, System] = {
 }
 
 
-def curves_of(ledgers: Mapping[str, Sequence[Ledger]]) -> pd.DataFrame:
-    """Rows (panel, series, x, y) of the replicas' `ledgers` by system.
-
-    Panel "a" is the CDF of a request's bubble time (x in seconds); panel "b" the time (y, seconds)
-    at which x requests were done.
-    """
-    curves = []
-    for name, of_replicas in ledgers.items():
-        requests = pd.concat([ledger.requests() for ledger in of_replicas])
-        done = np.arange(1, len(requests) + 1)
-        finish_times = np.sort(requests.finish_time)
-        completion = {"panel": "b", "series": name, "x": done, "y": finish_times}
-        curves.append(pd.DataFrame(completion))
-        if name in PIPELINES:
-            bubble_times = np.sort(requests.bubble_time)
-            share = done / len(requests)
-            bubbles = {"panel": "a", "series": name, "x": bubble_times, "y": share}
-            curves.append(pd.DataFrame(bubbles))
-    return pd.concat(curves, ignore_index=True)
-
-
 def serve(
     name: str,
     spec: ModelSpec,
@@ -161,21 +140,28 @@ def completion_time(finish_times: Sequence[float] | pd.Series) -> float:
     return float(in_order[num_completed - 1])
 
 
-def at_points(curves: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
-    """What `curves` have where the paper has its `points` (panels "a" and "b"): rows with y.
+def requests_of(ledgers: Sequence[Ledger]) -> pd.DataFrame:
+    """Return the requests of all replicas."""
+    return pd.concat([ledger.requests() for ledger in ledgers])
 
-    The curve of a run of fewer requests than the paper's is stretched.
+
+def at_points(requests: Mapping[str, pd.DataFrame], points: pd.DataFrame) -> pd.DataFrame:
+    """Return what the `requests` of each system have where the paper has its `points`: rows with y.
+
+    Panel "a" is the CDF of a request's bubble time: seconds (y) by the share of requests. Panel "b"
+    is the time (seconds) at which x requests were done, stretched to the paper's number of them.
     """
     rows = []
     for (panel, series), line in points.groupby(["panel", "series"]):
-        is_of_line = (curves.panel == panel) & (curves.series == series)
-        curve = curves[is_of_line]
+        table = requests[str(series)]
+        num_requests = len(table)
+        done = np.arange(1, num_requests + 1)
         if panel == "a":
-            # The paper's points of the distribution have seconds as y, by the share of requests.
-            y = np.interp(line.x, curve.y, curve.x)
+            y = np.interp(line.x, done / num_requests, np.sort(table.bubble_time))
         else:
-            stretch = NUM_REQUESTS / len(curve)
-            y = np.interp(line.x, curve.x * stretch, curve.y * stretch)
+            stretch = NUM_REQUESTS / num_requests
+            finish_times = np.sort(table.finish_time)
+            y = np.interp(line.x, done * stretch, finish_times * stretch)
         abscissae = line[["panel", "series", "x"]]
         rows.append(abscissae.assign(y=y))
     return pd.concat(rows, ignore_index=True)
@@ -212,16 +198,16 @@ def predicted(
     """
     spec, hardware = on
     num_requests = NUM_REQUESTS // every
-    ledgers = {}
+    requests = {}
     for name in SYSTEMS:
-        ledgers[name] = serve(name, spec, hardware, num_requests, seed)
+        ledgers = serve(name, spec, hardware, num_requests, seed)
+        requests[name] = requests_of(ledgers)
     of_lines = paper[paper.panel != "ratios"]
-    curves = at_points(curves_of(ledgers), of_lines)
+    curves = at_points(requests, of_lines)
     # An error is an estimate whose value is 1. Its product with a time is that time, with draws.
     errors = _typical_errors(spec, hardware)
     errors["tp_8rep"] = errors["tp_pp_orca"]  # replicas run Orca, too
-    points_of_curves = curves[["panel", "series", "x", "y"]]
-    for panel, series, x, y in points_of_curves.itertuples(index=False, name=None):
+    for panel, series, x, y in curves.itertuples(index=False, name=None):
         yield Point(panel, series, x, errors[series] * y, "s")
     error_of_ratio = errors["tp_pp_orca"] / errors["sarathi"]
     for name, ratio in ratios(curves).items():

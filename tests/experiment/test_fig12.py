@@ -4,7 +4,6 @@ tables.
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 
 from sarathi_lab.config.instantiate import load_option
@@ -19,22 +18,24 @@ NUM_REQUESTS = (
 
 @pytest.fixture(scope="module")
 def reduced():
-    """Ledgers by system, on the fitted GPU; test_paper has the other one."""
+    """Requests by system, on the fitted GPU; test_paper has the other one."""
     options = load_option("model", "gpt3-175b"), load_option("hardware", "a100_fig12")
-    return {name: pipeline.serve(name, *options, NUM_REQUESTS) for name in pipeline.SYSTEMS}
+    return {
+        name: pipeline.requests_of(pipeline.serve(name, *options, NUM_REQUESTS))
+        for name in pipeline.SYSTEMS
+    }
 
 
 @pytest.fixture(scope="module")
 def completed(reduced) -> dict[str, float]:
     """Seconds by system."""
-    requests = {n: pd.concat([one.requests() for one in own]) for n, own in reduced.items()}
-    return {n: pipeline.completion_time(table.finish_time) for n, table in requests.items()}
+    return {n: pipeline.completion_time(table.finish_time) for n, table in reduced.items()}
 
 
 @pytest.fixture(scope="module")
 def bubbles(reduced) -> dict[str, float]:
     """Seconds of the median request by pipeline."""
-    return {n: reduced[n][0].requests().bubble_time.median() for n in pipeline.PIPELINES}
+    return {n: reduced[n].bubble_time.median() for n in pipeline.PIPELINES}
 
 
 def test_sarathi_is_done_before_the_replicas_and_these_before_orca(completed, bubbles):
@@ -53,7 +54,7 @@ def test_replicas_share_the_requests_evenly():
 
 def test_what_is_found_is_taken_at_the_papers_points(reduced, completed, bubbles):
     curves = CATALOG["fig12"].paper_points().query("panel != 'ratios'")
-    found = pipeline.at_points(pipeline.curves_of(reduced), curves)
+    found = pipeline.at_points(reduced, curves)
     assert len(found) == len(curves)
     middle = found[(found.panel == "a") & (found.x - 0.5).abs().lt(0.01)]
     assert middle.groupby("series").y.mean()["sarathi"] == pytest.approx(
