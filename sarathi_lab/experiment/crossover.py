@@ -10,7 +10,8 @@ from typing import ClassVar
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.bench import Bench, CostBench, IterationTimes
+from sarathi_lab.executor.simulated.cost_model import CostModel
+from sarathi_lab.experiment.bench import Bench, CostBench
 from sarathi_lab.experiment.grid import Map
 from sarathi_lab.experiment.points import Parts, Point, part
 from sarathi_lab.experiment.registry import Ints, Platform, SimulatedJob, Sizes, experiment
@@ -34,7 +35,7 @@ class CacheBench(CostBench):
 
     def __init__(
         self,
-        cost: IterationTimes,
+        cost: CostModel,
         kv_tokens: int,
         state_tokens: int,
         window: CachedWindow | None = None,

@@ -281,7 +281,7 @@ def _prompt_in_chunks(
     attention_of_whole = bench.seconds(uncut, ("attn",))
     slower = bench.seconds(cut, ("attn",)) / attention_of_whole
     yield Point("attention time / whole", name, chunk, slower)
-    losses = bench.chunking_losses(prompt, chunk)
+    losses = bench.losses(prompt, chunk)
     yield Point("prefill time / whole", name, chunk, Estimate(1.0) + losses["total"])
     for title, cause in causes.items():
         yield Point(f"price: {title}", name, chunk, losses[cause], kind="share")

@@ -6,7 +6,7 @@ import gc
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -23,12 +23,13 @@ from sarathi_lab.executor.steal_corrected_clock import exclude_stolen_time
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
-from sarathi_lab.experiment.bench import NOTHING, Bench, PlanningBench
+from sarathi_lab.experiment.bench import COMPARED, NOTHING, Bench, PlanningBench
 from sarathi_lab.experiment.measured_cost import TOO_SMALL, MeasuredCostModel
 from sarathi_lab.experiment.points import Estimate, Part, Point, Samples, keep, table_of
 from sarathi_lab.experiment.registry import COMPOSITIONS, SERVING, Measured, MeasuredJob
 from sarathi_lab.experiment.scenario import (
     BLOCK_SIZE,
+    Composition,
     Room,
     Scenario,
     Served,
@@ -48,13 +49,12 @@ class DeviceBench(Bench):
     after a warm-up that does not count; what cache or memory are too small for is not a number.
     """
 
-    cost: MeasuredCostModel
-
     def __init__(self, executor: DeviceExecutor, spec: ModelSpec | None = None) -> None:
-        super().__init__(MeasuredCostModel(executor, spec))
+        self.cost = MeasuredCostModel(executor, spec)
+        self.has_operations = self.cost.has_operations
         self.executor = executor
         self.runs: defaultdict[Scenario, list[Served]] = defaultdict(list)
-        self._of_this_round: dict[Scenario, Served | None] = {}
+        self._of_this_round: dict[Scenario, Mapping[str, Estimate]] = {}
         self._too_large: set[Scenario] = set()
         self._prepared: dict[str, int] = {}
         self._is_warm = False
@@ -75,6 +75,9 @@ class DeviceBench(Bench):
             self.cost.forget()
         return super().times(work)
 
+    def _times_of_batch(self, composition: Composition) -> Times:
+        return self.cost.operation_times(composition.make())
+
     def saving(self, alone: Work, both: Work, without: Work) -> Estimate:
         """Return medians of turns on a CPU: of two times that were taken one after the other, the
         difference is what other processes did to one of them.
@@ -84,10 +87,9 @@ class DeviceBench(Bench):
         batches = [*alone.batches, *both.batches, *without.batches]
         turns = self.cost.alternated(batches)
         seconds_alone, seconds_both, seconds_without = turns.T
-        seconds_added = seconds_both - seconds_without
-        typical_alone = Estimate(float(np.median(seconds_alone)))
-        typical_added = Estimate(float(np.median(seconds_added)))
-        return typical_alone / typical_added
+        typical_alone = np.median(seconds_alone)
+        typical_added = np.median(seconds_both - seconds_without)
+        return Estimate(float(typical_alone)) / Estimate(float(typical_added))
 
     def keys_read(self, work: Work) -> Estimate | None:
         if not isinstance(self.cost.probe, OperationProbe):
@@ -100,16 +102,18 @@ class DeviceBench(Bench):
             total += self.cost.probe.keys_read(batch_with_cache)
         return Estimate(total)
 
-    def served(self, scenario: Scenario) -> Served | None:
+    def compared(self, scenario: Scenario) -> Mapping[str, Estimate]:
         if scenario not in self._of_this_round:
             is_first = not self.runs and not self._too_large
             if is_first:
                 # A run of few decodes warms up, and is not recorded.
                 self._run(replace(scenario, num_decodes=WARM_UP_DECODES))
             served = self._run(scenario)
+            quantities = dict.fromkeys(COMPARED, NOTHING)
             if served is not None:
                 self.runs[scenario].append(served)
-            self._of_this_round[scenario] = served
+                quantities = {name: Estimate(getattr(served, name)) for name in COMPARED}
+            self._of_this_round[scenario] = quantities
         return self._of_this_round[scenario]
 
     def _run(self, scenario: Scenario) -> Served | None:

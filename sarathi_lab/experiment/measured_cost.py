@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -113,7 +113,7 @@ class Measurement(NamedTuple):
 
 
 class MeasuredCostModel:
-    """`IterationTimes` that are measured when they are first asked for.
+    """Seconds of iterations, which are measured when they are first asked for.
 
     The lab's executor has times of operations: an iteration in C++ reports them; else they are
     timed alone, over all layers, and `others` is the rest of the whole. vLLM's workers report them
@@ -122,8 +122,6 @@ class MeasuredCostModel:
     it. A batch that the device can't hold has the time "not a number"; `reason` is why the last one
     was left out.
     """
-
-    uncertainty: ClassVar[Mapping[str, float]] = {"matmul": math.nan, "attention": math.nan}
 
     def __init__(
         self, executor: DeviceExecutor, spec: ModelSpec | None = None, seed: int = 0

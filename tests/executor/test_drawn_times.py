@@ -148,7 +148,7 @@ def test_the_loss_of_chunks_errs_as_the_ratio_of_the_prompts_times_does():
     bench = CostBench(SimulatedBackend(A100).cost_of(SPEC))
     cut, uncut = (chunked(64, chunk, emits=True) for chunk in (16, 64))
     slower = bench.seconds(cut) / bench.seconds(uncut)
-    loss = bench.chunking_losses(64, 16)["total"]
+    loss = bench.losses(64, 16)["total"]
     np.testing.assert_allclose(loss.values, slower.values - 1)
     assert dict(loss.moved).keys() == dict(slower.moved).keys()
 

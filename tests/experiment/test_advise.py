@@ -196,7 +196,9 @@ def test_the_loss_adds_up_exactly(prompt_len, chunk):
     uncut = bench.seconds(chunked(prompt_len, prompt_len, emits=True)).value
     engine = EngineConfig(Sarathi(chunk, min_decodes=0), 1, num_blocks=200, block_size=16)
     ledger = serve(requests_of((prompt_len, 1)), engine, SimulatedExecutor(COST.iteration_time))
-    assert uncut + losses["total"].value == pytest.approx(ledger.iterations().end.max(), rel=1e-9)
+    assert uncut * (1 + losses["total"].value) == pytest.approx(
+        ledger.iterations().end.max(), rel=1e-9
+    )
     if chunk >= prompt_len:
         assert {extra.value for extra in losses.values()} == {0.0}
 
@@ -217,5 +219,8 @@ def test_each_part_of_the_loss_is_its_cause():
 
     losses = CostBench(HandCost()).losses(10, 3)
     # Chunks of 3, 3, 3, 1: four tiles for three, contexts 3 + 6 + 9 + 10 for 10.
-    causes = {"matmul": 2.0, "attention": 18.0, "fixed": 4.5, "experts": 0.0}
-    assert {cause: extra.value for cause, extra in losses.items()} == {**causes, "total": 24.5}
+    whole = 2.0 * 3 + 10 + 1.5
+    causes = {"matmul": 2.0, "attention": 18.0, "fixed": 4.5, "experts": 0.0, "total": 24.5}
+    assert {cause: extra.value for cause, extra in losses.items()} == {
+        cause: seconds / whole for cause, seconds in causes.items()
+    }

@@ -229,8 +229,8 @@ def test_an_executor_of_whole_iterations_gives_totals_and_says_what_it_lacks(nam
     assert bench.cost.reason == NO_OPERATIONS
     assert {row["operation"] for row in bench.cost.rows("13b", 2)} == {"iteration"}
     assert bench.keys_read(batch(prefill_tokens=16)) is None
-    assert math.isnan(bench.chunking_losses(64, 16)["attention"].value)
-    assert bench.chunking_losses(64, 16)["total"].value > 0
+    assert math.isnan(bench.losses(64, 16)["attention"].value)
+    assert bench.losses(64, 16)["total"].value > 0
 
 
 def noisy_point(bench, x: int, spread: float, random: np.random.Generator):
