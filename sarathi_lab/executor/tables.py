@@ -29,12 +29,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -206,40 +207,36 @@ def _plain(model: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Split measured rows into tables by file name.
-
-    `rows` has the columns operation (of `LAYERS` or `ATTENTION`), num_tokens (new tokens, or
-    decodes), kv_tokens (total that attention reads, else 0) and seconds.
+class RowSizes(NamedTuple):
+    """Sizes of a row of attention.csv or iterations.csv, under the names that a batch has for its
+    own.
     """
-    tokens = rows.num_tokens
-    before = rows.kv_tokens - tokens
-    context_of_each = rows.kv_tokens // tokens
-    is_attention = rows.operation.isin(ATTENTION)
-    is_decode = rows.operation == "decode_attention"
-    emitting = [name for name, layer in LAYERS.items() if layer.per == "emit"]
-    is_per_emit = rows.operation.isin(emitting)
-    # Every column that a file may have; each file takes its own.
-    table = rows.assign(
-        layer=rows.operation,
-        tokens=tokens,
-        sequences=tokens,
-        prefill_chunk=tokens.where(~is_decode, 0),
-        kv_prefill=before.where(~is_decode, 0),
-        n_decode=tokens.where(is_decode, 0),
-        kv_decode=context_of_each.where(is_decode, 0),
-    )
-    table[TIME] = rows.seconds / MICROSECOND
-    belongs_to = {
-        "dense": ~(is_attention | is_per_emit),
-        "per_sequence": is_per_emit,
-        "attention": is_attention,
-    }
-    frames = {}
-    for name, belongs in belongs_to.items():
-        columns = [*FILES[name].names, *FILES[name].counts, TIME]
-        frames[name] = table.loc[belongs, columns].reset_index(drop=True)
-    return frames
+
+    num_prefills: float
+    num_prefill_tokens: float
+    prefill_query_key_pairs: float
+    prefill_kv_tokens: float
+    num_decodes: float
+    num_decode_tokens: float
+    decode_kv_tokens: float
+
+
+def sizes_of(rows: pd.DataFrame) -> list[RowSizes]:
+    """List the sizes of rows with or without num_prefills."""
+    number = rows.num_prefills if "num_prefills" in rows else pd.Series(1, rows.index)
+    chunk = rows.prefill_chunk
+    before = rows.kv_prefill
+    sizes = [
+        number,
+        number * chunk,
+        number * (chunk * before + chunk * (chunk + 1) / 2),
+        number * (before + chunk),
+        rows.n_decode,
+        rows.n_decode,
+        rows.n_decode * rows.kv_decode,
+    ]
+    table = np.stack(sizes, axis=1).astype(float)
+    return [RowSizes(*row) for row in table.tolist()]
 
 
 def write_tables(
@@ -357,67 +354,47 @@ def _read(path: Path) -> pd.DataFrame:
         except pd.errors.EmptyDataError:
             raise UserError(f"{path} is empty; measure it again, or delete it") from None
     file = FILES[csv_name(path)]
-    problem = next(_problems(table, file), None)
-    if problem is not None:
-        raise UserError(f"{path}{problem}")
-    numeric = [*file.counts_of(table), TIME]
-    numbers = table[numeric].apply(pd.to_numeric)
-    return table[[*file.names, *numeric]].assign(**numbers)
-
-
-def _problems(table: pd.DataFrame, file: File) -> Iterator[str]:
-    """Yield what is wrong with a file; the first must be mended before others can be looked for."""
     needed = (*file.names, *file.counts, TIME)
     missing = [name for name in needed if name not in table]
     if missing:
-        yield f" has no column {missing[0]} of {', '.join(needed)}; add it"
+        raise UserError(f"{path} has no column {missing[0]} of {', '.join(needed)}; add it")
     if table.empty:
-        yield " has no rows; measure some, or delete it"
+        raise UserError(f"{path} has no rows; measure some, or delete it")
     counts = file.counts_of(table)
+    numbers = table[[*counts, TIME]].apply(pd.to_numeric, errors="coerce")
     for column, minimum in counts.items():
-        yield from _bad_counts(table[column], minimum)
-    yield from _bad_times(table[TIME])
+        is_count = (numbers[column] >= minimum) & (numbers[column] % 1 == 0)  # neither for NaN
+        problem = f"not a whole number from {minimum}; {CORRECTION}"
+        _refuse(path, table[column], ~is_count, problem)
+    is_time = (numbers[TIME] > 0) & (numbers[TIME] < math.inf)
+    _refuse(path, table[TIME], ~is_time, f"not a time above 0; {CORRECTION}")
     if "layer" in table:
         is_unknown = ~table.layer.isin(list(LAYERS))
-        names = ", ".join(LAYERS)
-        yield from _bad_values(table.layer, is_unknown, f"unknown; use one of {names}")
+        _refuse(path, table.layer, is_unknown, f"unknown; use one of {', '.join(LAYERS)}")
     keys = [*file.names, *counts]
     is_repeated = table.duplicated(keys)
     if is_repeated.any():
-        row = _first(is_repeated)
-        values = [f"{key}={table[key].iloc[row]}" for key in keys]
-        yield f" line {row + FIRST_LINE} repeats {', '.join(values)}; keep one"
-    median = float(table[TIME].astype(float).median())
-    low, high = PLAUSIBLE_MEDIAN
-    if not low <= median <= high:
-        side = "below" if median < low else "above"
-        yield (
-            f": half of {TIME} is {side} {median:g}, which is not plausible in microseconds; "
+        values = ", ".join(
+            f"{key}={value}" for key, value in table[is_repeated].iloc[0][keys].items()
+        )
+        raise UserError(f"{path} line {_line_of(is_repeated)} repeats {values}; keep one")
+    median = float(numbers[TIME].median())
+    shortest, longest = PLAUSIBLE_MEDIAN
+    if not shortest <= median <= longest:
+        raise UserError(
+            f"{path}: the median of {TIME} is {median:g}, which is not plausible in microseconds; "
             "convert it from its unit"
         )
+    return table[[*file.names]].join(numbers)
 
 
-def _bad_counts(column: pd.Series, minimum: int) -> Iterator[str]:
-    values = pd.to_numeric(column, errors="coerce")
-    is_count = (values >= minimum) & (values % 1 == 0)  # neither for NaN
-    problem = f"not a whole number from {minimum}; {CORRECTION}"
-    yield from _bad_values(column, ~is_count, problem)
-
-
-def _bad_times(column: pd.Series) -> Iterator[str]:
-    values = pd.to_numeric(column, errors="coerce")
-    is_time = (values > 0) & (values < math.inf)
-    yield from _bad_values(column, ~is_time, f"not a time above 0; {CORRECTION}")
-
-
-def _bad_values(column: pd.Series, is_bad: pd.Series, problem: str) -> Iterator[str]:
-    """Yield the first bad value of a column, and its problem with the fix."""
+def _refuse(path: Path, column: pd.Series, is_bad: pd.Series, problem: str) -> None:
+    """Raise UserError for the first bad value of a column."""
     if is_bad.any():
-        row = _first(is_bad)
-        value = f"{column.name}={column.iloc[row]}"
-        yield f" line {row + FIRST_LINE}: {value} is {problem}"
+        value = column[is_bad].iloc[0]
+        raise UserError(f"{path} line {_line_of(is_bad)}: {column.name}={value} is {problem}")
 
 
-def _first(rows: pd.Series) -> int:
-    """Return the number of the first true row."""
-    return int(rows.to_numpy().argmax())
+def _line_of(rows: pd.Series) -> int:
+    """Return the line of the first true row."""
+    return int(rows.to_numpy().argmax()) + FIRST_LINE

@@ -22,7 +22,6 @@ from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.executor.tables import (
     LAYERS,
     OperationTables,
-    frames_of,
     read_tables,
     write_tables,
 )
@@ -66,6 +65,36 @@ def spec_of(name: str = "13b") -> ModelSpec:
 
 def formula_of(model: str) -> AnalyticOperations:
     return AnalyticOperations(spec_of(model), load_option("hardware", "a100"), 2)
+
+
+def frames_of(made: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Files of the rows above: `kv_tokens` of all tokens together."""
+    tokens = made.num_tokens
+    made = made.assign(layer=made.operation, tokens=tokens, sequences=tokens)
+    made["time_us"] = made.seconds / 1e-6
+    prompts = made[made.operation == "prefill_attention"]
+    decodes = made[made.operation == "decode_attention"]
+    calls = [
+        prompts.assign(
+            prefill_chunk=prompts.tokens,
+            kv_prefill=prompts.kv_tokens - prompts.tokens,
+            n_decode=0,
+            kv_decode=0,
+        ),
+        decodes.assign(
+            prefill_chunk=0,
+            kv_prefill=0,
+            n_decode=decodes.tokens,
+            kv_decode=decodes.kv_tokens // decodes.tokens,
+        ),
+    ]
+    is_attention = made.operation.str.endswith("_attention")
+    is_logits = made.operation == "logits"
+    return {
+        "dense": made[~is_attention & ~is_logits],
+        "per_sequence": made[is_logits],
+        "attention": pd.concat(calls),
+    }
 
 
 def operations(made: pd.DataFrame) -> ProfiledOperations:
@@ -209,7 +238,7 @@ REFUSED = {
     ),
     "milliseconds as microseconds": (
         dense().assign(time_us=[0.01, 0.012, 0.04]),
-        r"half of time_us is below 0.012, which is not plausible in microseconds",
+        r"the median of time_us is 0.012, which is not plausible in microseconds",
     ),
     "no rows": (dense().iloc[:0], r"has no rows; measure some"),
 }

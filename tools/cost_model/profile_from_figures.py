@@ -14,7 +14,7 @@ import pandas as pd
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.executor.tables import frames_of, write_tables
+from sarathi_lab.executor.tables import MICROSECOND, TIME, write_tables
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.load import load_paper
 
@@ -32,11 +32,30 @@ LOGIT_ROWS = (1, 64, 128)  # one tile: up to there the output head is read at th
 
 def main() -> None:
     spec = load_option("model", "13b")
-    table = pd.concat([_fig_07(), _fig_03(_logits_ms(spec))], ignore_index=True)
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else TABLES
     meta = {"source": SOURCE, "dtype": "float16", "model": spec.name, "layers": spec.num_layers}
     meta |= {"included": ["kv_write", "norms"], "uncertainty": UNCERTAINTY}
-    write_tables(folder, frames_of(table), meta, TITLE)
+    write_tables(folder, frames_of(pd.concat([_fig_07(), _fig_03(_logits_ms(spec))])), meta, TITLE)
+
+
+def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Split rows by operation, tokens and context of all tokens into tables by file name."""
+    tokens = rows.num_tokens
+    table = rows.assign(layer=rows.operation, tokens=tokens, sequences=tokens)
+    table[TIME] = rows.seconds / MICROSECOND
+    prompts = table[table.operation == "prefill_attention"]
+    decodes = table[table.operation == "decode_attention"]
+    is_attention = table.operation.str.endswith("_attention")
+    is_logits = table.operation == "logits"
+    chunks = {"prefill_chunk": prompts.tokens, "kv_prefill": prompts.kv_tokens - prompts.tokens}
+    contexts = {"n_decode": decodes.tokens, "kv_decode": decodes.kv_tokens // decodes.tokens}
+    calls = pd.concat([prompts.assign(**chunks), decodes.assign(**contexts)])
+    calls = calls[[*chunks, *contexts, TIME]].fillna(0)
+    return {
+        "dense": table.loc[~is_attention & ~is_logits, ["layer", "tokens", TIME]],
+        "per_sequence": table.loc[is_logits, ["layer", "sequences", TIME]],
+        "attention": calls.astype(dict.fromkeys([*chunks, *contexts], int)),
+    }
 
 
 def _fig_07() -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from sarathi_lab.engine.request import Batch
@@ -156,19 +156,15 @@ class AnalyticOperations:
         """Compute the seconds of prefills and of decodes; in one call, decodes count as what they
         add to the prefills.
         """
-        prefill, decode = self.separate_attention(batch)
-        if self.hardware.hybrid_call and prefill and decode:
-            both = self.hybrid_attention(batch)
-            decode = max(0.0, both - prefill)
-        return prefill, decode
+        return self._attention_times(batch, self.hardware.hybrid_call)
 
     def separate_attention(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of one layer's calls over prefills and over decodes."""
-        prefill = 0.0
-        if batch.num_prefills:
-            prefill = self.attention.prefill(prefills(batch))
-        decode = self.attention.decode(batch.num_decodes, batch.decode_kv_tokens)
-        return prefill, decode
+        return self._attention_times(batch, in_one_call=False)
+
+    def _attention_times(self, batch: Batch, in_one_call: bool | None) -> tuple[float, float]:
+        chunks = prefills(batch)
+        return self.attention.times(chunks, batch.num_decodes, batch.decode_kv_tokens, in_one_call)
 
     def hybrid_attention(self, batch: Batch) -> float:
         """Compute the seconds of one layer's call over all of `batch`, which has decodes."""
@@ -255,8 +251,8 @@ class AnalyticOperations:
         return self.hardware.kernel_launch + num_bytes / self.hardware.memory_rate
 
 
-def prefills(batch: Batch) -> Iterator[tuple[int, int]]:
+def prefills(batch: Batch) -> list[tuple[int, int]]:
     """Start and tokens of each prefill chunk."""
-    for chunk in batch.chunks:
-        if not chunk.is_decode:
-            yield chunk.start, chunk.num_tokens
+    if not batch.num_prefills:  # most batches have decodes alone
+        return []
+    return [(chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ from sarathi_lab.executor.simulated.interpolation import (
     nearest_shape,
 )
 from sarathi_lab.executor.simulated.kernel_times import Heads
-from sarathi_lab.executor.tables import SHAPE
+from sarathi_lab.executor.tables import SHAPE, RowSizes, sizes_of
 
 PREFILL = ("prefill_chunk", "kv_prefill")
 DECODE = ("n_decode", "kv_decode")
@@ -117,72 +116,47 @@ def attention_table(rows: pd.DataFrame, formula: AnalyticOperations) -> Attentio
     return AttentionTable(prefill, decode, both, formula)
 
 
-class RowSizes(NamedTuple):
-    """Sizes of a row under the names that a batch has for its own."""
-
-    num_prefill_tokens: float
-    prefill_query_key_pairs: float
-    prefill_kv_tokens: float
-    num_decodes: float
-    decode_kv_tokens: float
-
-
-class CountedCall(NamedTuple):
-    """What the cost of a call is counted by, and the size by which the rest is interpolated."""
-
-    size: float
-    features: tuple[float, ...]
+Features = tuple[float, ...]  # what the cost of a call is counted by
 
 
 def _by_rows(
     rows: pd.DataFrame,
     columns: tuple[str, str],
     point_of: Point,
-    count: Callable[[Batch | RowSizes], CountedCall],
+    count: Callable[[Batch | RowSizes], Features],
     formula: AnalyticOperations,
 ) -> Seconds:
-    """Make the function of seconds by a grid over `columns`, or by costs of the features."""
+    """Make the function of seconds by a grid over `columns`, or by costs of the features; what
+    these leave is interpolated by the first size of a point.
+    """
     grid = make_grid(rows, columns)
     if grid is not None:
         return _by_grid(grid, columns, point_of, formula)
-    calls = [count(sizes) for sizes in _sizes_of(rows)]
-    features = np.array([call.features for call in calls])
-    sizes = np.array([call.size for call in calls])
-    costs = Costs(features, sizes, rows.seconds.to_numpy(float))
+    features = np.array([count(sizes) for sizes in sizes_of(rows)])
+    first_sizes = rows[columns[0]].to_numpy(float)
+    costs = Costs(features, first_sizes, rows.seconds.to_numpy(float))
 
     def seconds(batch: Batch) -> float:
-        call = count(batch)
-        return costs.time(call.size, *call.features)
+        size = batch.num_decodes if columns == DECODE else batch.num_prefill_tokens
+        return costs.time(size, *count(batch))
 
     return seconds
 
 
-def _sizes_of(rows: pd.DataFrame) -> Iterator[RowSizes]:
-    for chunk, before, decodes, context in rows[[*PREFILL, *DECODE]].to_numpy(float).tolist():
-        yield RowSizes(
-            num_prefill_tokens=chunk,
-            prefill_query_key_pairs=chunk * before + chunk * (chunk + 1) / 2,
-            prefill_kv_tokens=before + chunk,
-            num_decodes=decodes,
-            decode_kv_tokens=decodes * context,
-        )
-
-
-def _count_prefills(sizes: Batch | RowSizes) -> CountedCall:
+def _count_prefills(sizes: Batch | RowSizes) -> Features:
     """Count prefills: one call, tokens, query-key pairs and cached tokens."""
     tokens = sizes.num_prefill_tokens
-    features = (1.0, tokens, sizes.prefill_query_key_pairs, sizes.prefill_kv_tokens)
-    return CountedCall(tokens, features)
+    return (1.0, tokens, sizes.prefill_query_key_pairs, sizes.prefill_kv_tokens)
 
 
-def _count_decodes(sizes: Batch | RowSizes) -> CountedCall:
+def _count_decodes(sizes: Batch | RowSizes) -> Features:
     """Count decodes: cached tokens, mean context, decodes and one call. Where all decodes of a
     table have the same context, time that does not grow with their number is taken as the latency
     of reading one context, not as a launch, which overlaps earlier operations.
     """
     cached = sizes.decode_kv_tokens
     number = sizes.num_decodes
-    return CountedCall(number, (cached, cached / number, number, 1.0))
+    return (cached, cached / number, number, 1.0)
 
 
 def _by_grid(

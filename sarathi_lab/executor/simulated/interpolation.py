@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import mul
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -43,51 +44,55 @@ def curve(sizes: Numbers, seconds: Numbers) -> Callable[[int], float]:
     return time
 
 
-class GridInterpolation:
-    """Values on a full grid, linear along each axis; points outside move to the nearest edge.
+class Grid:
+    """Sizes on a full grid; points outside move to the nearest edge.
 
     Args:
-        axes: Ascending sizes, one array for each axis.
-        values: The value at each combination of sizes, [*lengths of the axes].
+        axes: Ascending sizes, one sequence for each axis.
     """
 
-    def __init__(self, axes: Sequence[Floats], values: Floats) -> None:
-        values = np.ascontiguousarray(values)
-        self._axes: list[list[float]] = [axis.tolist() for axis in axes]
-        self._flat: list[float] = values.ravel().tolist()
-        # Steps in the flat values from a size to the next: 1 along the last axis.
-        self._strides = [num_bytes // values.itemsize for num_bytes in values.strides]
+    def __init__(self, axes: Sequence[Sequence[float]]) -> None:
+        self._axes = axes
 
     def clamp(self, point: Sequence[float]) -> list[float]:
         """Move `point` to the nearest edge if it is outside."""
-        clamped = []
+        return [min(max(x, axis[0]), axis[-1]) for x, axis in zip(point, self._axes, strict=True)]
+
+    def corners(self, point: Sequence[float]) -> list[tuple[int, float]]:
+        """Return the corners of the cell around a point as pairs of a place in the grid's values,
+        the last axis fastest, and a weight: one corner at first, up to twice as many an axis.
+        """
+        corners = [(0, 1.0)]
         for x, axis in zip(point, self._axes, strict=True):
-            smallest = axis[0]
-            largest = axis[-1]
-            clamped.append(min(max(x, smallest), largest))
-        return clamped
+            index, upper_share = interval(axis, x)
+            length = len(axis)
+            ends = [(index, 1.0 - upper_share)]
+            if upper_share > 0.0:  # else the upper end may be past the edge
+                ends.append((index + 1, upper_share))
+            before = corners
+            corners = []
+            for end, end_share in ends:
+                for place, share in before:
+                    corners.append((place * length + end, share * end_share))
+        return corners
+
+
+class GridInterpolation(Grid):
+    """Values on a full grid, linear along each axis; points outside move to the nearest edge.
+
+    Args:
+        axes: Ascending sizes, one sequence for each axis.
+        values: The value at each combination of sizes, [*lengths of the axes].
+    """
+
+    def __init__(self, axes: Sequence[Sequence[float]], values: Floats) -> None:
+        super().__init__(axes)
+        self._values: list[float] = values.ravel().tolist()
 
     def at(self, point: Sequence[float]) -> float:
         """Interpolate at `point`."""
-        # The corners of the cell around the point, as (offset into the flat values, weight): one
-        # corner before the first axis, and up to twice as many behind each axis.
-        corners = [(0, 1.0)]
-        for x, axis, stride in zip(point, self._axes, self._strides, strict=True):
-            index, upper_share = interval(axis, x)
-            lower = index * stride
-            upper = lower + stride
-            lower_share = 1.0 - upper_share
-            next_corners = []
-            for offset, weight in corners:
-                next_corners.append((offset + lower, weight * lower_share))
-            if upper_share > 0.0:  # else the upper corner may be past the edge
-                for offset, weight in corners:
-                    next_corners.append((offset + upper, weight * upper_share))
-            corners = next_corners
-        value = 0.0
-        for offset, weight in corners:
-            value += self._flat[offset] * weight
-        return value
+        values = self._values
+        return sum([values[place] * weight for place, weight in self.corners(point)])
 
 
 def interval(axis: Sequence[float], x: float) -> tuple[int, float]:
@@ -127,10 +132,7 @@ def make_grid(table: pd.DataFrame, columns: Sequence[str]) -> GridInterpolation 
 def grid_of(table: pd.DataFrame, columns: Sequence[str], values: str) -> GridInterpolation:
     """Make the grid of the column `values` over `columns`, of the rows that `full_grid` leaves."""
     rows = full_grid(table, columns).sort_values(list(columns))
-    axes = []
-    for column in columns:
-        sizes = rows[column].to_numpy(float)
-        axes.append(np.unique(sizes))
+    axes = [sorted(set(rows[column].to_numpy(float).tolist())) for column in columns]
     lengths = [len(axis) for axis in axes]
     # Rows are sorted by all columns, so they lie as in an array, the last axis fastest.
     flat = rows[values].to_numpy(float)
@@ -180,9 +182,8 @@ class RatioInterpolation:
         measured = rows.pivot_table(index="first", columns="second", values="ratio")
         filled = _without_gaps(measured)
         log_ratios = np.log(filled.to_numpy(float))
-        sizes_of_first = measured.index.to_numpy(float)
-        sizes_of_second = measured.columns.to_numpy(float)
-        axes = [np.log(sizes_of_first), np.log(sizes_of_second)]
+        sizes = [measured.index.to_numpy(float), measured.columns.to_numpy(float)]
+        axes = [np.log(sizes_of_axis).tolist() for sizes_of_axis in sizes]
         self._logs = GridInterpolation(axes, log_ratios)
 
     def ratio(self, first: float, second: float) -> float:
@@ -196,42 +197,28 @@ def _without_gaps(measured: pd.DataFrame) -> pd.DataFrame:
     """Return a table of ratios by two sizes with a value in each cell: 1 in gaps between rows, the
     nearest ratio beyond them.
     """
-    has_row = measured.notna().to_numpy()
-    is_gap = _has_larger_row(has_row) & ~has_row
+    # Whether a cell has a row that is at least as large in both sizes.
+    from_largest = measured.notna().astype(int).iloc[::-1, ::-1]
+    has_larger_row = from_largest.cummax(axis="index").cummax(axis="columns").astype(bool)
+    is_gap = measured.isna() & has_larger_row
     between_rows = measured.mask(is_gap, 1.0)
     along_second = between_rows.ffill(axis="columns").bfill(axis="columns")
     return along_second.ffill(axis="index").bfill(axis="index")
-
-
-def _has_larger_row(has_row: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which cells [first sizes, second sizes] have a row that is at least as large in both
-    sizes.
-    """
-    from_largest = np.flip(has_row)  # both axes
-    # A running maximum of booleans is true from the first row on.
-    along_first = np.maximum.accumulate(from_largest, axis=0)
-    along_both = np.maximum.accumulate(along_first, axis=1)
-    return np.flip(along_both)
 
 
 def nearest_shape(
     rows: pd.DataFrame, columns: Sequence[str], distance: Callable[[tuple[int, ...]], float]
 ) -> tuple[tuple[int, ...], pd.DataFrame]:
     """Return the values of `columns` at the least `distance`, and the rows that have them."""
-    shapes = rows[list(columns)]
-    distinct = shapes.drop_duplicates().to_numpy(int)
-    candidates = [tuple(shape) for shape in distinct.tolist()]
-    nearest = min(candidates, key=distance)
-    has_shape = (shapes == list(nearest)).all(axis=1)
-    return nearest, rows[has_shape]
+    by_shape = rows.groupby(list(columns), sort=False)
+    shapes = [tuple(map(int, cast(tuple[int, ...], shape))) for shape in by_shape.groups]
+    nearest = min(shapes, key=distance)
+    return nearest, by_shape.get_group(nearest)
 
 
-def log_distance(shape: Sequence[int], other: Sequence[int]) -> float:
+def log_distance(shape: Sequence[float], other: Sequence[float]) -> float:
     """Compute the distance of two shapes: the logarithms of their sizes' ratios, summed."""
-    distance = 0.0
-    for size, other_size in zip(shape, other, strict=True):
-        distance += abs(math.log(size / other_size))
-    return distance
+    return sum(abs(math.log(size / own)) for size, own in zip(shape, other, strict=True))
 
 
 class Costs:
@@ -248,14 +235,11 @@ class Costs:
     """
 
     def __init__(self, features: Floats, sizes: Floats, seconds: Floats) -> None:
-        costs = _fitted_costs(features, seconds)
+        costs = fitted_costs(features, seconds)
         self._costs: list[float] = costs.tolist()
         # What the costs leave: the mean ratio by size.
-        computed_seconds = features @ costs
-        ratios_of_rows = pd.Series(seconds / computed_seconds)
-        ratios = ratios_of_rows.groupby(sizes).mean()
-        measured_sizes = ratios.index.to_numpy(float)
-        self._ratios = GridInterpolation([measured_sizes], np.asarray(ratios, float))
+        ratios = pd.Series(seconds / (features @ costs)).groupby(sizes).mean()
+        self._ratios = GridInterpolation([ratios.index.tolist()], np.asarray(ratios, float))
 
     def time(self, size: float, *features: float) -> float:
         """Compute the seconds of one row."""
@@ -263,7 +247,7 @@ class Costs:
         return self._ratios.at((size,)) * seconds
 
 
-def _fitted_costs(features: Floats, seconds: Floats) -> Floats:
+def fitted_costs(features: Floats, seconds: Floats) -> Floats:
     """Return the cost of each of the `features` [rows, n] by which they come to `seconds` [rows]
     with the least sum of squared relative errors.
     """

@@ -269,6 +269,23 @@ class AttentionTimes:
         memory = moving_prompts + reading_decodes
         return hardware.attention_launch + overlapped(compute, memory)
 
+    def times(
+        self,
+        chunks: Sequence[tuple[int, int]],
+        num_decodes: int,
+        decode_kv_tokens: int,
+        in_one_call: bool | None,
+    ) -> tuple[float, float]:
+        """Compute the seconds of `chunks` (start, num_tokens) and of decodes; in one call, decodes
+        count as what they add to the chunks.
+        """
+        prefill = self.prefill(chunks)
+        decode = self.decode(num_decodes, decode_kv_tokens)
+        if in_one_call and chunks and num_decodes:
+            both = self.hybrid(chunks, num_decodes, decode_kv_tokens)
+            decode = max(0.0, both - prefill)
+        return prefill, decode
+
     def uniform(
         self,
         prefill_chunk: float = 0,

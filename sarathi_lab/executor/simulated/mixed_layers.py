@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations, prefills
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, Heads, overlapped
 from sarathi_lab.model.degrees import kv_heads_of_device
-from sarathi_lab.model.layers import (
-    CompressedCache,
-    HeadSizes,
-    Index,
-    Latent,
-    LinearAttention,
-    Window,
-)
+from sarathi_lab.model.layers import CompressedCache, Index, Latent, LinearAttention, Window
 
 DECODE_HEADS = 64  # heads of a decode's query tile, which read the latents once
 SELECTING_KERNELS = 4  # scores, their largest ones, attention and its merging
@@ -95,9 +89,7 @@ class LatentTimes:
 
     def times(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of prefills and of decodes."""
-        prefill = 0.0
-        if batch.num_prefills:
-            prefill = self.prefill(prefills(batch))
+        prefill = self.prefill(prefills(batch))
         decode = self.decode(batch.num_decodes, batch.decode_kv_tokens)
         return prefill, decode
 
@@ -108,133 +100,121 @@ class LatentTimes:
         return moving + overlapped(kv_tokens * self._pair_time, reading)
 
 
-class SelectedTimes:
-    """Seconds of one layer's `latent` attention to the tokens that an `index` selects, on one
-    device of `formula`: a roofline, as nothing was measured.
+class Roofline(NamedTuple):
+    """Seconds of computing with one pair of tokens, and of reading one token meanwhile."""
 
-    The index, whose heads are on every device, scores all pairs, and decodes read its keys of all
-    tokens, in the layers that have one. Then each token of prompts and decodes gathers the latents
-    of the selected ones, and attends to them in the absorbed form.
+    pair_time: float
+    read_time: float
+
+    def seconds(self, num_pairs: int, num_read: int) -> float:
+        return overlapped(num_pairs * self.pair_time, num_read * self.read_time)
+
+
+NO_WORK = Roofline(0.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseTimes:
+    """Seconds of the mean layer's attention to a part of a context: rooflines, as nothing was
+    measured.
+
+    An index scores all pairs; each query attends to what it selects, and to a whole window of the
+    newest tokens. A decode reads its window, and all that its index scores.
+
+    Attributes:
+        launches: Seconds of launching the kernels.
+        window: Tokens of a window that each query attends to; 0: none.
+        local: Work on these tokens.
+        context: Work on all tokens of a context: by the index, and where layers attend to all.
+        selection: As many tokens as the index selects, taken as a window.
+        selected: Work on these.
+        caution: Source of the times.
     """
 
-    error = math.nan
-    caution = "attention to what an index selects: a roofline, no fit"
-
-    def __init__(self, formula: AnalyticOperations, latent: Latent, index: Index) -> None:
-        spec = formula.spec
-        hardware = formula.hardware
-        rate = hardware.flops_per_second * hardware.attention_efficiency
-        value_bytes = formula.dtype_bytes
-        if spec.kv_dtype != "auto":
-            value_bytes = 1
-        self._launches = SELECTING_KERNELS * hardware.kernel_launch
-        # What an index selects is as many tokens as a window of its size has.
-        self._selected = Window(spec.num_attention_layers, index.size)
-        # Of scoring a pair, and of reading a token's key, in the layers that have an index.
-        share = spec.num_index_layers / spec.num_attention_layers
-        self._score_time = share * index.pair_flops / rate
-        self._key_time = share * index.cached_bytes / hardware.kv_rate
-        # Of attending to a selected token, and of gathering its latents.
-        pair_flops = formula.heads.num_heads * latent.absorbed_flops
-        self._pair_time = pair_flops / rate
-        self._latent_time = latent.cached_size * value_bytes / hardware.kv_rate
+    launches: float
+    window: int = 0
+    local: Roofline = NO_WORK
+    context: Roofline
+    selection: Window
+    selected: Roofline
+    caution: str
+    error: ClassVar[float] = math.nan
 
     def times(self, batch: Batch) -> tuple[float, float]:
         """Compute the seconds of prefills and of decodes."""
-        selected = self._selected.sums(batch.chunks)
-        prefill = 0.0
-        if batch.num_prefills:
-            prefill = self._seconds(
-                pairs=batch.prefill_query_key_pairs,
-                kv_tokens=batch.prefill_kv_tokens,
-                selected_pairs=selected.window_pairs,
-            )
-        decode = 0.0
-        if batch.num_decodes:
-            decode = self._seconds(
-                pairs=batch.decode_kv_tokens,
-                kv_tokens=batch.decode_kv_tokens,
-                selected_pairs=selected.window_decode_kv_tokens,
-            )
-        return prefill, decode
-
-    def _seconds(self, *, pairs: int, kv_tokens: int, selected_pairs: int) -> float:
-        reading = kv_tokens * self._key_time
-        scoring = overlapped(pairs * self._score_time, reading)
-        gathering = selected_pairs * self._latent_time
-        attending = overlapped(selected_pairs * self._pair_time, gathering)
-        return self._launches + scoring + attending
-
-
-class CompressedTimes:
-    """Seconds of the mean layer's attention to a `compressed` cache, on one device of `formula`: a
-    roofline, as nothing was measured.
-
-    Each query attends to a whole window; in sparse layers an index, whose heads are on every
-    device, scores all entries, and each query gathers those that it selects; in heavy layers it
-    attends to all. A decode reads its window, and its sequence's entries.
-    """
-
-    error = math.nan
-    caution = "attention to a compressed cache: a roofline, no fit"
-
-    def __init__(self, formula: AnalyticOperations, compressed: CompressedCache) -> None:
-        spec = formula.spec
-        hardware = formula.hardware
-        num_layers = spec.num_attention_layers
-        sparse = compressed.sparse_layers / num_layers / compressed.sparse_rate
-        heavy = compressed.heavy_layers / num_layers / compressed.heavy_rate
-        rate = hardware.flops_per_second * hardware.attention_efficiency
-        pair_time = spec.heads.pair_flops / formula.parallel.tensor / rate
-        entry_time = spec.kv_head_bytes(formula.dtype_bytes) / hardware.kv_rate
-        self._launches = SELECTING_KERNELS * hardware.kernel_launch
-        self._seen = Window(num_layers, compressed.seen_tokens)
-        self._window = compressed.window
-        # Of a token of a window: computed with, and read.
-        self._local_times = (pair_time, entry_time)
-        # Of a token of the whole context: scored or attended to, and read.
-        self._context_times = (
-            sparse * compressed.index.pair_flops / rate + heavy * pair_time,
-            sparse * compressed.index.cached_bytes / hardware.kv_rate + heavy * entry_time,
-        )
-        # Of a token within those that the index selects.
-        self._selected_times = (sparse * pair_time, sparse * entry_time)
-
-    def times(self, batch: Batch) -> tuple[float, float]:
-        """Compute the seconds of prefills and of decodes."""
-        selected = self._seen.sums(batch.chunks)
+        selected = self.selection.sums(batch.chunks)
         prefill = 0.0
         if batch.num_prefills:
             num_tokens = batch.num_prefill_tokens
-            prefill = self._launches + sum(
-                (
-                    self._local(num_tokens, batch.num_prefills * self._window + num_tokens),
-                    _seconds(
-                        self._context_times, batch.prefill_query_key_pairs, batch.prefill_kv_tokens
-                    ),
-                    _seconds(self._selected_times, selected.window_pairs, selected.window_pairs),
-                )
-            )
+            in_windows = batch.num_prefills * self.window + num_tokens
+            local = self.local.seconds(num_tokens * self.window, in_windows)
+            pairs = batch.prefill_query_key_pairs
+            context = self.context.seconds(pairs, batch.prefill_kv_tokens)
+            pairs = selected.window_pairs
+            prefill = self.launches + local + context + self.selected.seconds(pairs, pairs)
         decode = 0.0
         if batch.num_decodes:
-            num_seen = selected.window_decode_kv_tokens
-            decode = self._launches + sum(
-                (
-                    self._local(batch.num_decodes, batch.num_decodes * self._window),
-                    _seconds(self._context_times, batch.decode_kv_tokens, batch.decode_kv_tokens),
-                    _seconds(self._selected_times, num_seen, num_seen),
-                )
-            )
+            in_windows = batch.num_decodes * self.window
+            local = self.local.seconds(in_windows, in_windows)
+            pairs = batch.decode_kv_tokens
+            context = self.context.seconds(pairs, pairs)
+            pairs = selected.window_decode_kv_tokens
+            decode = self.launches + local + context + self.selected.seconds(pairs, pairs)
         return prefill, decode
 
-    def _local(self, num_queries: int, num_read: int) -> float:
-        return _seconds(self._local_times, num_queries * self._window, num_read)
+
+def selected_times(formula: AnalyticOperations, latent: Latent, index: Index) -> SparseTimes:
+    """Make the seconds of `latent` attention to the tokens that an `index` selects, on one device
+    of `formula`.
+
+    The index, whose heads are on every device, scores in the layers that have one. Then each token
+    gathers the latents of the selected ones, and attends to them in the absorbed form.
+    """
+    spec = formula.spec
+    hardware = formula.hardware
+    rate = hardware.flops_per_second * hardware.attention_efficiency
+    value_bytes = formula.dtype_bytes
+    if spec.kv_dtype != "auto":
+        value_bytes = 1
+    index_share = spec.num_index_layers / spec.num_attention_layers
+    pair_flops = formula.heads.num_heads * latent.absorbed_flops
+    scoring_time = index_share * index.pair_flops / rate
+    key_time = index_share * index.cached_bytes / hardware.kv_rate
+    latent_time = latent.cached_size * value_bytes / hardware.kv_rate
+    return SparseTimes(
+        launches=SELECTING_KERNELS * hardware.kernel_launch,
+        context=Roofline(scoring_time, key_time),
+        selection=Window(spec.num_attention_layers, index.size),
+        selected=Roofline(pair_flops / rate, latent_time),
+        caution="attention to what an index selects: a roofline, no fit",
+    )
 
 
-def _seconds(times: tuple[float, float], num_pairs: int, num_read: int) -> float:
-    """Compute the seconds of pairs and of tokens read meanwhile, by the `times` of one of each."""
-    pair_time, read_time = times
-    return overlapped(num_pairs * pair_time, num_read * read_time)
+def compressed_times(formula: AnalyticOperations, compressed: CompressedCache) -> SparseTimes:
+    """Make the seconds of attention to a `compressed` cache, on one device of `formula`.
+
+    In sparse layers an index, whose heads are on every device, scores all entries, and each query
+    gathers those that it selects; in heavy layers it attends to all.
+    """
+    spec = formula.spec
+    hardware = formula.hardware
+    num_layers = spec.num_attention_layers
+    sparse = compressed.sparse_layers / num_layers / compressed.sparse_rate
+    heavy = compressed.heavy_layers / num_layers / compressed.heavy_rate
+    rate = hardware.flops_per_second * hardware.attention_efficiency
+    pair_time = spec.heads.pair_flops / formula.parallel.tensor / rate
+    entry_time = spec.kv_head_bytes(formula.dtype_bytes) / hardware.kv_rate
+    scoring_time = sparse * compressed.index.pair_flops / rate
+    key_time = sparse * compressed.index.cached_bytes / hardware.kv_rate
+    return SparseTimes(
+        launches=SELECTING_KERNELS * hardware.kernel_launch,
+        window=compressed.window,
+        local=Roofline(pair_time, entry_time),
+        context=Roofline(scoring_time + heavy * pair_time, key_time + heavy * entry_time),
+        selection=Window(num_layers, compressed.seen_tokens),
+        selected=Roofline(sparse * pair_time, sparse * entry_time),
+        caution="attention to a compressed cache: a roofline, no fit",
+    )
 
 
 class WindowTimes:
@@ -245,15 +225,16 @@ class WindowTimes:
     def __init__(self, formula: AnalyticOperations, window: Window) -> None:
         heads = formula.heads
         kv_head_bytes: float = formula.attention.kv_head_bytes
-        if window.heads is not None:
-            heads = _heads_of_device(window.heads, formula.parallel.tensor)
-            kv_head_bytes *= heads.head_size / formula.heads.head_size
+        own = window.heads
+        if own is not None:
+            tensor = formula.parallel.tensor
+            num_kv_heads = kv_heads_of_device(own.num_kv_heads, tensor)
+            mean_size = (own.key_size + own.value_size) // 2  # of keys and values
+            heads = Heads(own.num_heads // tensor, num_kv_heads, mean_size)
+            kv_head_bytes *= mean_size / formula.heads.head_size
         # Chunked windows cut prompts into pieces (`times`); sliding ones bound the keys of tiles.
-        bound = None
-        if window.kind == "sliding":
-            bound = window.size
+        bound = window.size if window.kind == "sliding" else None
         self._window = window
-        self._hardware = formula.hardware
         self._times = AttentionTimes(formula.hardware, *heads, kv_head_bytes, bound)
 
     def times(self, batch: Batch) -> tuple[float, float]:
@@ -262,25 +243,11 @@ class WindowTimes:
         """
         window = self._window
         chunks: list[tuple[int, int]] = []
-        if batch.num_prefills:
-            for start, num_tokens in prefills(batch):
-                chunks += window.pieces(start, num_tokens)
+        for start, num_tokens in prefills(batch):
+            chunks += window.pieces(start, num_tokens)
         decode_kv_tokens = window.sums(batch.chunks).window_decode_kv_tokens
-        prefill = self._times.prefill(chunks)
-        decode = self._times.decode(batch.num_decodes, decode_kv_tokens)
-        if self._hardware.hybrid_call and prefill and decode:
-            both = self._times.hybrid(chunks, batch.num_decodes, decode_kv_tokens)
-            return prefill, max(0.0, both - prefill)
-        return prefill, decode
-
-
-def _heads_of_device(heads: HeadSizes, tensor: int) -> Heads:
-    """Return a window's own heads on one of `tensor` devices, of the mean size of keys and
-    values.
-    """
-    num_kv_heads = kv_heads_of_device(heads.num_kv_heads, tensor)
-    head_size = (heads.key_size + heads.value_size) // 2
-    return Heads(heads.num_heads // tensor, num_kv_heads, head_size)
+        in_one_call = self._times.hardware.hybrid_call
+        return self._times.times(chunks, batch.num_decodes, decode_kv_tokens, in_one_call)
 
 
 @dataclass(eq=False)
@@ -298,29 +265,24 @@ class LinearTimes:
     hardware: Hardware
     dtype_bytes: int
     tensor: int = 1
-    is_fitted: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_fitted = self.linear.rule == "gated_delta" and "step" in self.hardware.linear
-
-    @property
-    def error(self) -> float:
-        """Mean relative error of held-out calls, NaN without a fit."""
-        return self.hardware.linear["uncertainty"] if self.is_fitted else math.nan
+        # Mean relative error of held-out calls, NaN without a fit.
+        self.error = self.hardware.linear["uncertainty"] if self.is_fitted else math.nan
 
     def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
         """Compute the seconds of `chunks` (start, num_tokens)."""
+        linear = self.linear
         lengths = [num_tokens for _, num_tokens in chunks]
         num_tokens = sum(lengths)
-        if self.is_fitted:
-            compute = self._fitted_compute(lengths)
-        else:
-            compute = self._roofline_compute(lengths)
-        channels = self.linear.num_channels + self.linear.inner_size
+        # Pieces of each prompt's chunk, as the kernel cuts it.
+        num_pieces = [math.ceil(length / linear.chunk) for length in lengths]
+        channels = linear.num_channels + linear.inner_size
         moving = self._moving_time(num_tokens * channels * self.dtype_bytes)
         memory = moving + self._states_time(len(lengths))
-        convolution = self._convolution_time(num_tokens)
-        return self._launch + convolution + overlapped(compute, memory)
+        computing = overlapped(self._compute(num_pieces), memory)
+        return self._launch + self._convolution_time(num_tokens) + computing
 
     @property
     def _launch(self) -> float:
@@ -329,39 +291,28 @@ class LinearTimes:
             return self.hardware.linear["launch"]
         return KERNELS * self.hardware.kernel_launch
 
-    def _num_pieces(self, lengths: Iterable[int]) -> list[int]:
-        """Count the pieces, chunks of the kernel (`LinearAttention.chunk`), of each prompt's chunk
-        of `lengths` tokens.
+    def _compute(self, num_pieces: Sequence[int]) -> float:
+        """Compute the seconds of the pieces of prompts: without a fit at the rate of products.
+
+        With one an SM takes one piece of a head after another. The pieces of one sequence wait for
+        each other, so the longest sequence bounds the time from below, as do all pieces shared
+        equally among the SMs.
         """
-        return [math.ceil(length / self.linear.chunk) for length in lengths]
-
-    def _fitted_compute(self, lengths: Iterable[int]) -> float:
-        """Compute the seconds of a kernel in which an SM takes one piece of a head after another.
-
-        The pieces of one sequence wait for each other, so the longest sequence bounds the time from
-        below, as do all pieces shared equally among the SMs.
-        """
-        pieces_of_sequences = self._num_pieces(lengths)
-        num_heads = self.linear.num_heads / self.tensor  # of a device
-        pieces_on_sm = sum(pieces_of_sequences) * num_heads / self.hardware.num_sms
-        num_steps = max(*pieces_of_sequences, pieces_on_sm)
-        return self.hardware.linear["step"] * num_steps
-
-    def _roofline_compute(self, lengths: Iterable[int]) -> float:
-        """Compute the seconds of all pieces at the rate of products."""
-        rate = self.hardware.flops_per_second * self.hardware.matmul_efficiency
-        num_tokens = sum(self._num_pieces(lengths)) * self.linear.chunk  # in whole pieces
-        flops = num_tokens * self.linear.chunk_flops / self.tensor
-        return flops / rate
+        hardware = self.hardware
+        if self.is_fitted:
+            num_heads = self.linear.num_heads / self.tensor  # of a device
+            pieces_on_sm = sum(num_pieces) * num_heads / hardware.num_sms
+            return hardware.linear["step"] * max(*num_pieces, pieces_on_sm)
+        flops = sum(num_pieces) * self.linear.chunk * self.linear.chunk_flops / self.tensor
+        return flops / (hardware.flops_per_second * hardware.matmul_efficiency)
 
     def _convolution_time(self, num_tokens: int) -> float:
         """Compute the seconds in which the convolution reads and writes its channels."""
         hardware = self.hardware
         efficiency = hardware.linear.get("conv_efficiency", hardware.memory_efficiency)
-        rate = hardware.bytes_per_second * efficiency
         token_bytes = self.linear.num_channels * self.dtype_bytes
         num_bytes = 2 * num_tokens * token_bytes / self.tensor
-        return num_bytes / rate
+        return num_bytes / (hardware.bytes_per_second * efficiency)
 
     def decode(self, num_sequences: int) -> float:
         """Compute the seconds of one token of each of `num_sequences`."""
@@ -384,24 +335,23 @@ class MixedOperations(AnalyticOperations):
     def __post_init__(self) -> None:
         super().__post_init__()
         layers = self.spec.layers
-        self._latent: LatentTimes | SelectedTimes | CompressedTimes | None = None
+        self._latent: LatentTimes | SparseTimes | None = None
         self._linear: LinearTimes | None = None
         self._window: WindowTimes | None = None
         if layers.compressed:
-            self._latent = CompressedTimes(self, layers.compressed)
+            self._latent = compressed_times(self, layers.compressed)
         elif layers.latent and layers.index:
-            self._latent = SelectedTimes(self, layers.latent, layers.index)
+            self._latent = selected_times(self, layers.latent, layers.index)
         elif layers.latent:
             self._latent = LatentTimes(self, layers.latent)
+        if self._latent:
+            self.uncertainty["attention"] = self._latent.error
         if layers.linear:
             tensor = self.parallel.tensor
             self._linear = LinearTimes(layers.linear, self.hardware, self.dtype_bytes, tensor)
+            self.uncertainty["linear attention"] = self._linear.error
         if layers.window:
             self._window = WindowTimes(self, layers.window)
-        if self._latent:
-            self.uncertainty["attention"] = self._latent.error
-        if self._linear:
-            self.uncertainty["linear attention"] = self._linear.error
 
     @property
     def caution(self) -> str:

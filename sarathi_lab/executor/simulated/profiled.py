@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from itertools import product
 from typing import cast
 
 import numpy as np
@@ -18,9 +19,9 @@ from sarathi_lab.executor.simulated.attention_tables import AttentionTable, atte
 from sarathi_lab.executor.simulated.hardware import UNCERTAIN, none_as_nan
 from sarathi_lab.executor.simulated.interpolation import (
     Floats,
+    Grid,
     curve,
     full_grid,
-    interval,
     log_distance,
 )
 from sarathi_lab.executor.tables import (
@@ -196,79 +197,60 @@ class ProductTable:
     def __init__(self, rows: pd.DataFrame, formula: ProductFormula) -> None:
         self._formula = formula
         # Tokens and seconds by (in_features, out_features).
-        self.rows: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
-        by_shape = rows.sort_values("tokens").groupby(PRODUCT_SHAPE)
-        for key, group in by_shape:
+        self.rows: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
+        for key, group in rows.sort_values("tokens").groupby(PRODUCT_SHAPE):
             shape = cast(tuple[int, int], key)
-            tokens = group.tokens.to_numpy(float)
-            seconds = group.seconds.to_numpy(float)
-            self.rows[shape] = (tokens, seconds)
+            self.rows[shape] = (group.tokens.to_numpy(float), group.seconds.to_numpy(float))
         shapes = rows[PRODUCT_SHAPE].drop_duplicates()
         grid = full_grid(shapes, PRODUCT_SHAPE).astype(int)
-        self._axes = [sorted(set(grid[column])) for column in PRODUCT_SHAPE]
+        axes = [sorted(set(grid[column].tolist())) for column in PRODUCT_SHAPE]
+        self._is_grid = min(len(axis) for axis in axes) > 1  # else there are only shapes
+        self._shapes = list(product(*axes))
+        self._grid = Grid(axes)
+        self._logs = Grid([[math.log(size) for size in axis] for axis in axes])
 
     def curve(self, in_features: int, out_features: int) -> Curve:
         """Make the function of one shape's seconds by tokens."""
         shape = (in_features, out_features)
         near = self._nearest(shape)
-        corners = {near: 1.0}
+        shares: dict[tuple[float, ...], float] = {near: 1.0}
         if near not in self.rows:
-            corners = self._corners(near)
+            corners = self._logs.corners([math.log(size) for size in near])
+            shares = {self._shapes[place]: share for place, share in corners}
 
         @cache
         def time(tokens: int) -> float:
             log_seconds = 0.0
-            for corner, share in corners.items():
+            for corner, share in shares.items():
                 log_seconds += share * math.log(self._at(tokens, corner))
             seconds = math.exp(log_seconds)
             if near == shape:
                 return seconds
-            computed = self._formula(tokens, *shape)
-            computed_near = self._formula(tokens, *near)
-            return seconds * computed / computed_near
+            return seconds * self._computed(tokens, shape) / self._computed(tokens, near)
 
         return time
 
-    def _nearest(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _nearest(self, shape: tuple[float, ...]) -> tuple[float, ...]:
         """Return `shape` if it has rows or is within the grid, else the nearest that is."""
         if shape in self.rows:
             return shape
-        clamped = []
-        for size, axis in zip(shape, self._axes, strict=True):
-            clamped.append(min(max(size, axis[0]), axis[-1]))
-        edge = tuple(clamped)
-        lengths = [len(axis) for axis in self._axes]
-        if edge != shape and min(lengths) < 2:  # no grid, only shapes
+        edge = tuple(self._grid.clamp(shape))
+        if edge != shape and not self._is_grid:
             return min(self.rows, key=partial(log_distance, shape))
         return edge
 
-    def _corners(self, shape: tuple[int, ...]) -> dict[tuple[int, ...], float]:
-        """Find the grid's shapes around `shape`, which is within, and their logarithmic shares."""
-        corners: dict[tuple[int, ...], float] = {(): 1.0}
-        for axis, size in zip(self._axes, shape, strict=True):
-            logs = [math.log(axis_size) for axis_size in axis]
-            index, upper_share = interval(logs, math.log(size))
-            lower_share = 1 - upper_share
-            next_corners = {}
-            for corner, share in corners.items():
-                next_corners[*corner, axis[index]] = share * lower_share
-                if upper_share:  # else the upper corner may be past the edge
-                    next_corners[*corner, axis[index + 1]] = share * upper_share
-            corners = next_corners
-        return corners
+    def _computed(self, tokens: int, shape: tuple[float, ...]) -> float:
+        in_features, out_features = shape
+        return self._formula(tokens, int(in_features), int(out_features))
 
-    def _at(self, tokens: int, shape: tuple[int, ...]) -> float:
+    def _at(self, tokens: int, shape: tuple[float, ...]) -> float:
         """Compute the seconds of a shape of the table."""
         sizes, seconds = self.rows[shape]
-        smallest = int(sizes[0])
-        largest = int(sizes[-1])
-        inside = min(max(tokens, smallest), largest)
+        inside = min(max(tokens, int(sizes[0])), int(sizes[-1]))
         seconds_inside = float(np.interp(inside, sizes, seconds))
         if inside == tokens:
             return seconds_inside
-        computed = self._formula(tokens, *shape)
-        computed_inside = self._formula(inside, *shape)
-        return seconds_inside * computed / computed_inside
+        return seconds_inside * self._computed(tokens, shape) / self._computed(inside, shape)
 
 
 def tables_for(formula: AnalyticOperations, level: str = "profiled") -> OperationTables:
