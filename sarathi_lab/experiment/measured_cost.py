@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 
 from sarathi_lab.config.errors import RunError
@@ -85,17 +86,10 @@ def describe(batch: Batch) -> str:
     return " + ".join(terms)
 
 
-def _lower(seconds: Sequence[float]) -> float:
-    """Return the `LOWER` quantile."""
-    return float(np.quantile(seconds, LOWER))
-
-
 def _lower_times(timings: Sequence[Times]) -> Times:
-    """Return the `LOWER` quantile by name."""
-    lower = {}
-    for name in timings[0]:
-        lower[name] = _lower([times[name] for times in timings])
-    return lower
+    """Return the `LOWER` quantile of the seconds of each operation."""
+    quantiles = pd.DataFrame(timings).quantile(LOWER)
+    return {str(name): float(seconds) for name, seconds in quantiles.items()}
 
 
 class Measurement(NamedTuple):
@@ -133,8 +127,8 @@ class MeasuredCostModel:
             spec = executor.model.spec
         self.spec = spec
         self.is_shared = not executor.timeline.has_stream  # cores, with other processes
-        self.measurements: dict[BatchShape, Measurement] = {}
-        self._earlier: dict[BatchShape, Measurement] = {}  # of parts before
+        self.measurements: dict[BatchShape, Measurement] = {}  # since all was forgotten
+        self._newest: dict[BatchShape, Measurement] = {}  # of all that was ever measured
         self.probe: Any = _probe_of(executor)
         self.has_operations: bool = self.probe.has_operations
         self.reason = None if self.has_operations else NO_OPERATIONS
@@ -148,19 +142,20 @@ class MeasuredCostModel:
 
     def operation_times(self, batch: Batch) -> Times:
         """Seconds by operation, summed over layers."""
-        key = composition(batch)
-        if key not in self.measurements:
+        shape = composition(batch)
+        if shape not in self.measurements:
             try:
-                self.measurements[key] = self._measure(batch)
+                measurement = self._measure(batch)
             except (torch.OutOfMemoryError, RunError) as error:
                 self.reason = f"{describe(batch)}: {error}"
                 names = OPERATIONS if self.has_operations else [WHOLE]
                 return dict.fromkeys(names, math.nan)
-        return self.measurements[key].operations
+            self.measurements[shape] = measurement
+            self._newest[shape] = measurement
+        return self.measurements[shape].operations
 
     def forget(self) -> None:
         """Measure again what is asked for from now on; `rows` keeps what was measured."""
-        self._earlier |= self.measurements
         self.measurements.clear()
         self._products.clear()
 
@@ -187,48 +182,44 @@ class MeasuredCostModel:
         tokens = batch.num_tokens
         repetitions = MAX_TIMINGS if self.is_shared else 1
         if tokens not in self._products:
-            times_of_products = self.timed(tokens, lambda: probe.products(batch), repetitions)
-            self._products[tokens] = _lower_times(times_of_products), probe.timing
+            passes = self.timed(tokens, lambda: probe.products(batch), repetitions)
+            self._products[tokens] = (_lower_times(passes), probe.timing)
         products, timing_of_products = self._products[tokens]
-        times_of_attention = self.timed(
-            tokens, lambda: {attention: probe.attention(batch)}, repetitions
-        )
-        timings = dict.fromkeys(products, timing_of_products)
-        timings[attention] = probe.timing
-        operations = products | _lower_times(times_of_attention)
+        passes = self.timed(tokens, lambda: {attention: probe.attention(batch)}, repetitions)
+        operations = products | _lower_times(passes)
+        timings = {**dict.fromkeys(products, timing_of_products), attention: probe.timing}
         probe.iteration(batch)  # warms up
-        seconds, host_share = self._timed_wholes(tokens, lambda: probe.iteration(batch))
-        timings["iteration"] = probe.timing
-        timings["others"] = probe.timing
-        of_iteration = _lower(seconds)
+        whole = self._timed_wholes(batch, lambda: probe.iteration(batch))
+        of_iteration = whole.operations[WHOLE]
         of_operations = sum(operations.values())
         if of_operations > of_iteration:
             operations = _scaled(operations, of_iteration)
         operations["others"] = max(0.0, of_iteration - of_operations)
-        return Measurement(batch, seconds, operations, timings, host_share)
+        timings |= dict.fromkeys(("iteration", "others"), probe.timing)
+        return whole._replace(operations=operations, timings=timings)
 
     def _measure_whole(self, batch: Batch) -> Measurement:
         """Time iterations alone."""
         iterations = self.probe.iterations(batch)
-        seconds, host_share = self._timed_wholes(batch.num_tokens, lambda: next(iterations))
-        times = {WHOLE: _lower(seconds)}
-        timings = {WHOLE: self.probe.timing}
-        return Measurement(batch, seconds, times, timings, host_share)
+        return self._timed_wholes(batch, lambda: next(iterations))
 
-    def _timed_wholes(
-        self, tokens: int, iterate: Callable[[], SingleIteration]
-    ) -> tuple[list[float], float]:
-        """Return the seconds of iterations that count (`timed`), and the median `host_share`."""
-        shares: list[float] = []
+    def _timed_wholes(self, batch: Batch, iterate: Callable[[], SingleIteration]) -> Measurement:
+        """Time iterations of a batch, those that count (`timed`)."""
+        host_shares: list[float] = []
 
         def seconds_of_next() -> Times:
             iteration = iterate()
-            shares.append(iteration.host_share)
+            host_shares.append(iteration.host_share)
             return {WHOLE: iteration.seconds}
 
-        timings = self.timed(tokens, seconds_of_next)
-        seconds = [times[WHOLE] for times in timings]
-        return seconds, float(np.median(shares))
+        passes = self.timed(batch.num_tokens, seconds_of_next)
+        return Measurement(
+            batch,
+            [times[WHOLE] for times in passes],
+            _lower_times(passes),
+            {"iteration": self.probe.timing},
+            float(np.median(host_shares)),
+        )
 
     def _measure_reported(self, batch: Batch, attention: str) -> Measurement:
         """Take operations and the whole from the same iterations, so that what slows the machine
@@ -245,7 +236,7 @@ class MeasuredCostModel:
         self.timed(batch.num_tokens, reported)  # warms up caches, and cores that waited for work
         passes = self.timed(batch.num_tokens, reported)
         seconds = [float(sum(times.values())) for times in passes]
-        operations = _scaled(_lower_times(passes), _lower(seconds))
+        operations = _scaled(_lower_times(passes), float(np.quantile(seconds, LOWER)))
         timings = dict.fromkeys(("iteration", *operations), self.probe.timing)
         operation_share = float(np.median(operation_shares))
         return Measurement(batch, seconds, operations, timings, operation_share=operation_share)
@@ -261,24 +252,25 @@ class MeasuredCostModel:
         undisturbed: list[Times] = []
         start = time.perf_counter()
         before = self.reference(tokens)
-        while not raw or len(raw) < repetitions:
-            if raw and time.perf_counter() - start >= ENOUGH:
-                break
+        while not raw or (len(raw) < repetitions and time.perf_counter() - start < ENOUGH):
             stolen_before = self.stolen_by_core()
             times = work()
-            raw.append(times)
-            # A time of 0 is one in which other machines had the core throughout.
-            has_no_zero = all(times.values())
-            had_cores = self.stolen_by_core() == stolen_before and has_no_zero
+            had_cores = self._had_cores(stolen_before, times.values())
             after = self.reference(tokens)
+            raw.append(times)
             least = min(before, after)
-            is_even = max(before, after) < AGREE * least
             slower = max(1.0, least)
+            is_even = max(before, after) < AGREE * least
             if had_cores and is_even and slower < AGREE:
                 at_usual_speed = {name: seconds / slower for name, seconds in times.items()}
                 undisturbed.append(at_usual_speed)
             before = after
         return undisturbed or raw
+
+    def _had_cores(self, stolen_before: list[float], seconds: Iterable[float]) -> bool:
+        """Return whether other machines had no core while something took `seconds`."""
+        # A time of 0 is one in which other machines had the core throughout.
+        return self.stolen_by_core() == stolen_before and all(seconds)
 
     def stolen_by_core(self) -> list[float]:
         """Seconds so far that other machines had each core; empty for a GPU, which is not shared
@@ -293,13 +285,12 @@ class MeasuredCostModel:
         if not self.is_shared:
             return 1.0
         so_far = self._references[min(tokens, REFERENCE)]
-        while True:
+        newest = 0.0
+        while newest == 0 or len(so_far) <= REFERENCES:
             newest = self.probe.reference(tokens)
-            if newest == 0:
-                continue  # all of its time was another process's
-            so_far.append(newest)
-            if len(so_far) > REFERENCES:
-                return newest / _lower(so_far)
+            if newest > 0:  # else all of its time was another process's
+                so_far.append(newest)
+        return newest / float(np.quantile(so_far, LOWER))
 
     def alternated(self, batches: Sequence[Batch]) -> np.ndarray:
         """Measure iterations of `batches` in turn, forwards and backwards, so that a slow phase of
@@ -325,19 +316,17 @@ class MeasuredCostModel:
             for batch_with_cache in batches_with_cache[::step]:
                 iteration = single_iteration(self.executor, batch_with_cache)
                 seconds.append(iteration.seconds)
-            turn = seconds[::step]
-            turns.append(turn)
-            # A time of 0 is one in which other machines had the core throughout.
-            has_no_zero = all(seconds)
-            had_cores = self.stolen_by_core() == stolen_before and has_no_zero
-            if had_cores and number > 0:  # the first turn warms up
-                undisturbed.append(turn)
-        return np.array(undisturbed or turns[1:])
+            if number == 0:
+                continue  # the first turn warms up
+            turns.append(seconds[::step])
+            if self._had_cores(stolen_before, seconds):
+                undisturbed.append(seconds[::step])
+        return np.array(undisturbed or turns)
 
     def rows(self, model: str, dtype_bytes: int) -> list[dict[str, object]]:
         """One row per composition and operation, "iteration" for the whole, in milliseconds."""
         rows: list[dict[str, object]] = []
-        for measurement in (self._earlier | self.measurements).values():
+        for measurement in self._newest.values():
             batch = measurement.batch
             batch.window = self.spec.attention_window
             shape = {
