@@ -38,7 +38,8 @@ from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.experiment.claims import VERDICTS, kind_of, verdicts
-from sarathi_lab.experiment.registry import CATALOG, KEYS, PAPERS
+from sarathi_lab.experiment.recorded import error_rows
+from sarathi_lab.experiment.registry import KEYS, PAPERS
 from sarathi_lab.results.load import SIMULATED, load_paper
 
 ERRORS = Path("sarathi/paper/results/errors.csv")
@@ -332,7 +333,7 @@ def used_points(figure: str, points: pd.DataFrame, level: str, device: str) -> p
     hardware file that was fitted to some points of a figure, these are all of its points.
     """
     used = points.index[:0]
-    for row in CATALOG[figure].errors:
+    for row in error_rows(figure):
         if row.fitted == device:
             return points.index
         if level in (row.given, row.fitted):

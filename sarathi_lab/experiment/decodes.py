@@ -8,12 +8,10 @@ from sarathi_lab.experiment.bench import COMPUTE, EVERYTHING, FOUR, Bench
 from sarathi_lab.experiment.grid import Grid, Map
 from sarathi_lab.experiment.iterations import OPERATIONS
 from sarathi_lab.experiment.points import Estimate, Parts, Point, part
-from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, experiment
+from sarathi_lab.experiment.registry import Ints, experiment
 from sarathi_lab.experiment.scenario import Scenario, Work, batch, best_pd_ratio, request
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
-
-SPEEDUP: Aims = {"profiled": (0.04, 0.12), "analytic": (0.10, 0.20)}  # aims of decode speed-ups
 
 
 def speedup(
@@ -37,7 +35,6 @@ def speedup(
     Grid,
     question="How much cheaper is a decode that rides on a chunk?",
     seconds=40,
-    errors=[ErrorRow("Fig 8, decode speed-up", aims=SPEEDUP)],
     look=PlotSpec(
         "Fig 8: a decode alone over a decode riding on a chunk",
         "batch",
@@ -54,18 +51,10 @@ def fig08(
             yield part(speedup, "", name, size, seq_lens[name], size, chunk)
 
 
-FIG_10: Aims = {"profiled": (0.02, 0.08), "analytic": (0.06, 0.15)}
-TOTALS = "in ('baseline total', 'sarathi total')"
-
-
 @experiment(
     Grid,
     question="Where does the time go?",
     seconds=20,
-    errors=[
-        ErrorRow("Fig 10, totals", f"series {TOTALS}", FIG_10),
-        ErrorRow("Fig 10, by operation", f"series not {TOTALS}"),
-    ],
     look=PlotSpec(
         "Fig 10: time to serve B requests at P:D = C/(B-1)",
         "batch",
@@ -99,7 +88,6 @@ def _operations(bench: Bench, panel: str, scenario: Scenario) -> Iterator[Point]
     Grid,
     question="What does a decode add to a batch that holds a prompt?",
     seconds=10,
-    errors=[ErrorRow("Table 2", aims=SPEEDUP)],
     look=PlotSpec(
         "Table 2: a batch of prompt, decodes, and both",
         "",

@@ -11,7 +11,7 @@ import pandas as pd
 from sarathi_lab.experiment.bench import COMPUTE, EVERYTHING, FOUR, Bench
 from sarathi_lab.experiment.grid import Grid
 from sarathi_lab.experiment.points import Estimate, Parts, Point, part
-from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, experiment
+from sarathi_lab.experiment.registry import Ints, experiment
 from sarathi_lab.experiment.scenario import Work, batch, chunked
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.spec import PlotSpec
@@ -24,7 +24,6 @@ OPERATIONS = {kind: (kind,) for kind in FOUR}
     Grid,
     question="Why are decodes expensive?",
     seconds=15,
-    errors=[ErrorRow("Fig 3, time per token", given="profiled", fitted="analytic")],
     look=PlotSpec(
         "Fig 3: time per token by operation",
         "batch",
@@ -71,10 +70,6 @@ def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
     question="What fills the device: prompts, or only large batches of decodes?",
     seconds=15,
     at=_fig04_at,
-    errors=[
-        ErrorRow("Fig 4a, single layer", "unit == 'tokens/ms'"),
-        ErrorRow("Fig 4b, arithmetic intensity", "unit == 'FLOP/B'", is_formula=True),
-    ],
     look=PlotSpec(
         "Fig 4: throughput of one layer, and arithmetic intensity of its products",
         "batch",
@@ -143,9 +138,6 @@ PREFILL_OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "ffn": ("ffn",),
     "total": COMPUTE,
 }
-# The analytic model is fitted to the odd tiles of 128 tokens (tools/cost_model/fit.py).
-FIG_07: Aims = {"analytic": (0.08, 0.20)}
-EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
 
 
 @experiment(
@@ -153,11 +145,6 @@ EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
     question="What does one token past a tile cost?",
     seconds=20,
     at=lambda points: {"tokens": sorted(set(points.x.astype(int)))},
-    errors=[
-        ErrorRow("Fig 7, iteration time", "series == 'total'", FIG_07, "profiled", "analytic"),
-        ErrorRow("Fig 7, even tiles", EVEN_TILES, FIG_07, "profiled"),
-        ErrorRow("Fig 7, by operation", "series != 'total'", {}, "profiled", "analytic"),
-    ],
     look=PlotSpec(
         "Fig 7: one prefill iteration by its tokens (tile quantization)",
         "prompt tokens",

@@ -30,7 +30,6 @@ from sarathi_lab.executor.simulated.iteration_table import IterationTable
 from sarathi_lab.experiment.bench import CostBench
 from sarathi_lab.experiment.points import Estimate, Part, Point
 from sarathi_lab.experiment.registry import (
-    ErrorRow,
     Experiment,
     Measured,
     MeasuredJob,
@@ -335,25 +334,6 @@ def _limits(sizes: Sizes) -> Limits:
     question="Do equal chunks close the bubbles of a pipeline?",
     seconds=25,
     papers=[Platform("gpt3-175b", "a100_2023"), Platform("gpt3-175b", "a100_fig12")],
-    errors=[
-        # Two of three completion times are fitted: of three ratios one is, and the others have the
-        # residual of the third time. That and the bubbles chose among variants of the fit.
-        ErrorRow(
-            "Fig 12, bubble ratio",
-            f"series == '{BUBBLES}'",
-            {"analytic": (0.15, None)},
-            fitted="a100_fig12",
-        ),
-        ErrorRow(
-            "Fig 12, completion ratios",
-            f"panel == 'ratios' and series != '{BUBBLES}'",
-            {"analytic": (0.07, 0.07)},
-            fitted="a100_fig12",
-        ),
-        ErrorRow("Fig 12a, bubbles", "panel == 'a' and x >= 0.01", fitted="a100_fig12"),
-        # The first batch fills until about there.
-        ErrorRow("Fig 12b, completion", "panel == 'b' and x >= 500", fitted="a100_fig12"),
-    ],
     look=PlotSpec(
         "Fig 12: GPT-3 on 64 GPUs, bubbles and completion",
         "requests done",

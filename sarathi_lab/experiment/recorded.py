@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 
 import pandas as pd
+import yaml
 
 from sarathi_lab.config.csv_files import csv_files
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.experiment.registry import CATALOG, COUNTED, KEYS, PAPERS, ErrorRow
+from sarathi_lab.experiment.registry import CATALOG, COUNTED, KEYS, PAPERS
 from sarathi_lab.results import load
 from sarathi_lab.results.table import PAPER, SIMULATED
 
+ERROR_ROWS = EXPERIMENTS / "sarathi" / "paper" / "errors.yaml"
 COLUMNS = ["figure", *KEYS, "y", "low", "high", "unit", "source", "device"]
 # What was simulated, in separate columns; empty for the paper's points and a device's.
 LABELS = ["hardware", "level", "model", "method"]
@@ -28,6 +33,32 @@ ERRORS = [
     "aim_largest",
     "verdict",
 ]
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """A row of the error table: the points that `where` (a pandas query) chooses, and the aims.
+
+    Attributes:
+        aims: By level the mean and, unless None, the largest relative error to stay within.
+        given: The level whose profile was made from some of these points.
+        fitted: A level or a hardware file with constants that were fitted to some of them.
+        is_formula: Whether the row is arithmetic on the paper's numbers, not a prediction.
+    """
+
+    name: str
+    where: str = "x == x"
+    aims: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    given: str = ""
+    fitted: str = ""
+    is_formula: bool = False
+
+
+@cache
+def error_rows(figure: str) -> list[ErrorRow]:
+    """Return the rows of a figure of the paper."""
+    rows = yaml.load(ERROR_ROWS.read_text(), load.YAML_LOADER)[figure]
+    return [ErrorRow(**row) for row in rows]
 
 
 def paper(name: str) -> pd.DataFrame:
@@ -121,7 +152,7 @@ def error_table(points: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for name, of_figure in compare(points).groupby("figure"):
-        for error_row in CATALOG[str(name)].errors:
+        for error_row in error_rows(str(name)):
             chosen = of_figure.query(error_row.where)
             for labels, group in chosen.groupby(OF_ROW, sort=False):
                 row: dict[str, object] = {"row": error_row.name}

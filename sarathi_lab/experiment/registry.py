@@ -1,4 +1,4 @@
-"""Declarations of experiments: points, sizes, the paper's values, errors to stay within, a picture.
+"""Declarations of experiments: points, sizes, the paper's values, a picture.
 
 An experiment is a function under the decorator `experiment`; its keyword arguments are the sizes
 that `conf/experiment/NAME.yaml` gives for each set-up, where `task.function` names the function.
@@ -47,8 +47,6 @@ PAPERS = (
 
 Ints = Sequence[int]
 Sizes = Mapping[str, Any]  # arguments of the experiment's function, which states their types
-# By level the error to stay within: mean and, unless None, largest absolute relative error.
-Aims = Mapping[str, tuple[float, float | None]]
 Make = Callable[..., Iterable[Any]]  # of parts, or of the points of a round
 Function = TypeVar("Function", bound=Make)
 Declared = ParamSpec("Declared")
@@ -69,23 +67,6 @@ A6000 = Platform("13b", "a6000")
 
 
 @dataclass(frozen=True)
-class ErrorRow:
-    """A row of the error table: the points that `where` (a pandas query) chooses, and the aims.
-
-    `given`: the level whose profile was made from some of these points. `fitted`: a level or a
-    hardware file with constants that were fitted to some of them. `formula`: the row is arithmetic
-    on the paper's numbers, not a prediction.
-    """
-
-    name: str
-    where: str = "x == x"
-    aims: Aims = field(default_factory=dict)
-    given: str = ""
-    fitted: str = ""
-    is_formula: bool = False
-
-
-@dataclass(frozen=True)
 class Experiment(ABC):
     """What is declared of an experiment, and how its kind is simulated and measured.
 
@@ -101,7 +82,6 @@ class Experiment(ABC):
     look: PlotSpec = field(default_factory=PlotSpec)
     papers: Sequence[Platform] = ()
     at: Callable[[pd.DataFrame], Sizes] | None = None
-    errors: Sequence[ErrorRow] = ()
     is_counted: bool = False  # simulated by counting batches, too
     is_simulated: bool = False  # never measured
     simulated: Sequence[str] = ()  # settings with which its simulation is recorded

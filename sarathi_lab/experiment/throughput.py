@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from sarathi_lab.experiment.bench import COMPARED, THROUGHPUT, Bench
-from sarathi_lab.experiment.decodes import SPEEDUP, speedup
+from sarathi_lab.experiment.decodes import speedup
 from sarathi_lab.experiment.grid import Grid
 from sarathi_lab.experiment.points import Parts, Point, part
-from sarathi_lab.experiment.registry import A6000, Aims, ErrorRow, Ints, Platform, experiment
+from sarathi_lab.experiment.registry import A6000, Ints, Platform, experiment
 from sarathi_lab.experiment.scenario import Scenario, best_pd_ratio, chunked
 from sarathi_lab.experiment.scenario import lengths as whole_lengths
 from sarathi_lab.model.spec import ModelSpec
@@ -18,9 +18,6 @@ from sarathi_lab.results.plots.spec import PlotSpec
 
 # Of P:D = C/(B-1), at which chunks and decodes run out together (section 4.3.3).
 SHARES_OF_OPTIMUM = (0.25, 0.5, 1.0, 2.0, 4.0)
-AIMS_OF_GAINS: Aims = {"profiled": (0.01, 0.04), "analytic": (0.04, 0.10)}  # aims of Fig 9 and 11
-WHOLE: Aims = {"profiled": (0.04, 0.10), "analytic": (0.08, 0.20)}  # of Fig 13, end to end
-CHUNKED: Aims = {"profiled": (0.15, 0.40), "analytic": (0.15, 0.40)}  # of prefills in chunks
 Lengths = Mapping[str, int]
 
 
@@ -49,7 +46,6 @@ def _fig09_at(points: pd.DataFrame) -> dict[str, object]:
     question="How much faster is SARATHI end to end, and at which P:D?",
     seconds=45,
     at=_fig09_at,
-    errors=[ErrorRow("Fig 9, P:D", aims=AIMS_OF_GAINS)],
     is_counted=True,
     look=PlotSpec(
         "Fig 9: throughput of SARATHI over request-level batching by P:D",
@@ -105,7 +101,6 @@ def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
     question="Does chunking beat Orca, whose whole prompts carry decodes, too?",
     seconds=45,
     at=_fig11_at,
-    errors=[ErrorRow("Fig 11, Orca", aims=AIMS_OF_GAINS)],
     look=PlotSpec(
         "Fig 11: Orca and SARATHI over request-level batching",
         "P:D",
@@ -155,11 +150,6 @@ def fig11(
     Grid,
     question="What do small chunks cost the prefill, and what remains end to end?",
     seconds=40,
-    errors=[
-        ErrorRow("Fig 13a, attention", "panel == 'a_attn'", CHUNKED),
-        ErrorRow("Fig 13b, prefill", "panel == 'b_prefill'", CHUNKED),
-        ErrorRow("Fig 13c, end to end", "panel == 'c_overall'", WHOLE),
-    ],
     look=PlotSpec(
         "Fig 13: speed with chunks over speed without",
         "chunk [tokens]",
@@ -202,23 +192,11 @@ def _chunked_prefill(bench: Bench, name: str, length: int, chunk: int) -> Iterat
     yield Point("b_prefill", name, chunk, of_prefill)
 
 
-OF_33B = "panel == '33b' and series =="
-
-
 @experiment(
     Grid,
     question="How much do decodes and whole requests gain on two models and GPUs?",
     seconds=15,
     papers=[A6000, Platform("33b", "a100_2023")],
-    errors=[
-        ErrorRow("Table 4, 13B", "panel == '13b'", SPEEDUP),
-        ErrorRow(
-            "Table 4, 33B, throughput", f"{OF_33B} 'throughput_gain'", {"analytic": (0.05, None)}
-        ),
-        ErrorRow(
-            "Table 4, 33B, speed-up", f"{OF_33B} 'decode_speedup'", {"analytic": (0.20, None)}
-        ),
-    ],
     look=PlotSpec(
         "Table 4: chunk 256, decodes and end to end",
         "P + D [tokens]",
