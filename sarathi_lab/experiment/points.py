@@ -221,15 +221,12 @@ def table_of(
         is_series: See `ends_of_median`.
         drawn: The same rounds in each of the `VARIANTS` of the cost model.
     """
-    columns = dict.fromkeys([*POINT, *OF_SAMPLES])
-    if drawn:
-        columns |= {"draws": None, "moved": None}
     rows = []
+    labels: dict[str, None] = {}
     for point, values in samples.items():
         interval = median_of(values, max_spread, of=point.total, is_series=is_series)
+        row = {**point._asdict(), **vars(interval), "figure": figure, **dict(point.labels)}
         ends = _ends_over_rounds(point, interval)
-        # `vars(interval)` has its own low and high, which `ends` replace.
-        row = {**point._asdict(), **vars(interval), "figure": figure}
         if drawn:
             median = _drawn_median(point, interval.median, values, drawn)
             ends = wider(interval.median, ends, median.ends)
@@ -237,22 +234,25 @@ def table_of(
                 # An unknown error, which seeds alone do not show.
                 ends = ends._replace(low=math.nan, high=math.nan)
             row |= _in_text(median)
-        ends = within_range(ends, point.unit)
-        row["reason"] = interval.reason or point.resolution.bound_of(values)
-        row["y"] = interval.median
-        if row["reason"]:
-            row["y"] = math.nan
-        row["low"] = ends.low
-        row["high"] = ends.high
+        reason = interval.reason or point.resolution.bound_of(values)
+        y = interval.median
         if point.kind == "curve":
             # Rounds differ in their x, too: no median has a meaning.
-            row |= {"y": values[0], "reason": None, "low": math.nan, "high": math.nan}
-        texts = [point.resolution.text_of(value) for value in values]
-        row["samples"] = " ".join(texts)
-        labels = dict(point.labels)
-        rows.append(row | labels)
-        columns |= dict.fromkeys(labels)
-    return pd.DataFrame(rows, columns=list(columns))
+            y = values[0]
+            ends = ends._replace(low=math.nan, high=math.nan)
+            reason = None
+        row["y"] = math.nan if reason else y
+        row["reason"] = reason
+        within = within_range(ends, point.unit)
+        row["low"] = within.low
+        row["high"] = within.high
+        row["samples"] = " ".join(map(point.resolution.text_of, values))
+        rows.append(row)
+        labels |= dict.fromkeys(name for name, _ in point.labels)
+    columns = [*POINT, *OF_SAMPLES]
+    if drawn:
+        columns += ["draws", "moved"]
+    return pd.DataFrame(rows, columns=[*columns, *labels])
 
 
 def _ends_over_rounds(point: Point, interval: Interval) -> Ends:

@@ -245,6 +245,8 @@ class SimulatedJob:
             "model": self.spec.name,
             "dtype": self.backend.dtype_of(self.spec),
             "method": self.method,
+            "device": self.device,
+            "device_name": self.backend.device_name,
         }
 
     @property

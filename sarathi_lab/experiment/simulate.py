@@ -26,22 +26,27 @@ def simulate(jobs: Sequence[SimulatedJob], processes: int | None = None) -> list
     """
     key = uuid4().hex
     calls = []
+    number_of_call = []
     # Jobs of few parts first: their parts are large, and would keep one process busy at the end.
-    few_first = sorted(enumerate(jobs), key=lambda numbered: len(numbered[1].parts))
-    for number, job in few_first:
-        calls += [delayed(_points)(key, number, job, part) for part in job.parts]
+    few_first = sorted(range(len(jobs)), key=lambda number: len(jobs[number].parts))
+    for number in few_first:
+        job = jobs[number]
+        for part in job.parts:
+            call = delayed(_points)(key, job, part)
+            calls.append(call)
+            number_of_call.append(number)
     if any(job.experiment.is_chained for job in jobs):
         processes = 1  # a part begins where the one before ended, on the same bench
-    points_of_jobs: list[list[list[Point]]] = [[] for _ in jobs]  # by job and part
     names = dict.fromkeys(job.experiment.name for job in jobs)
     title = f"computing {', '.join(names)}"
-    for number, points in results_of(calls, processes, title, "parts"):
+    points_of_jobs: list[list[list[Point]]] = [[] for _ in jobs]  # by job and part
+    results = results_of(calls, processes, title, "parts")
+    for number, points in zip(number_of_call, results, strict=True):
         points_of_jobs[number].append(points)
     tables = []
     for job, points_of_parts in zip(jobs, points_of_jobs, strict=True):
         table = job.experiment.table(points_of_parts)
-        labels = {**job.labels, "device": job.device, "device_name": job.backend.device_name}
-        tables.append(_labelled(table, labels))
+        tables.append(_labelled(table, job.labels))
     return tables
 
 
@@ -79,22 +84,19 @@ Benches = dict[tuple[str, str, CostVariant], object]
 _BENCHES: dict[str, Benches] = {}  # of the last call of `simulate` in this process
 
 
-def _points(call: str, number: int, job: SimulatedJob, part: Part) -> tuple[int, list[Point]]:
-    """Evaluate a part on the job's bench, which is made once in each process.
-
-    Returns:
-        The job's `number`, and the part's points.
-    """
+def _points(call: str, job: SimulatedJob, part: Part) -> list[Point]:
+    """Return a part's points on the job's bench, which is made once in each process."""
     if call not in _BENCHES:
         _BENCHES.clear()  # of the call before
     benches = _BENCHES.setdefault(call, {})
-    name = "" if job.experiment.shares_bench else job.experiment.name
+    name = job.experiment.name
+    if job.experiment.shares_bench:
+        name = ""
     key = (job.device, name, part.variant)
     if key not in benches:
         varied = job.in_variant(part.variant)
         benches[key] = job.experiment.bench(varied)
-    points = part.points(benches[key])
-    return number, points
+    return part.points(benches[key])
 
 
 def by_folder(tables: Iterable[pd.DataFrame]) -> dict[str, pd.DataFrame]:
@@ -103,11 +105,13 @@ def by_folder(tables: Iterable[pd.DataFrame]) -> dict[str, pd.DataFrame]:
     several levels have alike, as its times are no cost model's, is one.
     """
     rows = pd.concat(tables, ignore_index=True)
-    rows = rows.drop(columns=["method", "device"]).drop_duplicates()
-    labels = rows[["hardware", "level", "model"]].itertuples(index=False)
-    folders = [_folder_of(*labels_of_row) for labels_of_row in labels]
+    recorded = rows.drop(columns=["method", "device"])
+    distinct = recorded.drop_duplicates()
+    folders = []
+    for labels in distinct[["hardware", "level", "model"]].itertuples(index=False):
+        folders.append(_folder_of(*labels))
     rows_of_folders = {}
-    for folder, of_folder in rows.groupby(folders, sort=False):
+    for folder, of_folder in distinct.groupby(folders, sort=False):
         rows_of_folders[str(folder)] = of_folder.reset_index(drop=True)
     return rows_of_folders
 

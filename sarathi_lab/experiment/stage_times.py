@@ -77,8 +77,10 @@ class StageTimes:
 
     def stage_times(self, batch: Batch) -> list[float]:
         """Return the seconds of a batch on each stage."""
-        work = [float(getattr(batch, name)) for name in WORK]
-        (features,) = features_of(np.array([batch.num_tokens]), np.array([work]), self.knots)
+        pairs = batch.prefill_query_key_pairs
+        work = np.array([[pairs, batch.decode_kv_tokens, batch.num_emits]])
+        tokens = np.array([batch.num_tokens])
+        (features,) = features_of(tokens, work, self.knots)
         seconds: list[float] = (self.weights @ features).tolist()
         return seconds
 
@@ -89,11 +91,14 @@ class StageTimes:
 
 def features_of(tokens: Floats, work: Floats, knots: Sequence[int]) -> Floats:
     """Return of each batch the shares of the two nearest knots, and `work`."""
-    at_knots = np.eye(len(knots))  # 1 at one knot, 0 at the others
-    shares = np.stack([np.interp(tokens, knots, at_knot) for at_knot in at_knots], axis=1)
+    shares = []
+    for at_knots in np.eye(len(knots)):  # 1 at one knot, 0 at the others
+        share = np.interp(tokens, knots, at_knots)
+        shares.append(share)
+    shares_of_knots = np.stack(shares, axis=1)
     # Past the largest measured batch, time grows in proportion to tokens.
     beyond = np.maximum(1.0, tokens / knots[-1])
-    return np.hstack([beyond[:, None] * shares, work])
+    return np.hstack([beyond[:, None] * shares_of_knots, work])
 
 
 def fit_sending(runs: Sequence[StagedRun]) -> Floats:
@@ -108,14 +113,17 @@ def fit_sending(runs: Sequence[StagedRun]) -> Floats:
         # A stage that was still busy began late for another reason than the sending.
         was_free = run.ends[:-1, 1:]
         has_waited = sent > was_free
-        gaps.append((started - sent)[has_waited])
-        tokens_sent = np.broadcast_to(run.tokens[1:, None], sent.shape)
-        tokens.append(tokens_sent[has_waited])
+        gaps_of_run = started - sent
+        tokens_of_run = np.broadcast_to(run.tokens[1:, None], sent.shape)
+        gaps.append(gaps_of_run[has_waited])
+        tokens.append(tokens_of_run[has_waited])
     seconds = np.concatenate(gaps)
     if len(seconds) == 0:
         return np.zeros(2)
     ones = np.ones(len(seconds))
-    solution: Floats = nnls(np.stack([ones, np.concatenate(tokens)], axis=1), seconds)[0]
+    rows = np.stack([ones, np.concatenate(tokens)], axis=1)
+    solution: Floats
+    solution, _ = nnls(rows, seconds)
     return solution
 
 
