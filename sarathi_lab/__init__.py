@@ -29,12 +29,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _PACKAGE = Path(__file__).parent
-_FOLDERS = {
-    "sarathi_kernels": _PACKAGE.parent / "kernels",  # of a checkout, which need not be installed
-    # Hydra looks for sweepers in packages of this name alone.
-    "hydra_plugins": _PACKAGE / "config" / "plugins",
-}
-sys.path += [str(folder) for name, folder in _FOLDERS.items() if (folder / name).is_dir()]
+_KERNELS = _PACKAGE.parent / "kernels"  # of a checkout, which need not be installed
+if (_KERNELS / "sarathi_kernels").is_dir():
+    sys.path.append(str(_KERNELS))
 _HOMES = {
     "ModelSpec": "model.spec",
     "Playground": "api.playground",

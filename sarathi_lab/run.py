@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from sarathi_lab import __version__
 from sarathi_lab.config.errors import exit_code, report
@@ -15,21 +14,20 @@ from sarathi_lab.config.errors import exit_code, report
 try:
     import hydra
     from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException
     from omegaconf import DictConfig
 
-    from sarathi_lab.config.command_line import explained, read_arguments
+    from sarathi_lab.config.command_line import Arguments, explained, read_arguments
     from sarathi_lab.config.instantiate import build
     from sarathi_lab.config.paths import CONF
     from sarathi_lab.config.run_context import current_run
     from sarathi_lab.config.stated import complete
+    from sarathi_lab.config.sweeper import sweeper_of
 except ModuleNotFoundError as missing:  # on a bare image
     if __name__ != "__main__":
         raise
     sys.exit(report(missing))
 
 
-@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def run(cfg: DictConfig, prepared: object = None) -> None:
     """Run one job of a sweep or a command line in the folder that Hydra made for it. `prepared` is
     from the check of its task, where that was made in this process.
@@ -57,29 +55,27 @@ def _main(args: Sequence[str]) -> int:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # `policy._target_=my_module.MyPolicy`, as python -m does
     arguments = read_arguments(args)
-    if "--version" in arguments.flags:
+    if arguments.is_version:
         print(f"sarathi-lab {__version__}")
-        return 0
-    if arguments.is_help:
+    elif arguments.is_help:
         from sarathi_lab.config.help import help_text
 
         print(help_text(arguments.settings, arguments.topics))
-        return 0
-    # With -m Hydra takes what it can't compose for a sweep, too, and so raises what is wrong there.
-    args_of_hydra = [*([] if arguments.flags else ["-m"]), *arguments.of_hydra]
-    kinds = () if arguments.flags else (HydraException,)  # the run may raise others
-    with explained(arguments.settings, *kinds), _arguments_of_hydra(args_of_hydra):
-        run()
+    elif arguments.flags_of_hydra:
+        _show_by_hydra(arguments)
+    else:
+        sweeper_of(arguments, run).sweep()
     return 0
 
 
-@contextmanager
-def _arguments_of_hydra(arguments: Sequence[str]) -> Iterator[None]:
-    """Let `hydra.main` read these arguments, and raise exceptions instead of printing them."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    before, sys.argv = sys.argv, [sys.argv[0], *arguments]
+def _show_by_hydra(arguments: Arguments) -> None:
+    """Let Hydra show the configuration, or what else its flags ask for."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises its errors instead of printing them
+    before = sys.argv
+    sys.argv = [before[0], *arguments.flags_of_hydra, *arguments.settings]
     try:
-        yield
+        with explained(arguments.settings):
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(run)()
     finally:
         sys.argv = before
 

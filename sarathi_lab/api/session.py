@@ -88,8 +88,7 @@ def _prepared(
         output = nullcontext()
     with TemporaryDirectory() as folder, output:
         args = _arguments({**UNTRACKED, **settings}, flags, Path(folder))
-        # Without `hydra.main`, which would read this process's command line.
-        sweeper = compose(args, inspect.unwrap(run))
+        sweeper = compose(args, run)
         sweeper.check()
         task: Task = build(sweeper.jobs[0].cfg.task)
         if not task.has_runs:

@@ -1,99 +1,86 @@
-"""Command lines: flags, named as Hydra names them, and settings; and Hydra's errors about them as
-one line with the value, the reason and the fix.
+"""Command lines: flags and settings; and Hydra's errors about them as one line with the value, the
+reason and the fix.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
-import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.util import find_spec
-from itertools import islice, product
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override
-from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from sarathi_lab.config.errors import UserError, require_one_of, suggestion, unknown_name
+from sarathi_lab.config.errors import UserError, nearest_name, suggestion, unknown_name
 from sarathi_lab.config.instantiate import (
     CHOICES,
-    GROUPS,
     class_name,
     name_of,
     option_files,
     parameter_names,
     parameters_of,
     read_option,
-    read_yaml,
     settings_of,
     settings_without,
     target_of,
-    top_level,
 )
-from sarathi_lab.config.jobs import MOST_JOBS, OF_SIMULATION
-from sarathi_lab.config.paths import CONF
-from sarathi_lab.config.published_names import datasheet_of_card, nearest_option
+from sarathi_lab.config.published_names import nearest_option
 from sarathi_lab.config.run_context import SweepRecord
 
 SWITCHES = (
-    *("--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m"),
-    *("--dry-run", "--verbose -v", "--shell-completion -sc"),
+    *("--help -h", "--version", "--multirun -m", "--dry-run", "--verbose -v"),
+    *("--hydra-help", "--resolve", "--shell-completion -sc"),
 )
-WITH_VALUE = ("--cfg -c", "--package -p", "--config-dir -cd")
-SHOWING = ("help", "hydra_help", "version", "cfg", "info", "shell_completion")
+WITH_VALUE = ("--config-dir -cd", "--cfg -c", "--package -p")
+SHOWN_BY_HYDRA = ("hydra_help", "cfg", "info", "shell_completion")
+OF_LAB = ("--dry-run", "--verbose", "-v")  # flags that Hydra does not have
 LAUNCHER = "hydra/launcher"
-LAUNCHERS = ("basic", "joblib", "ray", "submitit_local", "submitit_slurm")
-# Those that a package brings, with the name in it.
-LAUNCHER_PACKAGES = {
-    "joblib": "joblib",
-    "ray": "ray",
-    "submitit_local": "submitit",
-    "submitit_slurm": "submitit",
-}
-PLUGINS = {LAUNCHER: LAUNCHERS, "hydra/sweeper": ("lab",)}
+GROUPS_OF_OPTIONS = (*CHOICES, LAUNCHER, "hydra/sweeper")
 # Parameters that no other option of hardware has, and which the user need not name it for.
 OF_DATASHEET = (
     *("base", "peak", "bandwidth", "memory", "link", "network"),
     *("fp8_peak", "fp4_peak", "int8_peak", "error"),
 )
-# Settings whose value is a command line, in which Hydra's grammar has no say.
-COMMANDS = ("task.server",)
-TEXT_WITH_SPACES = "task.server="  # begins a setting that is a command of several words
-ENDS_OF_TRACES = (".csv", ".json", ".jsonl", ".gz")  # of names of files
-MOST_NAMES = 1000  # of options of a group that are looked at
+# A setting whose value is a command line, in which Hydra's grammar has no say.
+SERVER = "task.server"
 MOST_OPTIONS = 3  # that a line names which have the parameter that another lacks
+# What else than the name of an option may be meant, and how it is written.
+BESIDE_OPTIONS = {
+    "policy": "for a class of yours write policy._target_=my_module.MyPolicy",
+    "workload": "for a file of requests write workload=trace workload.path=FILE",
+    "model": "for a config.json or a checkpoint write model=auto model.path=FOLDER",
+    "hardware": "for another card write hardware=datasheet hardware.base=NAME hardware.name=YOURS "
+    "and what else its datasheet has otherwise",
+    LAUNCHER: "others come with hydra-joblib-launcher, hydra-ray-launcher, hydra-submitit-launcher",
+}
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line, read: `flags` make Hydra show something instead of running. `settings` have
-    no flag among them, as Hydra's parser refuses settings behind one; `modes` stand for -m and
-    --dry-run.
+    """A command line, read.
+
+    Attributes:
+        settings: As they are typed; none is a flag.
+        flags_of_hydra: With which Hydra shows something instead of running.
+        topics: Behind --help: groups and settings to explain.
     """
 
-    flags: tuple[str, ...]
     settings: tuple[str, ...]
-    modes: tuple[str, ...]
+    is_sweep: bool = False
+    is_dry_run: bool = False
     is_help: bool = False
-    topics: tuple[str, ...] = ()  # behind --help: groups and settings to explain
-
-    @property
-    def of_hydra(self) -> list[str]:
-        """The arguments for `hydra.main`, in whose place the lab's sweeper makes all runs."""
-        return [*self.flags, *self.settings, *self.modes]
+    is_version: bool = False
+    topics: tuple[str, ...] = ()
+    flags_of_hydra: tuple[str, ...] = ()
 
 
 def read_arguments(args: Sequence[str]) -> Arguments:
     """Read a command line; of `resume=FOLDER` alone that of the sweep there. Raises UserError."""
     parsed = _parsed(args)
-    shows = any(vars(parsed)[name] for name in SHOWING)
     topics: list[str] = []
     settings: list[str] = []
     for argument in parsed.settings:
@@ -103,111 +90,72 @@ def read_arguments(args: Sequence[str]) -> Arguments:
             settings.append(_with_quotes(argument))
     if parsed.verbose:
         settings.append("hydra.verbose=true")
-    settings = _with_datasheet(settings)
-    # Hydra's own flags are Hydra's to check; --help is the lab's.
-    if parsed.help or not shows:
-        if parsed.config_dir:
-            settings = _with_folder(settings, parsed.config_dir)
-        with explained(settings):
-            check_names(settings)
-    if not shows:
-        modes = []
-        if parsed.multirun:
-            modes.append("hydra.mode=MULTIRUN")
-        if parsed.dry_run:
-            modes.append("hydra.sweeper.dry_run=true")
-        return _with_recorded(Arguments((), tuple(settings), tuple(modes)))
-    if parsed.cfg and not parsed.multirun:
-        _refuse_several_values(settings)
-    not_of_hydra = ("-v", "--verbose", "--dry-run", *parsed.settings)
-    flags = tuple(arg for arg in args if arg not in not_of_hydra)
-    return Arguments(flags, tuple(settings), (), parsed.help, tuple(topics))
+    if parsed.config_dir:
+        settings.append(_searchpath(settings, parsed.config_dir))
+    flags_of_hydra: list[str] = []
+    if any(vars(parsed)[name] for name in SHOWN_BY_HYDRA):
+        others = (*OF_LAB, *parsed.settings)
+        flags_of_hydra = [argument for argument in args if argument not in others]
+    arguments = Arguments(
+        settings=tuple(_with_datasheet(settings)),
+        is_sweep=parsed.multirun,
+        is_dry_run=parsed.dry_run,
+        is_help=parsed.help,
+        is_version=parsed.version,
+        topics=tuple(topics),
+        flags_of_hydra=tuple(flags_of_hydra),
+    )
+    return _with_recorded(arguments)
 
 
 def _parsed(args: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command line. Raises UserError for unknown and useless ones."""
-    # Hydra has two short flags of two letters.
-    for arg in args:
-        if re.match(r"-[^-].", arg) and arg not in ("-sc", "-cd"):
-            raise _unknown(arg)  # argparse would take -chunk for -c hunk
-    try:
-        parsed, unknown = _parser().parse_known_intermixed_args(list(args))
-    except argparse.ArgumentError as error:
-        raise UserError(f"{error}; --help lists the options") from None
-    if unknown:
-        raise _unknown(unknown[0])
-    for name in ("resolve", "package"):
-        if vars(parsed)[name] and not parsed.cfg:
-            raise UserError(f"option --{name} has no effect without --cfg; add --cfg job")
-    return parsed
-
-
-def _refuse_several_values(settings: Sequence[str]) -> None:
-    with explained(settings):
-        overrides = OverridesParser.create().parse_overrides(list(settings))
-    for override in overrides:
-        if override.is_sweep_override():
-            raise several_values(str(override.input_line))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     for names in SWITCHES:
         parser.add_argument(*names.split(), action="store_true")
     for names in WITH_VALUE:
         parser.add_argument(*names.split())
     parser.add_argument("--info", "-i", nargs="?", const="all")
     parser.add_argument("settings", nargs="*")
-    return parser
-
-
-def _unknown(option: str) -> UserError:
-    options = [name for names in (*SWITCHES, *WITH_VALUE) for name in names.split()]
-    similar = suggestion(option, options)
-    return UserError(
-        f"option {option} is unknown{similar}; settings are written name=value, --help lists the "
-        "options"
-    )
+    # Hydra has two short flags of two letters; argparse would take -chunk for -c hunk.
+    unknown = [arg for arg in args if re.match(r"-[^-].", arg) and arg not in ("-sc", "-cd")]
+    if not unknown:
+        try:
+            parsed, unknown = parser.parse_known_intermixed_args(list(args))
+        except argparse.ArgumentError as error:
+            raise UserError(f"{error}; --help lists the options") from None
+    if unknown:
+        options = " ".join([*SWITCHES, *WITH_VALUE]).split()
+        similar = suggestion(unknown[0], options)
+        raise UserError(
+            f"option {unknown[0]} is unknown{similar}; settings are written name=value, --help "
+            "lists the options"
+        )
+    if parsed.resolve and not parsed.cfg:
+        raise UserError("option --resolve has no effect without --cfg; add --cfg job")
+    return parsed
 
 
 def _with_recorded(arguments: Arguments) -> Arguments:
     """Return the command line that `resume=FOLDER` continues; the one that is typed, if it names
     no folder, or has other settings than the launcher's.
     """
-    folder = _resumed_folder(arguments.settings)
+    resume = settings_of(arguments.settings, ["resume"])
     launchers = settings_without(arguments.settings, ["resume"])
-    if folder is None or not all(map(_sets_launcher, launchers)):
+    value = " ".join(resume).partition("=")[2].strip("'\"")
+    if value.lower() in ("", "true", "false") or not all(map(_sets_launcher, launchers)):
         return arguments
-    record = SweepRecord.read(folder)
-    recorded = read_arguments(record.arguments)
+    recorded = read_arguments(SweepRecord.read(Path(value)).arguments)
     settings = list(recorded.settings)
     if launchers:  # in place of the recorded one
         settings = [setting for setting in settings if not _sets_launcher(setting)]
-    settings += launchers
-    settings += settings_of(arguments.settings, ["resume"])
-    modes = dict.fromkeys((*recorded.modes, *arguments.modes))
-    return Arguments((), tuple(settings), tuple(modes))
-
-
-def _resumed_folder(settings: Sequence[str]) -> Path | None:
-    """Return the folder that `resume=FOLDER` names; None where no sweep, or any, is continued.
-    Raises UserError for no name.
-    """
-    resumes = settings_of(settings, ["resume"])
-    if not resumes:
-        return None
-    _, _, value = resumes[-1].partition("=")  # of two the last counts
-    name = value.strip("'\"")
-    if name in ("", "null"):
-        raise UserError("resume= names nothing; use resume=true, or resume=FOLDER of a sweep")
-    if name.lower() in ("true", "false"):
-        return None
-    return Path(name)
+    settings += [*launchers, *resume]
+    return replace(recorded, settings=tuple(settings), is_dry_run=arguments.is_dry_run)
 
 
 def _sets_launcher(setting: str) -> bool:
     """Return whether a setting says where jobs run, which is no part of their work."""
-    return name_of(setting).startswith(("hydra.launcher", "hydra/launcher"))
+    return name_of(setting).startswith(("hydra.launcher", LAUNCHER))
 
 
 def quoted(text: str) -> str:
@@ -216,48 +164,24 @@ def quoted(text: str) -> str:
 
 
 def _with_quotes(setting: str) -> str:
-    """Quote the value of one of `COMMANDS`, unless it is quoted."""
+    """Quote a command line that is a value, unless it is quoted."""
     name, _, value = setting.partition("=")
     # Its spaces, commas and braces would be Hydra's lists and sweeps.
-    if name not in COMMANDS or value in ("", "null") or value[0] in "'\"":
+    if name != SERVER or value in ("", "null") or value[0] in "'\"":
         return setting
     return f"{name}={quoted(value)}"
 
 
-def _searchpath(settings: Sequence[str]) -> list[str]:
-    """Return the sources of options that settings add to conf/."""
-    stated = settings_of(settings, ["hydra.searchpath"])
-    if not stated:
-        return []
-    value = OverridesParser.create().parse_override(stated[-1]).value()
-    if isinstance(value, list):
-        return list(value)
-    return [str(value)]
-
-
-def folders_of(settings: Sequence[str]) -> list[Path]:
-    """The folders that `hydra.searchpath` adds to conf/. Raises UserError for one that is none."""
-    folders = []
-    for source in _searchpath(settings):
-        path = source.removeprefix("file://")
-        if "://" in path:  # a package
-            continue
-        folder = Path(path)
-        if not folder.is_dir():
-            remedy = "name one such as file:///home/me/conf"
-            raise UserError(f"hydra.searchpath={folder} is not a folder; {remedy}")
-        folders.append(folder)
-    return folders
-
-
-def _with_folder(settings: list[str], folder: str) -> list[str]:
-    """Add the options of `folder` by a setting, which is recorded and passed on as others are."""
+def _searchpath(settings: Sequence[str], folder: str) -> str:
+    """Return the setting that adds options of `folder`, which is recorded as others are."""
     if not Path(folder).is_dir():
         raise UserError(f"--config-dir {folder} is not a folder; name one that has policy/ or such")
-    folders = [*_searchpath(settings), f"file://{Path(folder).absolute()}"]
-    searchpath = ",".join(map(quoted, folders))
-    others = settings_without(settings, ["hydra.searchpath"])
-    return [f"hydra.searchpath=[{searchpath}]", *others]
+    if settings_of(settings, ["hydra.searchpath"]):
+        raise UserError(
+            f"--config-dir {folder} has no effect beside hydra.searchpath; name both folders there"
+        )
+    source = quoted(f"file://{Path(folder).absolute()}")
+    return f"hydra.searchpath=[{source}]"
 
 
 def _with_datasheet(settings: list[str]) -> list[str]:
@@ -268,290 +192,79 @@ def _with_datasheet(settings: list[str]) -> list[str]:
     return ["hardware=datasheet", *settings]
 
 
-def check_names(settings: Sequence[str]) -> None:
-    """Refuse settings and options that there are not, before Hydra composes anything."""
-    names = [*CHOICES, *top_level()]
-    # Hydra composes for a fifth of a second before it finds a typo, and suggests no other name.
-    folders = folders_of(settings)
-    for override in OverridesParser.create().parse_overrides(list(settings)):
-        name = override.key_or_group
-        options: Collection[str] = PLUGINS.get(name, ())
-        if name.partition("/")[0] in CHOICES:
-            options = option_files(name, folders)
-        if options:
-            _check_options(override, options)
-        if override.is_hydra_override():
-            continue
-        is_choice = "/" in name
-        group = re.split(r"[./]", name)[0]
-        if group not in names or (is_choice and not options):
-            raise unknown_name(name, names, "a setting")
-
-
-def _check_options(override: Override, options: Collection[str]) -> None:
-    name = override.key_or_group
-    value = override.value()
-    if isinstance(value, list):
-        remedy = f"sweep over them by {name}={','.join(map(str, value))} -m"
-        raise UserError(f"{override.input_line} is a list, not an option; {remedy}")
-    for option in _values(override):
-        if name in ("model", "hardware") and option not in options:
-            _refuse_published_name(name, option)
-        _refuse_other_group(name, option, options)
-        _refuse_file_or_class(name, option, options)
-        if option != "null" or name in GROUPS:
-            require_one_of(name, option, options)
-        if name == LAUNCHER and option in LAUNCHER_PACKAGES:
-            _require_launcher(option)
-
-
-def _refuse_other_group(name: str, option: str, options: Collection[str]) -> None:
-    """Raise UserError for a task that is an experiment, or the reverse."""
-    other = {"task": "experiment", "experiment": "task"}.get(name)
-    if other is not None and option not in options and option in option_files(other):
-        raise UserError(
-            f"{name}={option} is unknown; {option} is an option of {other}: write {other}={option}"
-        )
-
-
-def _refuse_file_or_class(name: str, option: str, options: Collection[str]) -> None:
-    """Raise UserError for a file or a class of the user's where an option is expected."""
-    if option in options or name not in ("policy", "workload"):
-        return
-    path = Path(option)
-    if name == "workload" and path.suffix.lower() in ENDS_OF_TRACES:
-        raise UserError(
-            f"workload={option} is no option; for a file of requests write workload=trace "
-            f"workload.path={option}"
-        )
-    parts = option.split(".")
-    is_class = len(parts) > 1 and all(map(str.isidentifier, parts)) and parts[-1][0].isupper()
-    if path.suffix == ".py":
-        place = f", with {path.parent} on PYTHONPATH" if "/" in option else ""
-        own_class = f"{path.stem}.CLASS{place}"
-    elif is_class:
-        own_class = option
-    else:
-        return
-    raise UserError(
-        f"{name}={option} is no option; for a class of yours write {name}._target_={own_class}"
-    )
-
-
-def _refuse_published_name(group: str, name: str) -> None:
-    """Raise UserError for a model or a card by its published name, with the option that stands for
-    it or is nearest to it; and for a model's file or folder.
-
-    Takes names of the hub (meta-llama/Llama-3.3-70B-Instruct) and ends of folders.
-    """
-    nearest = nearest_option(group, name.rstrip("/").rpartition("/")[2])
-    is_path = group == "model" and ("/" in name or name.endswith(".json"))
-    hint = ""
-    remedy = f"write {group}={nearest.option}"
-    if nearest.differences:
-        hint = f" ({nearest.option}, but for {' '.join(nearest.differences)})"
-    elif nearest.option:
-        hint = f" (did you mean {nearest.option}?)"
-    if group == "hardware" and nearest.differences:
-        remedy = f"write {datasheet_of_card(nearest)}"
-    elif is_path or nearest.differences:
-        remedy = "for a config.json or a checkpoint write model=auto model.path=FOLDER"
-    if is_path or hint:
-        raise UserError(f"{group}={name} is no option{hint}; {remedy}")
-
-
-def _require_launcher(option: str) -> None:
-    """Raise UserError for a launcher whose package is missing."""
-    package = LAUNCHER_PACKAGES[option]
-    if find_spec(f"hydra_plugins.hydra_{package}_launcher") is None:
-        raise UserError(
-            f"{LAUNCHER}={option} needs a package that is missing; pip install "
-            f"hydra-{package}-launcher"
-        )
-
-
-def _values(override: Override) -> list[str]:
-    """The values of a setting that is swept, or its one value; none of a glob."""
-    if isinstance(override.value(), Glob):
-        return []  # known by Hydra's loader
-    if override.is_discrete_sweep():
-        values = islice(override.sweep_string_iterator(), MOST_NAMES)
-        return [str(value).strip("'\"") for value in values]
-    if override.value() is None:
-        return ["null"]
-    return [str(override.value())]
-
-
 @contextmanager
-def explained(settings: Sequence[str], *kinds: type[Exception]) -> Iterator[None]:
-    """Raise UserError for errors about `settings`: of these `kinds`, else Hydra's, OmegaConf's."""
-    kinds = kinds or (HydraException, OmegaConfBaseException, ValueError)
+def explained(settings: Sequence[str]) -> Iterator[None]:
+    """Raise UserError for errors of Hydra and OmegaConf about `settings`."""
     try:
         yield
-    except kinds as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _explain(error, settings) from None
 
 
 def _explain(error: Exception, settings: Sequence[str]) -> UserError:
     """Return one line for an error of Hydra or OmegaConf about `settings`."""
     if isinstance(error, OverrideParseException):
-        remedy = "settings are written name=value, without spaces around ="
-        is_stated = any(setting.startswith(TEXT_WITH_SPACES) for setting in settings)
-        if is_stated and "=" not in str(error.override):
-            remedy = f"quote a value with spaces: '{TEXT_WITH_SPACES}vllm serve MODEL'"
-        return UserError(f"{error.override!r} can't be read; {remedy}")
-    # Hydra wraps OmegaConf's error, which alone names the key.
+        return UserError(
+            f"{error.override!r} can't be read; settings are written name=value, without spaces "
+            "around =, and a value with spaces is quoted: 'task.server=vllm serve MODEL'"
+        )
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _unknown_option(error.missing_cfg_file, error.options or ())
+    # Hydra wraps OmegaConf's error, which alone has the key.
     cause = error.__cause__
-    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
-        return _unknown_key(str(cause.full_key), settings)
-    if isinstance(error, ConfigCompositionException):
-        name = _added_again(settings)
-        if name is not None:
-            return UserError(f"+{name} is listed already; write {name}=VALUE without the +")
-    messages = f"{error}\n{cause or ''}".strip()
-    first_line = messages.partition("\n")[0].strip()
-    reason = first_line or type(error).__name__
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError):
+        node = cause.parent_node
+        if isinstance(node, DictConfig):
+            return _unknown_key(str(cause.full_key), node)
+    # In several lines, some of which say what to write.
+    reason = " ".join(f"{error}\n{cause or ''}".split()) or type(error).__name__
     return UserError(f"{' '.join(settings)}: {reason}; --help shows the settings")
 
 
-def _added_again(settings: Sequence[str]) -> str | None:
-    """Return the first setting that is added with a + although it is listed."""
-    for override in OverridesParser.create().parse_overrides(list(settings)):
-        name = override.key_or_group
-        if override.is_add() and _is_listed(name, settings):
-            return name
-    return None
+def _unknown_option(path: str, options: Sequence[str]) -> UserError:
+    """Say what is wrong with an option that Hydra looked for at `path`, such as policy/orcaa."""
+    group = next((group for group in GROUPS_OF_OPTIONS if path.startswith(f"{group}/")), "")
+    name = path.removeprefix(f"{group}/")
+    similar = suggestion(name, options)
+    if group in ("model", "hardware"):
+        # A name of the hub or of a folder ends with the model's: meta-llama/Llama-3.3-70B-Instruct.
+        nearest = nearest_option(group, name.rstrip("/").rpartition("/")[2])
+        if nearest.differences:
+            similar = f" ({nearest.option}, but for {' '.join(nearest.differences)})"
+        elif nearest.option:
+            similar = f" (did you mean {nearest.option}?)"
+    remedies = [f"use one of {', '.join(options)}"]
+    if group in BESIDE_OPTIONS:
+        remedies.insert(0, BESIDE_OPTIONS[group])
+    return UserError(f"{group}={name} is unknown{similar}; {', or '.join(remedies)}")
 
 
-def _is_listed(name: str, settings: Sequence[str]) -> bool:
-    """Return whether config.yaml, or the option that is chosen of a group, has a setting."""
-    group, _, parameter = name.partition(".")
-    path = chosen_options(settings).get(group)
-    if path is None:
-        return OmegaConf.select(OmegaConf.create(top_level()), name) is not None
-    return OmegaConf.select(read_option(group, path), parameter) is not None
-
-
-def several_values(setting: str) -> UserError:
-    """For a sweep without -m."""
-    return UserError(f"{setting} has several values; add -m to sweep over them, or quote the comma")
-
-
-def chosen_options(settings: Sequence[str]) -> dict[str, Path]:
-    """Return the file of the option of each group that the defaults or `settings` choose: of
-    several the first.
-    """
-    folders = folders_of(settings)
-    typed: dict[str, str] = {}
-    for override in OverridesParser.create().parse_overrides(list(settings)):
-        typed[override.key_or_group] = next(iter(_values(override)), "")
-    chosen = _default_options(CONF / "config.yaml")
-    experiments = option_files("experiment", folders)
-    # In the order in which they count: defaults, the experiment's options, then those typed.
-    overlay = experiments.get(typed.get("experiment", ""))
-    if overlay is not None:
-        chosen |= _default_options(overlay)
-    chosen |= typed
-    files: dict[str, Path] = {}
-    for group, option in chosen.items():
-        if group not in CHOICES:
-            continue
-        path = option_files(group, folders).get(option)
-        if path is not None:
-            files[group] = path
-    return files
-
-
-def _default_options(path: Path) -> dict[str, str]:
-    """Return the options by group that a file's defaults list chooses."""
-    config = read_yaml(path)
-    options: dict[str, str] = {}
-    for entry in config.get("defaults", []):
-        if not OmegaConf.is_dict(entry):
-            continue
-        for typed, option in entry.items():
-            group = str(typed).removeprefix("override ").strip("/")
-            options[group] = option
-    return options
-
-
-def _unknown_key(key: str, settings: Sequence[str]) -> UserError:
-    """Say what is wrong with a key that the composed configuration has not."""
-    group, _, parameter = key.partition(".")
-    files = chosen_options(settings)
-    if group not in files:
-        return _unknown_setting(key)
-    option = read_option(group, files[group])
-    names = parameter_names(option, group)
-    for setting in settings:
-        name, _, target = setting.lstrip("+").partition("=")
-        if name == f"{group}._target_":  # a class in place of the option's
-            option["_target_"] = target
-    owner = class_name(option) if "_target_" in option else group
-    # From the likeliest mistake to the least: a typo, a missing +, another option's parameter.
-    unknown = unknown_name(key, names, f"a parameter of {owner}")
-    if key in names:  # task=validate finds the option in a run, where the key has no place
-        return UserError(
-            f"{key} needs an option that is named; add {group}=NAME, which a run without {key} "
-            "prints"
-        )
-    if difflib.get_close_matches(key, names, cutoff=0.9):
-        return unknown  # a typo; importing the class would take a second
-    parameters = parameters_of(target_of({group: option}, group)) or ()
-    if parameter.partition(".")[0] in parameters:
-        return UserError(f"{key} is not listed by the option's file; write +{key}=VALUE")
-    options = _options_with(group, parameter, settings)
+def _unknown_key(key: str, node: DictConfig) -> UserError:
+    """Say what is wrong with a key that a `node` of the composed configuration has not."""
+    group, dot, parameter = key.rpartition(".")
+    if not group or "_target_" not in node:
+        names = [f"{group}{dot}{name}" for name in map(str, node) if name != "hydra"]
+        if not group:
+            names.append("experiment")  # which has settings of all groups
+        return unknown_name(key, names, "a setting")
+    owner = class_name(node)
+    options = _options_with(group, parameter)
     if 0 < len(options) <= MOST_OPTIONS:
-        named = " and ".join(f"{group}={option}" for option in options)
-        remedy = f"add {group}={_fitting(options, group, settings)}"
-        return UserError(f"{key} is not a parameter of {owner}, but of {named}; {remedy}")
-    return unknown
+        named = [f"{group}={option}" for option in options]
+        return UserError(
+            f"{key} is not a parameter of {owner}, but of {' and '.join(named)}; add "
+            f"{' or '.join(named)}"
+        )
+    names = parameter_names(node, group)
+    # Importing the class takes a second, which a typo need not wait for.
+    if nearest_name(parameter, [name.rpartition(".")[2] for name in names]) is None:
+        parameters = parameters_of(target_of({group: node}, group)) or ()
+        if parameter in parameters:
+            return UserError(f"{key} is not listed by the option's file; write +{key}=VALUE")
+    return unknown_name(key, names, f"a parameter of {owner}")
 
 
-def _fitting(options: Sequence[str], group: str, settings: Sequence[str]) -> str:
-    """Return the first of a group's `options` that reads a simulated device or host, where one is
-    stated; else the last.
-    """
-    paths = option_files(group, folders_of(settings))
-    stated = {name_of(setting).partition(".")[0] for setting in settings}
-    simulated = stated.intersection(OF_SIMULATION)
-    for option in options:
-        if not simulated.isdisjoint(read_option(group, paths[option])):
-            return option
-    return options[-1]
-
-
-def _unknown_setting(key: str) -> UserError:
-    """For a key that belongs to no option: of config.yaml, or of a node there, such as `cache`."""
-    group, _, _ = key.partition(".")
-    names = list(top_level())
-    node = top_level().get(group)
-    if isinstance(node, DictConfig):
-        names = [f"{group}.{name}" for name in map(str, node)]
-    return unknown_name(key, names, "a setting")
-
-
-def _options_with(group: str, parameter: str, settings: Sequence[str]) -> list[str]:
+def _options_with(group: str, parameter: str) -> list[str]:
     """Return the options of a group whose files list a parameter."""
-    paths = option_files(group, folders_of(settings))
-    return [option for option, path in paths.items() if parameter in read_option(group, path)]
-
-
-def combine(settings: Sequence[Override]) -> list[tuple[str, ...]]:
-    """All combinations of the settings' values; of two settings of a name the last counts."""
-    values: dict[str, list[str]] = {}
-    for setting in settings:
-        key = setting.get_key_element()
-        line = str(setting.input_line)
-        values[key] = [line]
-        if setting.is_discrete_sweep():
-            first = islice(setting.sweep_string_iterator(), MOST_JOBS + 1)
-            values[key] = [f"{key}={value}" for value in first]
-        elif setting.is_sweep_override():
-            raise UserError(f"{line} has no end of values; name them, as in {key}=1,2")
-        num_jobs = math.prod(map(len, values.values()))
-        if not 0 < num_jobs <= MOST_JOBS:
-            raise UserError(
-                f"{line} makes a sweep of 0, or of more than {MOST_JOBS} runs; name other values"
-            )
-    return list(product(*values.values()))
+    files = option_files(group, ())
+    return [option for option, path in files.items() if parameter in read_option(group, path)]

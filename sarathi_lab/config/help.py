@@ -7,15 +7,12 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sarathi_lab.config.command_line import LAUNCHER, LAUNCHERS, chosen_options, folders_of
 from sarathi_lab.config.console import typed
 from sarathi_lab.config.errors import unknown_name
-from sarathi_lab.config.instantiate import CHOICES, GROUPS, option_files, top_level
+from sarathi_lab.config.instantiate import CHOICES, GROUPS, name_of, option_files, top_level
 from sarathi_lab.config.paths import CONF
 
 COLUMNS = 80
-ALL = "all"
-GROUPS_WITH_HELP = (*CHOICES, "hydra/sweeper", LAUNCHER)
 EXAMPLES = (
     ("chunk=256,512,1024 -m", "a sweep, measured on this machine"),
     ("chunk=256 executor=simulated hardware=h100", "simulated"),
@@ -33,7 +30,6 @@ POINTERS = (
     ("--help policy", "the options of a group"),
     ("--help chunk", "a setting, wherever it stands"),
     ("policy=vllm_v1 --help", "the settings of chosen options"),
-    ("--help all", "everything"),
 )
 FIRST_SETTINGS = ("chunk", "batch", "pd_ratio", "seq_len", "seed", "baselines", "output")
 
@@ -42,24 +38,17 @@ def help_text(settings: Sequence[str], topics: Sequence[str] = ()) -> str:
     """Return what `--help` prints in lines of 80 columns.
 
     Args:
-        settings: Settings on the command line, whose options' files are shown.
-        topics: Groups (`policy`), settings (`chunk`, `workload.rate`), or `all`.
+        settings: Settings on the command line, which are explained; of an option all of its own.
+        topics: Groups (`policy`) and names of settings (`chunk`, `workload.rate`).
 
     Raises:
         UserError: A topic is neither a group nor a setting.
     """
     sections = [f"usage: {typed('run')} [NAME=VALUE[,VALUE ...] ...] [-m]"]
-    if ALL in topics:
-        sections.append(FLAGS)
-        for group in GROUPS_WITH_HELP:
-            sections.append(_options_of(group, settings))
-        sections.append(_top_level_settings())
-        sections += _settings_of_options(settings)
-    elif topics:
-        for name in topics:
-            sections.append(_topic(name, settings))
-    elif settings:
-        sections += _settings_of_options(settings, only_typed=True)
+    own_settings = [setting for setting in settings if not setting.startswith("hydra")]
+    if own_settings or topics:
+        sections += map(_explained, own_settings)
+        sections += map(_topic, topics)
     else:
         sections += _overview()
     lines = "\n\n".join(sections).split("\n")
@@ -90,46 +79,52 @@ def _list_groups() -> str:
     return f"groups (and how many options):\n{textwrap.indent(text, '  ')}"
 
 
-def _topic(name: str, settings: Sequence[str]) -> str:
-    """Return the options of a group, or the lines about a setting."""
-    if name in GROUPS_WITH_HELP:
-        return _options_of(name, settings)
-    lines = [*_lines_about(name, settings)]
-    if not lines:
-        raise unknown_name(name, [*GROUPS_WITH_HELP, *top_level(), ALL], "a group or a setting")
+def _explained(setting: str) -> str:
+    """Return the settings of a chosen option; of any other setting what it means."""
+    name = name_of(setting)
+    _, _, option = setting.partition("=")
+    path = option_files(name, ()).get(option)
+    if path is None:
+        return _topic(name)
+    lines = [f"{name}: # {option}", *_settings_in(path)]
+    for shared in _shared_files(path):
+        lines += ["  # if not set above:", *_settings_in(shared)]
     return "\n".join(lines)
 
 
-def _options_of(group: str, settings: Sequence[str]) -> str:
+def _topic(name: str) -> str:
+    """Return the options of a group, or the lines about a setting."""
+    if name in CHOICES:
+        return _options_of(name)
+    lines = [*_lines_about(name)]
+    if not lines:
+        raise unknown_name(name, [*CHOICES, *top_level()], "a group or a setting")
+    return "\n".join(lines)
+
+
+def _options_of(group: str) -> str:
     """List the options of a group, each with the first sentence of its file."""
-    lines = [f"{group}="]
-    if group == LAUNCHER:
-        lines += [f"  {name}" for name in LAUNCHERS]
-        return "\n".join(lines)
-    options = option_files(group, folders_of(settings))
+    options = option_files(group, ())
     width = max(map(len, options))
+    lines = [f"{group}="]
     for name, path in options.items():
         lines.append(f"  {name:{width}}  {_summary(path)}")
     return "\n".join(lines)
 
 
-def _lines_about(name: str, settings: Sequence[str]) -> Iterator[str]:
+def _lines_about(name: str) -> Iterator[str]:
     """Yield where a setting stands, with its value and comment: config.yaml, or options' files."""
     group, _, parameter = name.rpartition(".")
     if not group:
         yield from _matching(_top_level_text().splitlines(), name)
-    elif group not in CHOICES:
+    elif group in top_level():
         for line in _matching(_top_level_text().splitlines(), parameter):
-            yield f"{group}.{line.lstrip()}"
-    # An experiment's file sets what other groups own.
-    owners: tuple[str, ...] = ()
-    if not group:
-        owners = GROUPS
-    elif group in GROUPS:
-        owners = (group,)
-    for owner in owners:
+            yield f"{group}.{line.strip()}"
+    for owner in GROUPS:
+        if group not in ("", owner):
+            continue
         options_by_line: dict[str, dict[str, None]] = {}  # options that have a line, each once
-        for option, path in option_files(owner, folders_of(settings)).items():
+        for option, path in option_files(owner, ()).items():
             for line in _lines_in(path, parameter):
                 options_by_line.setdefault(line.strip(), {})[option] = None
         for line, options in options_by_line.items():
@@ -167,22 +162,6 @@ def _top_level_text() -> str:
     """Return the settings of config.yaml, without its defaults and Hydra's own."""
     text = (CONF / "config.yaml").read_text()
     return text.partition("\n\n")[2].partition("\nhydra:")[0]
-
-
-def _top_level_settings() -> str:
-    return f"settings:\n{_top_level_text()}"
-
-
-def _settings_of_options(settings: Sequence[str], *, only_typed: bool = False) -> Iterator[str]:
-    """Yield the file of the chosen option of each group; of those in `settings` alone if wanted."""
-    named = {setting.partition("=")[0] for setting in settings}
-    for group, path in chosen_options(settings).items():
-        if only_typed and group not in named:
-            continue
-        lines = [f"{group}: # {path.stem}", *_settings_in(path)]
-        for shared in _shared_files(path):
-            lines += ["  # if not set above:", *_settings_in(shared)]
-        yield "\n".join(lines)
 
 
 def _shared_files(path: Path) -> Iterator[Path]:

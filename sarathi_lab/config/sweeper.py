@@ -11,19 +11,20 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from hydra._internal.callbacks import Callbacks
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
-from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from sarathi_lab.config import command_line, instantiate, run_context
 from sarathi_lab.config.checks import check_jobs
+from sarathi_lab.config.command_line import Arguments
 from sarathi_lab.config.console import console, duration, print_place, progress_of, repeated
 from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool
 from sarathi_lab.config.instantiate import (
@@ -35,67 +36,65 @@ from sarathi_lab.config.instantiate import (
     settings_of,
     settings_without,
 )
-from sarathi_lab.config.jobs import Composer, Job, first_of_compositions
+from sarathi_lab.config.jobs import Composer, Job, combine, first_of_compositions
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.config.processes import interrupts_kept_from_children
 from sarathi_lab.config.tracked_jobs import track_ended, tracked
 
-MULTIRUN = "hydra.mode=MULTIRUN"  # for -m
-NOT_RECORDED = ("resume", "hydra.sweeper.dry_run")
+MULTIRUN = "hydra.mode=MULTIRUN"  # as Hydra has -m
 OF_WHOLE_SWEEP = ("repeat", "skip_invalid")  # settings that all of its jobs share, and plot.*
 DID_NOT_END: run_context.JobEnd = {"error": "it did not end", "traceback": ""}
 POLL_SECONDS = 0.5
 MANY_JOBS = 50  # take some seconds to compose and check
-# Settings that have no effect on a single run.
-OF_SWEEPS = r"\+*(hydra[/.](launcher|sweeper(?!\.dry_run)|sweep)\b|repeat=|plot\.|skip_invalid="
-OF_SWEEPS += r"|resume=(?!false))"
+# Names of settings that have no effect on a single run.
+OF_SWEEPS = re.compile(r"(hydra[/.](launcher|sweeper|sweep)|repeat|plot|skip_invalid|resume)\b")
 
 
-class LabSweeper(Sweeper):
+class LabSweeper:
     """Runs all combinations of the settings' values, or the one run of a command line without -m.
 
     All jobs are checked before the first one runs; equal jobs run once, finished ones not again.
     """
 
-    config: DictConfig
+    config: DictConfig  # of what all jobs share
     hydra_context: HydraContext
 
-    def __init__(self, params: Mapping[str, str] | None = None, *, dry_run: bool = False) -> None:
+    def __init__(self, params: Mapping[str, str] | None = None) -> None:
+        """Make the sweeper of an experiment, which sweeps the settings `params`."""
         self._params = [f"{name}={value}" for name, value in (params or {}).items()]
-        self._is_dry_run = dry_run
         self.notes: list[str] = []  # for the user
 
-    def setup(
-        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
-    ) -> None:
-        self.hydra_context = hydra_context
-        self.config = config
-        # Where options of added folders are found; it makes Hydra's node read-only.
-        HydraConfig.instance().set_config(instantiate.copied(config))
-        self._task_function: Callable[..., object] = task_function
-
-    def sweep(self, arguments: list[str]) -> None:
-        """Run the jobs of `arguments`. Raises UserError, with nothing written, for mistakes."""
-        self.compose(arguments)
+    def sweep(self) -> None:
+        """Run the composed jobs. Raises UserError, with nothing written, for mistakes."""
         self.check()
         if self._is_dry_run:
             build(self.jobs[0].cfg.task).print_jobs(self)
         else:
             self.run()
 
-    def compose(self, arguments: Sequence[str]) -> None:
+    def compose(
+        self,
+        arguments: Arguments,
+        loader: ConfigLoader,
+        config: DictConfig,
+        task_function: TaskFunction,
+    ) -> None:
         """Compose all jobs, and find their folder. Raises UserError for what nothing reads."""
-        hydra = self.config.hydra
-        # Hydra keeps settings of its own node (`hydra.sweep.dir=...`) apart from the others.
-        typed: list[str] = list(hydra.overrides.hydra)
-        self.settings = self._parsed(arguments)
+        self.config = config
+        self.hydra_context = HydraContext(loader, Callbacks(config))
+        self._task_function: Callable[..., object] = task_function
+        self._is_dry_run = arguments.is_dry_run
+        # Where options of added folders are found; it makes Hydra's node read-only.
+        HydraConfig.instance().set_config(instantiate.copied(config))
+        hydra = config.hydra
+        self.is_sweep = hydra.mode == RunMode.MULTIRUN
+        self.settings = self._parsed(arguments.settings)
         self.swept = []
         for setting in self.settings:
             if setting.is_sweep_override():
                 self.swept.append(setting.key_or_group)
-        self.is_sweep = MULTIRUN in typed or bool(self._params)
-        self._check_settings([*typed, *arguments])
-        resume = str(self.config.resume)
+        self._check_settings(arguments.settings)
+        resume = str(config.resume)
         self._is_resumed = self.is_sweep and resume.lower() != "false"
         if self._is_resumed and resume.lower() != "true":
             run_context.SweepRecord.read(Path(resume))  # before thousands of jobs are composed
@@ -104,9 +103,12 @@ class LabSweeper(Sweeper):
         for job in first_of_compositions(self.jobs):
             job.composition.refuse_unread(job.settings)
         folder = hydra.sweep.dir if self.is_sweep else hydra.run.dir
+        recorded = settings_without(arguments.settings, ["resume"])
+        if arguments.is_sweep:
+            recorded.append("-m")
         self.record = run_context.SweepRecord(
             folder=Path(str(folder)).absolute(),
-            arguments=_as_recorded([*typed, *arguments]),
+            arguments=recorded,
             fingerprint=run_context.fingerprint([job.config for job in self.jobs]),
             num_jobs=len(self.jobs),
             started_at=datetime.now(UTC).isoformat(),
@@ -114,21 +116,24 @@ class LabSweeper(Sweeper):
             swept=self.swept,
         )
         if self._is_resumed:
-            self.record = self.record.resumed(resume, self.config.output)
+            self.record = self.record.resumed(resume, config.output)
         elif self.is_sweep:
             self.record.check_unused()
 
-    def _parsed(self, arguments: Sequence[str]) -> list[Override]:
-        """Return the settings of the sweeper (an experiment's) and of the command line."""
-        names = {*map(name_of, arguments)}
+    def _parsed(self, settings: Sequence[str]) -> list[Override]:
+        """Return the settings of jobs: the sweeper's (an experiment's) and the command line's."""
+        names = {*map(name_of, settings)}
         params: list[str] = []
         for setting in self._params:
             # A class replaces all options that an experiment sweeps.
             if f"{name_of(setting)}._target_" not in names:
                 params.append(setting)
         parser = OverridesParser.create(self.hydra_context.config_loader)
-        parsed = parser.parse_overrides([*params, *arguments])
-        return [setting for setting in parsed if setting.key_or_group != "resume"]
+        of_jobs = []
+        for override in parser.parse_overrides([*params, *settings]):
+            if not override.is_hydra_override() and override.key_or_group != "resume":
+                of_jobs.append(override)
+        return of_jobs
 
     def _check_settings(self, settings: Sequence[str]) -> None:
         """Refuse settings that what is run has no use for."""
@@ -138,7 +143,7 @@ class LabSweeper(Sweeper):
         if self.is_sweep and hydra.launcher.get("n_jobs") == 0:
             raise UserError("hydra.launcher.n_jobs=0 runs nothing; use a number such as 2, or -1")
         for typed in settings:
-            if not self.is_sweep and re.match(OF_SWEEPS, typed):
+            if not self.is_sweep and OF_SWEEPS.match(name_of(typed)):
                 raise UserError(f"{typed} has no effect on one run; add -m for a sweep, or drop it")
             if self.is_sweep and typed.startswith("hydra.sweep.subdir="):
                 raise UserError(f"{typed} has no effect: runs are numbered; drop it")
@@ -151,13 +156,15 @@ class LabSweeper(Sweeper):
         line = str(setting.input_line)
         name = setting.key_or_group
         if not self.is_sweep:
-            raise command_line.several_values(line)
+            raise UserError(
+                f"{line} has several values; add -m to sweep over them, or quote the comma"
+            )
         if name in OF_WHOLE_SWEEP or name.startswith("plot."):
             raise UserError(f"{line} is of the whole sweep; write one value, or [a,b] for both")
 
     def make_jobs(self) -> list[Job]:
         """Compose the jobs, round after round, as a machine's speed drifts."""
-        typed = command_line.combine(self.settings)
+        typed = combine(self.settings)
         if len(typed) >= MANY_JOBS and not self.config.skip_invalid:
             self._check_each_value(typed)
         combinations = self.without_unread(typed)
@@ -479,17 +486,6 @@ class LabSweeper(Sweeper):
         return failure
 
 
-def _as_recorded(settings: Sequence[str]) -> list[str]:
-    """Return the command line of a sweep's record, with which it is continued."""
-    recorded: list[str] = []
-    for setting in settings:
-        if setting == MULTIRUN:
-            recorded.append("-m")
-        elif name_of(setting) not in NOT_RECORDED:
-            recorded.append(setting)
-    return recorded
-
-
 def _choosers(groups: Collection[str]) -> set[str]:
     """Return the settings that choose an option or a class of these groups."""
     return {*groups, *(f"{group}._target_" for group in groups)}
@@ -500,15 +496,45 @@ def _choice_of(settings: Sequence[str], groups: Collection[str]) -> tuple[str, .
     return tuple(settings_of(settings, _choosers(groups)))
 
 
-def compose(args: Sequence[str], task_function: TaskFunction | None = None) -> LabSweeper:
-    """The sweeper of a command line, for calls from Python, its jobs composed. Raises UserError."""
-    arguments = command_line.read_arguments(args)
+def compose(args: Sequence[str], task_function: TaskFunction = print) -> LabSweeper:
+    """Return the sweeper of a command line, its jobs composed. Raises UserError."""
+    return sweeper_of(command_line.read_arguments(args), task_function)
+
+
+def sweeper_of(arguments: Arguments, task_function: TaskFunction) -> LabSweeper:
+    """Return the sweeper of arguments that were read, its jobs composed. Raises UserError."""
     loader = instantiate.make_loader()
+    settings = list(arguments.settings)
+    if arguments.is_sweep:
+        settings.append(MULTIRUN)
     with command_line.explained(arguments.settings):
-        master = loader.load_configuration("config", arguments.of_hydra, RunMode.MULTIRUN)
-    sweeper: LabSweeper = build(master.hydra.sweeper)
-    callbacks: Any = run_context.JobStatus()  # Hydra's list of callbacks is internal
-    context = HydraContext(loader, callbacks)
-    sweeper.setup(hydra_context=context, task_function=task_function or print, config=master)
-    sweeper.compose(list(master.hydra.overrides.task))
+        overrides = OverridesParser.create().parse_overrides(settings)
+        _refuse_lists(overrides)
+        config = loader.load_configuration("config", _shared(overrides), RunMode.RUN)
+        sweeper = build(config.hydra.sweeper, LabSweeper)
+        sweeper.compose(arguments, loader, config, task_function)
     return sweeper
+
+
+def _refuse_lists(overrides: Sequence[Override]) -> None:
+    """Raise UserError for a list in place of an option."""
+    for override in overrides:
+        group = override.key_or_group
+        options = override.value()
+        if group in CHOICES and isinstance(options, list):
+            remedy = f"sweep over them by {group}={','.join(map(str, options))} -m"
+            raise UserError(f"{override.input_line} is a list, not an option; {remedy}")
+
+
+def _shared(overrides: Sequence[Override]) -> list[str]:
+    """Return the settings that all jobs have: not those that are swept, and not those of an option
+    where the option is swept.
+    """
+    swept = [override.key_or_group for override in overrides if override.is_sweep_override()]
+    shared = []
+    for override in overrides:
+        name = override.key_or_group
+        group = name.partition(".")[0]
+        if override.is_hydra_override() or not {name, group}.intersection(swept):
+            shared.append(str(override.input_line))
+    return shared

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 from hydra._internal import config_loader_impl as loader
 from hydra._internal.defaults_list import Overrides
-from hydra._internal.hydra import Hydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigSource
-from hydra.types import RunMode
 
 from sarathi_lab.config.paths import CONF
 
@@ -18,10 +16,8 @@ from sarathi_lab.config.paths import CONF
 def quicken() -> None:
     """Compose once what the same options make, of files that are read once.
 
-    Composing is a third of all that the tests compute. `hydra.main` composes twice, first for
-    `hydra.mode` alone, which conf/config.yaml states.
+    Composing is a third of all that the tests compute.
     """
-    Hydra.get_mode = lambda *args, **kwargs: RunMode.MULTIRUN
     for source in Plugins.instance().discover(ConfigSource):  # the classes that composing takes
         if source.__name__ in ("FileConfigSource", "ImportlibResourcesConfigSource"):
             _remember_files(source)
