@@ -32,14 +32,10 @@ def run(cfg: DictConfig, prepared: object = None) -> None:
     """Run one job of a sweep or a command line in the folder that Hydra made for it. `prepared` is
     from the check of its task, where that was made in this process.
     """
-    from sarathi_lab.config.processes import run_with_timeout
     from sarathi_lab.tasks.base import run_task
 
     complete(cfg, HydraConfig.get().overrides.task)
-    if cfg.limit is None:
-        run_task(cfg, current_run(prepared or build(cfg.task).check(cfg)))
-    else:  # another process makes its plan itself
-        run_with_timeout(run_task, cfg, current_run(), limit=cfg.limit)
+    run_task(cfg, current_run(prepared or build(cfg.task).check(cfg)))
 
 
 def main(args: Sequence[str]) -> int:

@@ -6,14 +6,12 @@ from collections.abc import Collection, Sequence
 
 from omegaconf import DictConfig
 
-from sarathi_lab.config import processes
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import MissingPackage, UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.jobs import Job
 
 NOT_CHECKED = "not checked here: "  # begins a note of a dry run
-CHECK_SECONDS = 600  # for all jobs under a limit
 
 
 def check_jobs(
@@ -31,16 +29,9 @@ def check_jobs(
     """
     passed: list[Job] = []
     notes: dict[str, None] = {}
-    elsewhere = _errors_elsewhere(jobs)
-
-    def prepare(number: int) -> object:
-        if number in elsewhere:
-            return elsewhere[number]
-        return _checked(jobs[number].cfg)
-
     with progress_of("checking", len(jobs), "runs") as advance:
-        for number, job in enumerate(jobs):
-            prepared = prepare(number)
+        for job in jobs:
+            prepared = _checked(job.cfg)
             advance(1)
             # A list of jobs for another machine is of use without the package.
             if is_dry_run and isinstance(prepared, MissingPackage):
@@ -57,7 +48,7 @@ def check_jobs(
                 raise prepared
             if not skips:
                 # Most mistakes are of all jobs: then what the sweep varies has no part in them.
-                is_of_all = number == 0 and str(prepare(len(jobs) - 1)) == str(prepared)
+                is_of_all = job is jobs[0] and str(_checked(jobs[-1].cfg)) == str(prepared)
                 if is_of_all:
                     raise prepared
                 raise _of_one_job(name, prepared)
@@ -73,32 +64,6 @@ def _of_one_job(name: str, error: UserError) -> UserError:
     if not message.startswith(name):
         message = f"{name}: {message}"
     return UserError(f"{message}; skip_invalid=true leaves such runs out")
-
-
-def _errors_elsewhere(jobs: Sequence[Job]) -> dict[int, UserError | None]:
-    """Check jobs under a `limit` in a fresh process, which takes the memory of a GPU that it looked
-    at with it, so that the runs have it all; return their errors by the jobs' numbers.
-    """
-    cfgs: dict[int, DictConfig] = {}
-    for number, job in enumerate(jobs):
-        if job.cfg.limit is not None:
-            cfgs[number] = job.cfg
-    if not cfgs:
-        return {}
-    errors = processes.run_with_timeout(_errors, [*cfgs.values()], limit=CHECK_SECONDS)
-    return dict(zip(cfgs, errors, strict=True))
-
-
-def _errors(cfgs: Sequence[DictConfig]) -> list[UserError | None]:
-    errors: list[UserError | None] = []
-    for cfg in cfgs:
-        prepared = _checked(cfg)
-        # What is prepared holds the GPU's memory, and stays in this process.
-        error = None
-        if isinstance(prepared, UserError):
-            error = prepared
-        errors.append(error)
-    return errors
 
 
 def _checked(cfg: DictConfig) -> object:

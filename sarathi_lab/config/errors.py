@@ -11,6 +11,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from errno import EDQUOT, EFBIG, ENOSPC
+from functools import cache
+from pathlib import Path
 
 EXIT_FAILED = 1  # by what no user can mend
 EXIT_USER_ERROR = 2
@@ -20,6 +22,7 @@ EXIT_BROKEN_PIPE = 141  # as a shell has it of a program that SIGPIPE ends
 MOST = 2**63 - 1
 LEAST = 1e-18
 LAST_SECOND = 1e9  # of a run: later, doubles hold less than microseconds
+SUCCESSORS = Path(__file__).with_name("successors.yaml")
 FEWEST_LETTERS = 3  # of the beginning of a name, for a suggestion
 CREDENTIALS = re.compile(r"//[^/@\s]+@")  # of an address, which no message repeats
 
@@ -47,12 +50,13 @@ def require_bool(name: str, value: object, fix: str = "use one of them") -> bool
 
 def require_int(name: str, value: object, minimum: int, fix: str, maximum: int = MOST) -> int:
     """Return `value` if it is an integer from `minimum` to `maximum`, else raise `UserError`."""
+    setting = f"{name}={value}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UserError(f"{name}={value} is not a whole number; {fix}")
+        raise UserError(f"{setting} is not a whole number; {fix}")
     if value < minimum:
-        raise UserError(f"{name}={value} is below {minimum}; {fix}")
+        raise UserError(f"{setting} is below {minimum}; {fix}")
     if value > maximum:
-        raise UserError(f"{name}={value} is above {maximum}; {fix}")
+        raise UserError(f"{setting} is above {maximum}; {fix}")
     return value
 
 
@@ -62,16 +66,21 @@ def require_number(
     """Return `value` as a float if it is finite, above `above`, from `minimum`, and 0 or of a size
     that quantities have (LEAST to MOST); else UserError.
     """
+    setting = f"{name}={value}"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{name}={value} is not a number; {fix}")
+        raise UserError(f"{setting} is not a number; {fix}")
     is_finite = value <= sys.float_info.max  # math.isfinite fails for larger integers
-    if above is not None and not (above < value and is_finite):
-        raise UserError(f"{name}={value} must be a finite number above {above:g}; {fix}")
-    if minimum is not None and not (minimum <= value and is_finite):
-        raise UserError(f"{name}={value} must be a finite number from {minimum:g}; {fix}")
+    if above is not None:
+        is_above = above < value
+        if not (is_above and is_finite):
+            raise UserError(f"{setting} must be a finite number above {above:g}; {fix}")
+    if minimum is not None:
+        is_from_minimum = minimum <= value
+        if not (is_from_minimum and is_finite):
+            raise UserError(f"{setting} must be a finite number from {minimum:g}; {fix}")
     is_of_size = LEAST <= abs(value) <= MOST
     if value and not is_of_size:
-        raise UserError(f"{name}={value} is not from {LEAST:g} to {MOST:.3g}; {fix}")
+        raise UserError(f"{setting} is not from {LEAST:g} to {MOST:.3g}; {fix}")
     return float(value)
 
 
@@ -97,49 +106,29 @@ def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
     raise UserError(f"{name}={value} is unknown{similar}; use one of {', '.join(options)}")
 
 
-LATENCY = (
-    "bounds are slo.ttft, slo.tbt, slo.tpot and slo.scheduling_delay; use slo.ttft with slo.tpot, "
-    "or look at the quantity latency_p99 of results.parquet (plot.y=latency_p99 in a sweep)"
-)
-# Settings that are gone, or that other tools have, and what does it here.
-SUCCESSORS = {
-    "executor.attention": "executor=torch attends by Triton's kernels; for FlashAttention or "
-    "FlashInfer use executor=vllm +executor.options.attention_backend=FLASH_ATTN or FLASHINFER",
-    **dict.fromkeys(("slo.e2e", "slo.e2el", "slo.e2e_latency", "slo.latency"), LATENCY),
-    # Arguments of servers and of their clients.
-    **dict.fromkeys(("gpu", "card", "gpu_name"), "write hardware=h100"),
-    **dict.fromkeys(
-        ("tp", "tp_size", "tensor_parallel", "tensor_parallel_size"),
-        "write executor.tensor_parallel=8",
-    ),
-    **dict.fromkeys(
-        ("pp", "pp_size", "pipeline_parallel", "pipeline_parallel_size"),
-        "write executor.pipeline_parallel=2",
-    ),
-    **dict.fromkeys(
-        ("max_num_batched_tokens", "chunked_prefill_size", "max_num_tokens"),
-        "write chunk=2048, or task.chunks=[512,2048] with task=advise",
-    ),
-    **dict.fromkeys(("max_num_seqs", "max_running_requests"), "write batch=256"),
-    **dict.fromkeys(("quantization", "weights"), "write executor.weights=fp8"),
-    **dict.fromkeys(("request_rate", "rate", "qps", "rps"), "write workload.rate=4"),
-    **dict.fromkeys(
-        ("gpu_memory_utilization", "mem_fraction_static"), "write cache.memory_share=0.9"
-    ),
-    "kv_cache_dtype": "write cache.dtype=fp8",
-    "enable_prefix_caching": "write cache.prefix=true",
-}
+@cache
+def _successors() -> dict[str, str]:
+    """Return what does here what settings of other names do elsewhere."""
+    import yaml  # which a bare image lacks
+
+    successors: dict[str, str] = {}
+    for entry in yaml.safe_load(SUCCESSORS.read_text()):
+        successors |= dict.fromkeys(entry["names"], entry["here"])
+    return successors
 
 
 def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
     """For a key that is not `what`."""
-    if key in SUCCESSORS:
-        return UserError(f"{key} is not {what}: {SUCCESSORS[key]}")
+    successors = _successors()
+    if key in successors:
+        return UserError(f"{key} is not {what}: {successors[key]}")
     # The group, which all of its names share, makes none of them more likely.
     group, dot, parameter = key.rpartition(".")
     full_names = {name.removeprefix(group + dot): name for name in valid}
+    similar = ""
     nearest = nearest_name(parameter, list(full_names))
-    similar = f" (did you mean {full_names[nearest]}?)" if nearest is not None else ""
+    if nearest is not None:
+        similar = f" (did you mean {full_names[nearest]}?)"
     remedy = "it has none; drop it"
     if valid:
         remedy = f"use one of {', '.join(sorted(valid))}"

@@ -22,7 +22,6 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from sarathi_lab.config.arrivals import IMPLIED_BY, implied_arrivals
 from sarathi_lab.config.errors import (
     UserError,
-    require_number,
     require_one_of,
     require_text,
     unknown_name,
@@ -332,8 +331,6 @@ def check_structure(cfg: DictConfig) -> None:
 def check_values(cfg: DictConfig) -> None:
     """Refuse values of settings that no class checks."""
     require_text("output", cfg.output, "name a folder, such as output=outputs")
-    if cfg.limit is not None:
-        require_number("limit", cfg.limit, above=0, fix="use seconds, or null for none")
 
 
 def check_baselines(baselines: object) -> None:

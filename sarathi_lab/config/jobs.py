@@ -35,7 +35,7 @@ from sarathi_lab.config.task_traits import traits_of
 
 OF_SIMULATION = ("hardware", "host")
 READ_BY_ALL_TASKS = (
-    *("task", "experiment", "tracking", "output", "resume", "limit", "skip_invalid", "hydra"),
+    *("task", "experiment", "tracking", "output", "resume", "skip_invalid", "hydra"),
 )
 OF_RUNS = ("repeat", ROUND, "plot")  # read for tasks whose runs a sweep compares
 MOST_ROUNDS = 1000

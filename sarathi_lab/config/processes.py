@@ -1,40 +1,14 @@
-"""Processes that a time limit, a crash or Ctrl-C ends without this one."""
+"""Processes that this one starts: what they inherit, and what reaches them."""
 
 from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from typing import TypeVar, TypeVarTuple
 
-from sarathi_lab.config.errors import RunError, UserError
-
-Returned = TypeVar("Returned")
-Arguments = TypeVarTuple("Arguments")
-
-
-def run_with_timeout(
-    function: Callable[[*Arguments], Returned], *args: *Arguments, limit: float
-) -> Returned:
-    """Return `function(*args)` of a fresh process. Raises what it raises, and RunError if the
-    process dies, or is ended after `limit` seconds with all that it started.
-    """
-    from joblib.externals.loky import ProcessPoolExecutor
-    from joblib.externals.loky.process_executor import TerminatedWorkerError
-
-    # Not of the standard library: that one can't end a process that runs.
-    pool = ProcessPoolExecutor(max_workers=1)
-    try:
-        returned: Returned = pool.submit(function, *args).result(timeout=limit)
-        return returned
-    except TimeoutError:
-        raise RunError(f"it took more than limit={limit:g} s and was ended; allow more") from None
-    except TerminatedWorkerError as error:
-        raise RunError(f"its process was killed ({str(error).splitlines()[0]})") from None
-    finally:
-        pool.shutdown(wait=True, kill_workers=True)
+from sarathi_lab.config.errors import UserError
 
 
 @contextmanager

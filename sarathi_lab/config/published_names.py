@@ -8,36 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import yaml
 from omegaconf import DictConfig
 
 from sarathi_lab.config.instantiate import option_files, read_option
 
 PUBLISHED = re.compile(r"[a-z].*\d")  # an option that is named as its maker does
 MAKERS = re.compile(r"^[^a-z0-9]*((nvidia|geforce|tesla|amd|instinct|meta)[^a-z0-9]*)+")
-# Further names of options, as makers and programs write them; "": of what no option has.
-FURTHER_NAMES: dict[str, dict[str, str]] = {
-    "model": {
-        "deepseek-r1": "deepseek-v3",
-        "deepseek-v3.1": "deepseek-v3",
-        "kimi-k2-thinking": "",  # its experts have 4 bits
-        "llama4-maverick-17b-128e": "llama4-maverick",
-        "llama4-scout-17b-16e": "llama4-scout",
-        "phi-4": "phi-4-14b",
-        "qwen3.5-27b": "qwen3.6-27b",
-        "qwen3.5-35b-a3b": "qwen3.6-35b-a3b",
-    },
-    "hardware": {"rtx-a6000": "a6000"},
-}
-# Positions of models whose file has those of another training, by their option and the date in
-# their name; "": it has none. From the files of the models on the hub.
-POSITIONS_BY_DATE = {
-    ("kimi-k2", "0905"): 262144,
-    ("qwen3-4b", "2507"): 262144,
-    ("qwen3-30b-a3b", ""): 40960,
-    ("qwen3-235b-a22b", ""): 40960,
-}
+_WORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+FURTHER_NAMES: dict[str, dict[str, str]] = _WORDS["further_names"]
+POSITIONS_BY_DATE: dict[str, dict[str, int]] = _WORDS["positions_by_date"]
+TRAINED: list[str] = _WORDS["trained"]
+WEIGHTS_OF_WORDS: dict[str, str] = _WORDS["weights_of_words"]
+IN_16_BITS: list[str] = _WORDS["in_16_bits"]
+QUANTISED: list[str] = _WORDS["quantised"]
+FORMS: list[str] = _WORDS["forms_of_cards"]
 NUMBER_OR_WORD = re.compile(r"\d+\.\d+|\d+|[a-z]+")
 # Of what stands behind an option's name; a version's dot and a size's space do not end a word.
 WORD = re.compile(r"v\d+(?:\.\d+)+|\d+ gi?b?\b|[a-z0-9]+")
@@ -45,42 +33,16 @@ WORD = re.compile(r"v\d+(?:\.\d+)+|\d+ gi?b?\b|[a-z0-9]+")
 GLUED = re.compile(r"[a-z0-9]+|\.\d[a-z0-9.]*")
 LAST_WORD = re.compile(r"[a-z0-9.]*$")
 
-# How a model was trained, and in whose format it is published.
-TRAINED = frozenset(
-    [
-        *("base", "chat", "instruct", "it", "pt", "thinking", "zero", "exp", "terminus"),
-        *("speciale", "sft", "dpo", "rlhf", "lora", "tuned", "finetuned", "finetune", "merged"),
-        "hf",
-    ]
-)
 DATE = re.compile(r"2\d(0[1-9]|1[0-2])|(0[1-9]|1[0-2])([0-2]\d|3[01])|20\d{6}")  # 2507, 0528
 FIRST_VERSION = re.compile(r"v(0\.1|1|1\.0)")
 CONTEXT_LENGTH = re.compile(r"(\d+)k")
-# Words that tell the type of weights, as `executor.weights` has them; what stands first counts
-# first, as GPTQ may have 8 bits.
-WEIGHTS_OF_WORDS = {"fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4", "w8a8": "w8a8"}
-WEIGHTS_OF_WORDS |= dict.fromkeys(("int8", "w8a16", "8bit", "8bits"), "int8")
-WEIGHTS_OF_WORDS |= dict.fromkeys(("int4", "w4a16", "4bit", "4bits", "awq", "gptq"), "int4")
-IN_16_BITS = frozenset(["bf16", "fp16", "f16", "bfloat16", "float16", "16bit", "w16a16"])
 OTHER_WEIGHTS = re.compile(r"w\d+a\w*\d+|u?int\d+|(mx|nv)?fp\d+|nf4|\d+bit|i?q\d\w*|gguf|bnb")
-# By which program weights were made smaller, and behind a word of their type how, such as Q4_K_M,
-# FP8-dynamic-v2 or 4bit-128g.
-QUANTISED = frozenset(
-    ["quantized", "quantised", "qat", "autoround", "marlin", "mlx", "ud", "unsloth"]
-)
+# Behind the type of weights how they were made, as in Q4_K_M, FP8-dynamic-v2 or 4bit-128g.
 HOW_STORED = re.compile(
     r"v?\d|g?\d+g?|[ksml]|x?xs|xl|nl|dynamic|static|block|kv|per|tensor|channel|token|a?sym"
     r"|actorder|true|false"
 )
 
-# A card's socket and memory, and words that all of a series have.
-FORMS = frozenset(
-    [
-        *("sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "oam", "hbm2", "hbm2e", "hbm3", "hbm3e"),
-        *("gpu", "tensor", "core", "blackwell", "hopper", "ampere", "server", "workstation"),
-        *("edition", "ac", "vf"),
-    ]
-)
 MEMORY_SIZE = re.compile(r"(\d+) ?gi?b?")
 MEMORY_WITHIN = 0.1  # of what is printed of a card: makers count in other units
 
@@ -109,9 +71,9 @@ def positions_of(name: str) -> int | None:
     """Return the positions of the model of a published name, where its file in conf/model has those
     of one with another date; None: it has none of these names.
     """
-    option = option_of("model", name)
+    positions = POSITIONS_BY_DATE.get(option_of("model", name), {})
     dates = filter(DATE.fullmatch, words_of(name))
-    return POSITIONS_BY_DATE.get((option, next(dates, "")))
+    return positions.get(next(dates, ""))
 
 
 def stands_for(group: str, option: str, name: str) -> bool:
@@ -243,16 +205,10 @@ def _may_be_stored_in(word: str, node: DictConfig) -> bool:
 
 def datasheet_of_card(nearest: NearestOption) -> str:
     """Say how a card is described that differs from one with a file."""
-    node = read_option("hardware", option_files("hardware")[nearest.option])
-    described = f"hardware={nearest.option}"
-    if "base" not in node:
-        described = f"hardware=datasheet hardware.base={nearest.option}"
     name = "-".join([nearest.option, *nearest.differences])
-    sizes = [match[1] for match in map(MEMORY_SIZE.fullmatch, nearest.differences) if match]
-    memory = f"{sizes[-1]}e9" if sizes else "BYTES"
     return (
-        f"{described} hardware.name={name} hardware.memory={memory} and what else its datasheet "
-        "has otherwise"
+        f"hardware=datasheet hardware.base={nearest.option} hardware.name={name} "
+        "hardware.memory=BYTES and what else its datasheet has otherwise"
     )
 
 

@@ -37,7 +37,7 @@ FINISHED = "finished.json"  # written last by every job that came to its end
 FAILED = "failed.json"  # why it did not
 OUTPUT = "output.txt"  # what a job in another process printed
 LOCK = Path(".locks") / "sweep"
-NOT_OF_WORK = ("output", "tracking", "resume", "limit", "repeat", "plot", "skip_invalid")
+NOT_OF_WORK = ("output", "tracking", "resume", "repeat", "plot", "skip_invalid")
 MOST_CHARACTERS = 128  # of a group's name in W&B
 # Options that a run's name and device state already. Their settings are named: two tensor-parallel
 # degrees are two runs.

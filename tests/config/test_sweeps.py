@@ -13,11 +13,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-import sweep_tasks
 from commands import running, sweep_of
 from joblib.externals.loky import get_reusable_executor
 
-from sarathi_lab.config import processes
 from sarathi_lab.results.load import load_summary
 from sarathi_lab.run import main
 
@@ -62,23 +60,6 @@ def result(sweep: Path, number: int) -> dict:
     return json.loads((sweep / str(number) / "result.json").read_text())
 
 
-def test_runs_under_a_limit_are_checked_in_another_process_too(output, monkeypatch):
-    """This one would keep a GPU's memory from them."""
-    begun: list[str] = []
-
-    def elsewhere(function, cfgs, *args, limit):
-        begun.append(function.__name__)
-        return [None] * len(cfgs)
-
-    def here(*args):
-        raise AssertionError("checked in this process")
-
-    monkeypatch.setattr(processes, "run_with_timeout", elsewhere)
-    monkeypatch.setattr(sweep_tasks.Scripted, "check", here)
-    assert main([*SCRIPTED, f"output={output}", "chunk=64,128", "limit=60"]) == 0
-    assert begun == ["_errors", "run_task", "run_task"]
-
-
 def test_a_failing_run_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(output, capfd):
     (output / "fail-128").touch()
     args = [*SCRIPTED, f"output={output}", "chunk=64,128,256"]
@@ -118,16 +99,13 @@ def test_a_failing_run_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(o
 
 
 def test_a_run_that_fails_its_check_is_named_or_left_out_and_resume_lists_what_is_left(
-    output, capfd, monkeypatch
+    output, capfd
 ):
-    call = lambda function, *args, limit: function(*args)  # noqa: E731
-    monkeypatch.setattr(processes, "run_with_timeout", call)
     args = [*SIMULATED, "baselines=[]", "batch=2,3,512", "repeat=1", f"output={output}"]
-    for limit in ([], ["limit=60"]):
-        assert main([*args, *limit, "--dry-run"]) == 2
-        error = capfd.readouterr().err
-        assert re.match(r"error: batch=512: model 13b needs .* use cache\.num_blocks=auto", error)
-        assert error.endswith("; skip_invalid=true leaves such runs out\n")
+    assert main([*args, "--dry-run"]) == 2
+    error = capfd.readouterr().err
+    assert re.match(r"error: batch=512: model 13b needs .* use cache\.num_blocks=auto", error)
+    assert error.endswith("; skip_invalid=true leaves such runs out\n")
     # What all runs fail by is no run's own, and a value is named once.
     assert main([*SIMULATED, "batch=2,3", "max_model_len=1", "--dry-run"]) == 2
     assert capfd.readouterr().err.startswith("error: max_model_len=1 is below 2; use null")
