@@ -125,11 +125,6 @@ def test_the_lab_s_engine_has_one_device(refused):
     assert said.endswith("add executor=simulated or executor=vllm\n")
 
 
-@pytest.mark.parametrize("device", ["hardware=h100", "host=vllm_0_19", "hardware.memory_bytes=1"])
-def test_a_stated_device_of_a_simulation_is_simulated(device, refused):
-    assert "; add executor=simulated\n" in refused("executor.tensor_parallel=8", device)
-
-
 def test_claims_run_leaves_it_out_without_its_engine(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(claims, "find_spec", lambda name: None)
     only = ["--only", "real_bubbles", "--results", str(tmp_path)]
