@@ -136,19 +136,15 @@ class Results:
 
     def _refuse_several(self, base: pd.DataFrame, keys: Sequence[str], to: object) -> None:
         """Raise UserError where several runs of `base` agree in `keys`."""
-        work = sweep_analysis.group_keys(base, keys)
-        repeated = work[work.duplicated()]
-        if repeated.empty:
+        is_repeated = sweep_analysis.group_keys(base, keys).duplicated(keep=False)
+        if not is_repeated.any():
             return
-        same = base[work == repeated.iloc[0]]
-        differ = []
-        for name in self.varying:
-            texts = same[name].map(str)  # lists can't be compared by pandas
-            if texts.nunique() > 1:
-                differ.append(name)
+        # As texts: lists can't be compared by pandas.
+        values = base.loc[is_repeated, self.varying].map(str)
+        differ = ", ".join(values.columns[values.nunique() > 1]) or "nothing"
         raise UserError(
-            f"to={to} is {len(same)} runs that differ in {', '.join(differ) or 'nothing'}; "
-            f'name one, as in to={{"policy": ..., "chunk": 256}}'
+            f"to={to} is {is_repeated.sum()} runs that differ in {differ}; name one, as in "
+            'to={"policy": ..., "chunk": 256}'
         )
 
     def plot(
@@ -176,7 +172,7 @@ class Results:
         return sweeps.draw_sweep(self.runs, x=x, hue=hue, col=col, y=y, kind=kind)
 
     def plot_iterations(self, *names: str, x: str = "end") -> Figure:
-        """Draw the iterations of runs (default: the best, and the reference) over time or, with
+        """Draw the iterations of runs (default: the best of each policy) over time or, with
         x="iteration", by their number. Raises UserError for unknown names.
         """
         from sarathi_lab.results.plots.runs import curves
@@ -196,24 +192,10 @@ class Results:
         return curves(tables, x)
 
     def _best(self) -> list[int]:
-        """Return the places of runs with most throughput, a policy each first, and a reference; of
-        repetitions the best.
-        """
+        """Return the places of the runs with most throughput, one of each policy."""
         runs = self.runs.reset_index(drop=True)
-        runs = runs.sort_values("throughput", ascending=False)
-        is_reference = runs["policy"] == sweep_analysis.reference(runs)
-        others = sweep_analysis.without_baselines(runs[~is_reference])
-        settings = ["policy", *sweep_analysis.varied(others)]
-        keys = sweep_analysis.group_keys(others, settings)
-        is_repetition = keys.duplicated()
-        once = others[~is_repetition]
-        # The best of each policy first: the chunks of one alone would fill the picture.
-        best_of_policies = once.drop_duplicates("policy")
-        # Further runs of the same policies fill what room is left.
-        others_of_policies = once.drop(best_of_policies.index)
-        in_order = [*best_of_policies.index, *others_of_policies.index]
-        references = runs[is_reference]
-        return [*in_order[: MOST_CURVES - 1], *references.index[:1]]
+        in_order = runs.sort_values("throughput", ascending=False)
+        return list(in_order.drop_duplicates("policy").index[:MOST_CURVES])
 
     def _matching(self, wanted: Mapping[str, object]) -> pd.DataFrame:
         """Return the runs with these settings, or else the baselines."""

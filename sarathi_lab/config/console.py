@@ -111,27 +111,17 @@ class _Work:
     unit: str
     done: float = 0.0
     start: float = field(default_factory=time.monotonic)
-    # After the first steps, which also take what is done once, such as imports.
-    first_end: float | None = None
-    first_done: float = 0.0
 
     def advance(self, steps: float, expected: float | None = None) -> None:
         self.done += steps
         self.total = expected or self.total
-        if self.first_end is None:
-            self.first_end = time.monotonic()
-            self.first_done = self.done
 
     def seconds_left(self) -> float | None:
         """Return about how long the rest takes; None while that is unknown."""
         if not self.total or not 0 < self.done < self.total:
             return None
-        seconds = time.monotonic() - self.start
-        steps = self.done
-        if self.first_end is not None and self.done > self.first_done:
-            seconds = time.monotonic() - self.first_end
-            steps -= self.first_done
-        return seconds / steps * (self.total - self.done)
+        elapsed = time.monotonic() - self.start
+        return elapsed / self.done * (self.total - self.done)
 
     def print_line(self) -> None:
         # What is known to end tells more than what is not.

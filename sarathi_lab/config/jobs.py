@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice, product
+from itertools import islice
 from typing import Any, Self
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -278,23 +277,3 @@ def is_choice(name: str) -> bool:
     """Return whether a setting decides what is composed: an option, a class, or one of Hydra's."""
     group = re.split(r"[./]", name)[0]
     return name in CHOICES or "/" in name or group == "hydra" or name.endswith("._target_")
-
-
-def combine(settings: Sequence[Override]) -> list[tuple[str, ...]]:
-    """All combinations of the settings' values; of two settings of a name the last counts."""
-    values: dict[str, list[str]] = {}
-    for setting in settings:
-        key = setting.get_key_element()
-        line = str(setting.input_line)
-        values[key] = [line]
-        if setting.is_discrete_sweep():
-            first = islice(setting.sweep_string_iterator(), MOST_JOBS + 1)
-            values[key] = [f"{key}={value}" for value in first]
-        elif setting.is_sweep_override():
-            raise UserError(f"{line} has no end of values; name them, as in {key}=1,2")
-        num_jobs = math.prod(map(len, values.values()))
-        if not 0 < num_jobs <= MOST_JOBS:
-            raise UserError(
-                f"{line} makes a sweep of 0, or of more than {MOST_JOBS} runs; name other values"
-            )
-    return list(product(*values.values()))

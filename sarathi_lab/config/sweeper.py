@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,26 +23,25 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from sarathi_lab.config import command_line, instantiate, run_context
 from sarathi_lab.config.checks import check_jobs
+from sarathi_lab.config.combinations import combine, without_unread
 from sarathi_lab.config.command_line import Arguments
-from sarathi_lab.config.console import console, duration, print_place, progress_of, repeated
-from sarathi_lab.config.errors import EXIT_FAILED, UserError, require_bool
+from sarathi_lab.config.console import console, print_place, progress_of, repeated
+from sarathi_lab.config.errors import UserError, require_bool
 from sarathi_lab.config.instantiate import (
     CHOICES,
     ROUND,
     build,
     name_of,
-    read_by,
-    settings_of,
     settings_without,
 )
-from sarathi_lab.config.jobs import Composer, Job, combine, first_of_compositions
+from sarathi_lab.config.jobs import Composer, Job, first_of_compositions
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.config.processes import interrupts_kept_from_children
-from sarathi_lab.config.tracked_jobs import track_ended, tracked
+from sarathi_lab.config.running_jobs import RunningJobs
+from sarathi_lab.config.tracked_jobs import tracked
 
 MULTIRUN = "hydra.mode=MULTIRUN"  # as Hydra has -m
 OF_WHOLE_SWEEP = ("repeat", "skip_invalid")  # settings that all of its jobs share, and plot.*
-DID_NOT_END: run_context.JobEnd = {"error": "it did not end", "traceback": ""}
 POLL_SECONDS = 0.5
 MANY_JOBS = 50  # take some seconds to compose and check
 # Names of settings that have no effect on a single run.
@@ -105,7 +103,7 @@ class LabSweeper:
         folder = hydra.sweep.dir if self.is_sweep else hydra.run.dir
         recorded = settings_without(arguments.settings, ["resume"])
         if arguments.is_sweep:
-            recorded.append("-m")
+            recorded.insert(0, "-m")
         self.record = run_context.SweepRecord(
             folder=Path(str(folder)).absolute(),
             arguments=recorded,
@@ -167,7 +165,8 @@ class LabSweeper:
         typed = combine(self.settings)
         if len(typed) >= MANY_JOBS and not self.config.skip_invalid:
             self._check_each_value(typed)
-        combinations = self.without_unread(typed)
+        combinations, notes = without_unread(typed, self.swept, self.compose_job)
+        self.notes += notes
         jobs = []
         with progress_of("composing", len(combinations), "runs") as advance:
             for settings in combinations:
@@ -227,62 +226,6 @@ class LabSweeper:
         if settings == list(self.config.hydra.overrides.task):
             return instantiate.copied(self.config)  # which Hydra has composed of just these
         return self.hydra_context.config_loader.load_sweep_config(self.config, settings)
-
-    def without_unread(self, jobs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """Drop from each job what only other jobs' options read, with a note; merge equal jobs."""
-        groups = {name.partition(".")[0] for name in self.swept}.intersection(CHOICES)
-        if not groups:
-            return list(dict.fromkeys(jobs))
-        unread = self._unread_settings(jobs, groups)
-        # What no option reads is a mistake, which is refused.
-        unread_by_all = set.intersection(*map(set, unread.values()))
-        for readers in unread.values():
-            self.notes += self._notes_on_unread(readers, unread_by_all)
-        merged = dict[tuple[str, ...], None]()
-        for job in jobs:
-            dropped = unread[_choice_of(job, groups)].keys() - unread_by_all
-            merged[tuple(settings_without(job, dropped))] = None
-        return list(merged)
-
-    def _notes_on_unread(
-        self, readers: Mapping[str, str], unread_by_all: Collection[str]
-    ) -> list[str]:
-        """Say which swept settings one combination of options does not read, by the `readers` that
-        they are for.
-        """
-        notes = []
-        for name in self.swept:
-            if name in readers and name not in unread_by_all:
-                notes.append(f"{readers[name]} does not read {name}: run once for all its values")
-        return notes
-
-    def _unread_settings(
-        self, jobs: Sequence[tuple[str, ...]], groups: Collection[str]
-    ) -> dict[tuple[str, ...], dict[str, str]]:
-        """Return the settings that each combination of options does not read, with the names of the
-        classes that they are for.
-        """
-        names = set[str]()
-        for settings in jobs:
-            names.update(map(name_of, settings))
-        fields = set[str]()
-        for name in names - _choosers(groups):
-            group, dot, _ = name.partition(".")
-            if dot and group in groups:
-                fields.add(name)
-        short_names = names & read_by().keys()
-        unread: dict[tuple[str, ...], dict[str, str]] = {}
-        for job in jobs:
-            choice = _choice_of(job, groups)
-            if choice in unread:
-                continue
-            # A class that lacks the fields would refuse them.
-            options = self.compose_job(settings_without(job, fields)).composition
-            unread[choice] = {}
-            for name in fields | short_names:
-                if not options.reads(name):
-                    unread[choice][name] = options.reader(name)
-        return unread
 
     def check(self) -> None:
         """Let the tasks check and prepare all jobs. Raises UserError (see `check_jobs`)."""
@@ -363,7 +306,8 @@ class LabSweeper:
         try:
             with record.running():
                 self._begin()
-                self.run_jobs()
+                running = RunningJobs(self.jobs, record)
+                self._run_jobs(running)
         except KeyboardInterrupt:
             is_interrupted = True
             raise KeyboardInterrupt(f"{record.resume_command} continues") from None
@@ -371,7 +315,7 @@ class LabSweeper:
             if reports:
                 task = build(self.jobs[0].cfg.task)
                 task.report_sweep(self.jobs[0], record, is_tracked=not is_interrupted)
-        failure = self.failure()
+        failure = running.failure()
         if failure is not None:
             print_place("resume", record.resume_command)
             raise failure
@@ -392,26 +336,16 @@ class LabSweeper:
             print_place("resume", f"{folder} ({how_far})")
         else:
             record.write()
-        self._done_before = len(record.begun())
-        self._done = self._done_before
-        self._started = time.monotonic()
-        self._counts_by_error: dict[str, str] = {}  # of the first run that ended by each
-        self._launched: dict[int, Job] = {}
-        for number, job in enumerate(self.jobs):
-            if not record.is_finished(number):
-                self._launched[number] = job
-        self._pending = dict(self._launched)  # of these, those that have not ended
 
-    def run_jobs(self) -> None:
-        """Run the jobs that are not finished, and wait for all; how each ended is in its folder."""
-        jobs = self._launched
+    def _run_jobs(self, running: RunningJobs) -> None:
+        """Run jobs, and wait for all; how each ended is in its folder."""
         if self._is_remote:
-            with self._watching(), interrupts_kept_from_children():
-                self._launch_remotely(jobs)
+            with _watching(running), interrupts_kept_from_children():
+                self._launch_remotely(running.jobs)
             return
-        for number, job in jobs.items():
+        for number, job in running.jobs.items():
             self._run_job(job, number)
-            self._print_ended()
+            running.print_ended()
 
     def _launch_remotely(self, jobs: Mapping[int, Job]) -> None:
         """Hand jobs, by their numbers, to a launcher of Hydra. Raises UserError if it fails."""
@@ -430,70 +364,16 @@ class LabSweeper:
                 f"on; {self.record.resume_command} runs what is missing"
             ) from error
 
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Print how far the sweep is while other processes run the jobs."""
-        with (
-            progress_of("running", len(self._pending), "runs") as advance,
-            repeated(lambda: advance(self._print_ended()), POLL_SECONDS),
-        ):
-            yield
-        self._print_ended()
 
-    def _print_ended(self) -> int:
-        """Print a line for every job that has ended since the last call; returns how many."""
-        before = self._done
-        for number in sorted(self._pending):
-            end = self.record.end(number)
-            if end is None:
-                continue
-            self._done += 1
-            count = f"[{self._done}/{self.record.num_jobs}]"
-            if "error" in end:
-                error = end["error"]
-                outcome = f"failed: {error}"
-                if error in self._counts_by_error:
-                    outcome = f"failed as {self._counts_by_error[error]}"
-                self._counts_by_error.setdefault(error, count)
-            else:
-                outcome = f"took {duration(end['seconds'])}"
-            num_left = self.record.num_jobs - self._done
-            if num_left:
-                pace = (time.monotonic() - self._started) / (self._done - self._done_before)
-                outcome += f", about {duration(pace * num_left)} left"
-            job = self._pending.pop(number)
-            name = job.named(self.record.swept) or f"run {number}"
-            console().print(f"{count} {name} {outcome}", soft_wrap=True)
-            track_ended(job, self.record.job_dir(number))
-        return self._done - before
-
-    def failure(self) -> UserError | None:
-        """Return what to raise for launched jobs that failed or did not end; None if none did."""
-        ends = [self.record.end(number) or DID_NOT_END for number in self._launched]
-        messages = [str(end["error"]) for end in ends if "error" in end]
-        if not messages:
-            return None
-        message = messages[0]
-        if len(messages) > 1:
-            first = ", the first as"
-            if len(set(messages)) == 1:
-                first = ""
-            message = f"{len(messages)} runs stopped{first}: {message}"
-        failure = UserError(message)
-        has_bug = any("traceback" in end for end in ends)
-        if has_bug:  # which no user can mend
-            failure.exit_code = EXIT_FAILED
-        return failure
-
-
-def _choosers(groups: Collection[str]) -> set[str]:
-    """Return the settings that choose an option or a class of these groups."""
-    return {*groups, *(f"{group}._target_" for group in groups)}
-
-
-def _choice_of(settings: Sequence[str], groups: Collection[str]) -> tuple[str, ...]:
-    """Return those of a job's settings that choose options of these groups."""
-    return tuple(settings_of(settings, _choosers(groups)))
+@contextmanager
+def _watching(running: RunningJobs) -> Iterator[None]:
+    """Print how far a sweep is while other processes run the jobs."""
+    with (
+        progress_of("running", len(running.jobs), "runs") as advance,
+        repeated(lambda: advance(running.print_ended()), POLL_SECONDS),
+    ):
+        yield
+    running.print_ended()
 
 
 def compose(args: Sequence[str], task_function: TaskFunction = print) -> LabSweeper:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import wandb
 import wandb_workspaces.reports.v2 as wr
 import wandb_workspaces.workspaces as ws
-from pydantic import TypeAdapter
+import yaml
 from wandb_workspaces import expr
 from wandb_workspaces.reports.v2.interface import PanelTypes
 
@@ -24,71 +24,15 @@ Chosen = Mapping[str, Sequence[str]]  # values of the columns `WHERE`
 COLUMNS = 3
 TIMEOUT = 60  # seconds
 BASELINES = ("request_level", "orca")  # the default's; their quantities are columns of runs
-RATIOS = ("throughput", "throughput_vs_request_level", "throughput_vs_orca")
 # Columns that runs are grouped by, and may be filtered by, with examples. Not "host", which the
 # package takes for W&B's column in a filter.
 WHERE = {"executor": "torch", "device": "'simulated h100'", "hostname": "my-laptop"}
 EXECUTORS = ("torch", "vllm", "simulated")  # of runs; tables of sweeps have none
-TIMES = ("decode_time_marginal", "ttft_p50", "tbt_p99")
-PINNED = [
-    *map("config:{}".format, ("policy", "chunk", "pd_ratio", *WHERE)),
-    *map("summary:{}".format, RATIOS),
-    *map("summary:ms/{}".format, TIMES),
-    *map("summary:throughput_{}".format, BASELINES),
-    *map("summary:{}".format, ("kv_reread_factor", "mfu", "mbu")),
-]
-AXES = {
-    "chunk": "chunk [tokens]",
-    "pd_ratio": "P:D",
-    "seq_len": "P + D [tokens]",
-    "iteration": "iteration",
-    "time": "time [s]",
-    "tokens": "tokens computed",
-}
 # Of the parallel coordinates of a sweep.
 SETTINGS = ("policy", "chunk", "pd_ratio", "batch", "seq_len")
-# Panels by section: parallel coordinates of SETTINGS and the quantities named, a quantity as bars
-# by policy and chunk, points (x, y), or a line (x, column, title) of runs with histories.
-SECTIONS: Mapping[str, Sequence[tuple[str, ...]]] = {
-    "A sweep at a glance": [("throughput", "ttft_p50", "tbt_p99", "kv_reread_factor")],
-    "Policies side by side": [
-        *((name,) for name in RATIOS),
-        ("decode_throughput",),
-        ("decode_time_marginal",),
-        ("time_over_roofline",),
-    ],
-    "Chunk size": [
-        ("chunk", "throughput"),
-        ("chunk", "throughput_vs_orca"),
-        ("chunk", "decode_speedup"),
-        ("chunk", "decode_time_marginal"),
-        ("chunk", "mfu"),
-        ("chunk", "tbt_p99"),
-    ],
-    "P:D ratio": [("pd_ratio", name) for name in RATIOS],
-    "KV re-read": [
-        ("chunk", "kv_reread_factor"),
-        ("seq_len", "kv_reread_factor"),
-        ("chunk", "kv_read_bytes_vs_request_level"),
-        ("iteration", "kv_bytes", "KV read [bytes]"),
-    ],
-    "Latency": [
-        ("ttft_p50",),
-        ("ttft_p99",),
-        ("tbt_p50",),
-        ("tbt_p99",),
-        ("ttft_p50", "tbt_p99"),
-        ("time", "num_waiting", "requests waiting"),
-    ],
-    "Device": [("mfu",), ("mbu",), ("tokens", "mfu", "MFU"), ("tokens", "mbu", "MBU")],
-}
 
-KINDS = {
-    wr.BarPlot: "bars",
-    wr.LinePlot: "lines",
-    wr.ParallelCoordinatesPlot: "parallel coordinates",
-    wr.ScatterPlot: "points",
-}
+_PANELS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+AXES: Mapping[str, str] = _PANELS["axes"]
 
 
 def workspace(entity: str, project: str, chosen: Chosen) -> ws.Workspace:
@@ -98,28 +42,29 @@ def workspace(entity: str, project: str, chosen: Chosen) -> ws.Workspace:
         if values:
             filters.append(expr.Config(name).isin(list(values)))
     runs = ws.RunsetSettings(
-        pinned_columns=PINNED,
+        pinned_columns=_PANELS["pinned"],
         filters=filters,
         groupby=[expr.Config(name) for name in WHERE],
     )
+    sections = []
+    for name, panels in _PANELS["sections"].items():
+        sections.append(_section(name, panels))
     return ws.Workspace(
         entity=entity,
         project=project,
         name="Chunked prefill",
-        sections=[_section(name) for name in SECTIONS],
+        sections=sections,
         settings=ws.WorkspaceSettings(max_runs=50),
         runset_settings=runs,
     )
 
 
-def _section(name: str) -> ws.Section:
-    kinds: dict[int, Callable[..., PanelTypes]] = {  # by the number of axes
-        1: _bars,
-        2: _scatter,
-        3: _line,
-        4: _parallel,
-    }
-    panels = [kinds[len(axes)](*axes) for axes in SECTIONS[name]]
+def _section(name: str, stated: Sequence[Mapping[str, Sequence[str]]]) -> ws.Section:
+    """Return a section with the stated panels, each by its kind and its axes."""
+    panels = []
+    for panel in stated:
+        for kind, axes in panel.items():
+            panels.append(KINDS[kind](*axes))
     num_columns = min(COLUMNS, len(panels))
     num_rows = math.ceil(len(panels) / num_columns)
     layout = ws.SectionLayoutSettings(columns=num_columns, rows=num_rows)
@@ -163,7 +108,7 @@ def _bars(name: str) -> PanelTypes:
     )
 
 
-def _scatter(x: str, y: str) -> PanelTypes:
+def _points(x: str, y: str) -> PanelTypes:
     """Return a panel with a point a run; `x` is a setting in AXES, or a quantity like `y`."""
     title = f"{_title(y)} by {AXES.get(x) or _title(x)}"
     across: wr.Config | wr.SummaryMetric = wr.SummaryMetric(_shown(x))
@@ -172,7 +117,7 @@ def _scatter(x: str, y: str) -> PanelTypes:
     return wr.ScatterPlot(title=title, x=across, y=wr.SummaryMetric(_shown(y)))
 
 
-def _line(x: str, column: str, title: str) -> PanelTypes:
+def _lines(x: str, column: str, title: str) -> PanelTypes:
     return wr.LinePlot(
         title=f"{title} by {AXES[x]}",
         x=wr.Metric(x),
@@ -183,6 +128,14 @@ def _line(x: str, column: str, title: str) -> PanelTypes:
     )
 
 
+KINDS: Mapping[str, Callable[..., PanelTypes]] = {
+    "bars": _bars,
+    "points": _points,
+    "lines": _lines,
+    "parallel": _parallel,
+}
+
+
 def panel_lines(view: ws.Workspace) -> list[str]:
     """Return the sections of a workspace with a line for each panel."""
     lines = [f"{view.name}, of the project {view.project}"]
@@ -191,7 +144,7 @@ def panel_lines(view: ws.Workspace) -> list[str]:
         lines.append(f"  {section.name}")
         for panel in section.panels:
             title = panel.title.replace("\n", " ")
-            lines.append(f"    {KINDS[type(panel)]}: {title}")
+            lines.append(f"    {title}")
     return lines
 
 
@@ -210,8 +163,6 @@ def main(args: Sequence[str]) -> int:
         parser.add_argument(f"--{name}", action="append", default=[], help=text)
     text = "print its panels and write nothing; needs no account and no network"
     parser.add_argument("--dry-run", action="store_true", help=text)
-    text = "print it whole as JSON and write nothing"
-    parser.add_argument("--json", action="store_true", help=text)
     options = parser.parse_args(args)
     return exit_code(lambda: _write(options), "no workspace was written")
 
@@ -219,13 +170,9 @@ def main(args: Sequence[str]) -> int:
 def _write(options: argparse.Namespace) -> int:
     stated = vars(options)
     chosen = {name: stated[name] for name in WHERE}
-    if options.dry_run or options.json:
+    if options.dry_run:
         view = workspace(options.entity or "", options.project, chosen)
-        if options.json:
-            shown = TypeAdapter(type(view)).dump_python(view, mode="json", exclude_none=True)
-            print(json.dumps(shown, indent=2))
-        else:
-            print("\n".join(panel_lines(view)))
+        print("\n".join(panel_lines(view)))
         return 0
     with environment({"WANDB_SILENT": "true"}):
         require_login("a dashboard is written to W&B", "or use --dry-run")

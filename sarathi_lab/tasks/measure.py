@@ -142,7 +142,7 @@ class Measure(Task):
         self, cfg: DictConfig, backend: SimulatedBackend
     ) -> list[SimulatedJob]:
         self._refuse_unread_by_simulation(cfg, backend)
-        self._refuse_unread_sizes(self._simulated_setup)
+        self._refuse_unread_sizes(self._simulated_setup, self._simulated_sizes())
         declared = self.declared
         if self._is_as_paper(backend):
             self._check_as_paper(cfg, backend)
@@ -176,31 +176,36 @@ class Measure(Task):
         else:
             # The draws are further parts of each round; other points have all draws in any case.
             self._refuse("draws", f"is for requests under load, and {declared.name} has all draws")
-            if "seed" in self._typed or cfg.seed != DEFAULT_SEED:
+            if cfg.seed != DEFAULT_SEED:
                 raise UserError(
                     f"seed={cfg.seed} has no effect: the requests of {declared.name} are the same "
                     "in every simulation; drop it"
                 )
         reason = f": {declared.name} shows the errors of the cost model itself; {remedy}"
         refuse_unread(backend, OF_ERRORS, reason, "executor.")
-        if declared.has_paper:
-            self._refuse(
-                "setup", "is for measuring: the paper's figures are recomputed at its sizes"
-            )
-        else:
-            self._refuse("every", f"is for the paper's curves, and {declared.name} is none")
-        if declared.is_in_rounds:
+        if declared.has_paper or declared.is_in_rounds:
             self._refuse("setup", "is for measuring: what is simulated has the paper's sizes")
+        if not declared.has_paper:
+            self._refuse("every", f"is for the paper's curves, and {declared.name} is none")
 
-    def _refuse_unread_sizes(self, setup: str) -> None:
-        """Refuse sizes that are typed for another set-up than the one that is taken."""
+    def _refuse_unread_sizes(self, setup: str, taken: Sizes) -> None:
+        """Refuse sizes that are typed for another set-up than `setup`, or in whose place others are
+        `taken`.
+        """
+        stated = self.declared.sizes(setup, self.sizes)
         for name, typed in self._typed.items():
-            # All of a set-up's sizes may be typed as one object.
-            if name.startswith(SIZES) and not f"{name}.".startswith(f"{SIZES}{setup}."):
-                raise UserError(
-                    f"{typed} has no effect: this run of {self.declared.name} has the sizes of "
-                    f"{SIZES}{setup}; state it of these, or choose another task.setup"
-                )
+            chosen, _, size = name.removeprefix(SIZES).partition(".")
+            if not name.startswith(SIZES) or not chosen:
+                continue  # all of a set-up's sizes may be typed as one object
+            remedy = f"this run of {self.declared.name} has the sizes of {SIZES}{setup}; "
+            if chosen != setup:
+                remedy += "state it of these, or choose another task.setup"
+            # By identity: a size of the paper's points may be a table.
+            elif taken.get(size) is stated.get(size):
+                continue
+            else:
+                remedy = f"{self.declared.name} is recomputed at the paper's points; drop it"
+            raise UserError(f"{typed} has no effect: {remedy}")
 
     def _check_as_paper(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
         """Refuse settings of a paper's figure, which is recomputed with the paper's."""
@@ -214,16 +219,6 @@ class Measure(Task):
             raise UserError(
                 f"model={chosen} has no effect: {name} is of the paper's models; drop it"
             )
-        stated = self.declared.sizes("paper", self.sizes)
-        taken = self.declared.paper_sizes(self.every, self.sizes)
-        for size, value in stated.items():
-            typed = self._typed.get(f"{SIZES}paper.{size}")
-            # By identity: a size of the paper's points may be a table.
-            is_taken = taken.get(size) is value
-            if typed is not None and not is_taken:
-                raise UserError(
-                    f"{typed} has no effect: {name} is recomputed at the paper's points; drop it"
-                )
 
     def _stated_card(self, cfg: DictConfig, backend: SimulatedBackend) -> Hardware | None:
         """Return the card that is stated; None: each model has the one that it has in the paper.
@@ -263,8 +258,8 @@ class Measure(Task):
         _, checkpoint = resolve_model(cfg, backend)
         if checkpoint is not None:
             raise UserError(f"task=measure takes random weights; drop model.path={cfg.model.path}")
-        self._refuse_unread_sizes(self._setup(backend))
         sizes = self._measured_sizes(backend)
+        self._refuse_unread_sizes(self._setup(backend), sizes)
         specs = self._measured_specs(cfg, backend)
         # All before the first is announced: an engine is made for the largest of them.
         for spec in specs:
@@ -442,7 +437,6 @@ class Measure(Task):
             shown.append(describe(device, table))
         if COMPOSITIONS in others:
             shown += _host_shares(others[COMPOSITIONS])
-            shown += _operation_shares(others[COMPOSITIONS])
         return Result(
             tables={POINTS: points, **tables, **others},
             figures=pictures,
@@ -533,15 +527,4 @@ def _host_shares(compositions: pd.DataFrame) -> list[str]:
         f"  of an iteration alone, the host's work is at most {host_share:.1%} "
         f"({compositions.composition.iloc[row]})",
         *host_caution("some of these points", host_share),
-    ]
-
-
-def _operation_shares(compositions: pd.DataFrame) -> list[str]:
-    """Caution that operations timed by hooks are not all of an iteration."""
-    if compositions.operation_share.isna().all():
-        return []
-    shares = compositions.operation_share
-    return [
-        f"  operations are timed by hooks, without graphs: they sum to {shares.min():.0%} to "
-        f"{shares.max():.0%} of an iteration; what is between them counts as others"
     ]

@@ -106,15 +106,13 @@ class Serve(Task):
 
 def _shared_by_systems(plan: Plan, baselines: Mapping[str, Plan], context: RunContext) -> list[str]:
     """Say what simulated serving systems have in common, where several are compared."""
-    if plan.policy.system is None or plan.backend.computes_tokens:
+    system = plan.policy.system
+    has_host = plan.config["executor"]["host"]["name"] != "none"
+    if system is None or plan.backend.computes_tokens or has_host:
         return []
-    if plan.config["executor"]["host"]["name"] != "none":
-        return []
-    systems = {plan.policy.system.name}
-    for baseline in baselines.values():
-        if baseline.policy.system is not None:
-            systems.add(baseline.policy.system.name)
-    if len(systems) == 1 and "policy" not in context.varied:
+    others = [baseline.policy.system for baseline in baselines.values()]
+    is_compared = any(other is not None and other.name != system.name for other in others)
+    if not is_compared and "policy" not in context.varied:
         return []
     return [
         "policies differ by their schedules and their servers' defaults alone: all have the "
@@ -357,37 +355,33 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
 
 def print_plan(plan: Plan, context: RunContext) -> None:
     """Print what a run serves, where and how; of a sweep's run only what no run before had."""
-    if context.is_brief:
-        _print_new_of_plan(plan, context)
-        return
-    policy = f"{context.policy or plan.policy.name}{plan.policy.describe()}"
-    print_device(context, plan.spec, plan.backend, policy)
-    for line in (f"{plan.load.describe()}, {_room_of(plan)}", *_further_facts(plan)):
-        print_words(f"  {line}")
-    if plan.assumed is not None:
-        print_words(f"  assumed unless stated: {plan.assumed}")
-    print_cautions(cap_caution(plan.engine), context)
-
-
-def _print_new_of_plan(plan: Plan, context: RunContext) -> None:
-    """Print what a sweep's run serves, where and how, as far as no run before had it."""
     spec = plan.spec
     backend = plan.backend
-    model = describe_model(spec, backend)
-    facts = [f"{model} on {backend.device_name}", *backend.cautions(spec)]
-    print_cautions(facts, context)
-    # Apart from each other, as most runs of a sweep share one of the two.
-    workload = _workload_without_seed(plan)
-    if first_of_sweep([workload], context):
-        print_words(f"  {plan.load.describe()}")
-    if first_of_sweep([_room_without_seed(plan)], context):
-        room = _room_of(plan)
-        if plan.assumed is not None:  # defaults of the system that the policy is of
-            room = f"{context.policy or plan.policy.name}: {room}"
-        print_words(f"  {room}")
-    print_cautions([*_further_facts(plan), *cap_caution(plan.engine)], context)
-    if plan.assumed is not None and first_of_sweep([plan.assumed], context):
-        print_words(f"  assumed unless stated{_first_for(context)}: {plan.assumed}")
+    if context.is_brief:
+        print_cautions([f"{describe_model(spec, backend)} on {backend.device_name}"], context)
+        print_cautions(backend.cautions(spec), context)
+    else:
+        policy = f"{context.policy or plan.policy.name}{plan.policy.describe()}"
+        print_device(context, spec, backend, policy)
+    for same, line in _lines_of(plan, context).items():
+        if not context.is_brief or first_of_sweep([same], context):
+            print_words(f"  {line}")
+
+
+def _lines_of(plan: Plan, context: RunContext) -> dict[str, str]:
+    """Return lines on a plan by texts that are equal where runs of a sweep need no line again."""
+    room = _room_of(plan)
+    if plan.assumed is not None:  # defaults of the system that the policy is of
+        room = f"{context.policy or plan.policy.name}: {room}"
+    lines = {
+        _workload_without_seed(plan): plan.load.describe(),
+        _room_without_seed(plan): room,
+    }
+    for fact in _further_facts(plan):
+        lines[fact] = fact
+    if plan.assumed is not None:
+        lines[plan.assumed] = f"assumed unless stated{_first_for(context)}: {plan.assumed}"
+    return lines
 
 
 def _room_without_seed(plan: Plan) -> str:
@@ -415,11 +409,11 @@ def _room_of(plan: Plan) -> str:
 
 
 def _further_facts(plan: Plan) -> list[str]:
-    """Return lines on a cluster, on drafts, on a server that lacks the policy, and on requests that
-    are longer than the model's context, where there are such.
+    """Return lines on a cluster, on drafts, on a server that lacks the policy, on requests that are
+    longer than the model's context, and on a cut cache, where there are such.
     """
     engine = plan.engine
-    lines = []
+    lines = cap_caution(engine)
     cluster = engine.cluster.describe()
     if cluster:
         lines.append(f"{cluster}; batch and cache are those of each")

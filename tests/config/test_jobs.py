@@ -8,8 +8,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from sarathi_lab.config.combinations import combine
 from sarathi_lab.config.instantiate import make_loader, read_by
-from sarathi_lab.config.jobs import Composer, combine
+from sarathi_lab.config.jobs import Composer
 from sarathi_lab.config.sweeper import compose
 
 # Settings of sweeps, and how many times Hydra composes each: once for a combination of options.

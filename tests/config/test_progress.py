@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -64,15 +63,3 @@ def test_judging_all_claims_from_python_shows_how_many_are_judged(capsys, monkey
     monkeypatch.setattr(recorded.judged, "load_claims", lambda: list("abcd"))
     recorded._verdicts.__wrapped__()
     assert "  judging: 3 of 4 claims, 1 s, about 1 s left" in capsys.readouterr().out.splitlines()
-
-
-def test_what_the_first_part_takes_is_no_measure_of_the_others(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now))
-    work = console._Work("computing", 10, "parts", start=now)
-    now = 30.0  # with all imports
-    work.advance(1)
-    assert work.seconds_left() == pytest.approx(270)
-    now = 32.0
-    work.advance(1)
-    assert work.seconds_left() == pytest.approx(16)

@@ -27,8 +27,8 @@ def main(args: Sequence[str]) -> int:
         description="Write one page of HTML that needs no other file: what was run, what follows, "
         "tables that sort, pictures, claims with verdicts.",
     )
-    text = "of a sweep, of a run, of any task or of several of these; or of recorded results, such "
-    text += "as experiments or outputs/artifact. Without it: all recorded experiments of the lab"
+    text = "of a sweep, of a run or of several of these; or of recorded results, such as "
+    text += "experiments or outputs/artifact. Without it: all recorded experiments of the lab"
     parser.add_argument("folder", nargs="?", type=Path, default=EXPERIMENTS, help=text)
     text = f"the page (default: {PAGE} in the folder, {OUTPUTS / PAGE} of the lab's experiments)"
     parser.add_argument("--out", type=Path, help=text)

@@ -1,4 +1,4 @@
-"""Sections of what was run: sweeps, runs with their baselines, and tasks."""
+"""Sections of what was run: sweeps, and runs with their baselines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from sarathi_lab.config.csv_files import csv_files
 from sarathi_lab.config.paths import read_object
 from sarathi_lab.config.run_context import SweepRecord, as_command
 from sarathi_lab.extensions.report.page import Section
@@ -18,33 +17,20 @@ from sarathi_lab.results.plots.files import as_png
 from sarathi_lab.results.report import notes_of, sweep_table
 from sarathi_lab.results.result import DisplayTable
 
-MAX_ROWS = 200  # of a task's table on the page
 LABELS = ("device", "model", "dtype", "executor")  # of runs, that are facts of the sweep
-NO_TASK = ("run.json", "failed.json", "hydra.yaml")  # in folders of runs, failures and Hydra
 
 
 def sections_of_runs(folder: Path) -> list[Section]:
-    """Return the sweeps in `folder`, the newest first, then the tasks; none if it has neither."""
+    """Return the sweeps in `folder`, the newest first; none if it has no runs."""
     runs = load.load_runs(folder)
+    if runs.empty:
+        return []
+    started = runs.groupby("sweep").started_at.max()
     sections = []
-    if not runs.empty:
-        started = runs.groupby("sweep").started_at.max()
-        for sweep in started.sort_values(ascending=False, kind="stable").index:
-            of_sweep = runs[runs.sweep == sweep]
-            sections.append(_of_sweep(Path(str(sweep)), of_sweep, folder))
-    folders = {path.parent for path in folder.rglob("config.yaml")}
-    for task in sorted(folders, reverse=True):  # their names begin with the time
-        if _is_task(task):
-            sections.append(_of_task(task))
+    for sweep in started.sort_values(ascending=False, kind="stable").index:
+        of_sweep = runs[runs.sweep == sweep]
+        sections.append(_of_sweep(Path(str(sweep)), of_sweep, folder))
     return sections
-
-
-def _is_task(folder: Path) -> bool:
-    """Return whether a folder with settings is a task's that left tables."""
-    for name in NO_TASK:
-        if (folder / name).exists():
-            return False
-    return bool(csv_files(folder, "*.csv"))
 
 
 def _of_sweep(sweep: Path, runs: pd.DataFrame, folder: Path) -> Section:
@@ -80,37 +66,6 @@ def _picture(sweep: Path, runs: pd.DataFrame, folder: Path) -> bytes:
     from sarathi_lab.results.plots.sweeps import draw_sweep  # matplotlib takes a second
 
     return as_png(draw_sweep(runs))
-
-
-def _of_task(folder: Path) -> Section:
-    """The tables and pictures that a task left, such as `task=advise` or an experiment."""
-    overrides = _overrides(folder)
-    named = [override for override in overrides if override.startswith(("task=", "experiment="))]
-    title = named[0] if named else folder.name
-    facts = {}
-    if overrides:
-        facts["command"] = as_command(overrides)
-    facts["folder"] = str(folder)
-    tables = []
-    for path in csv_files(folder, "*.csv"):
-        table = pd.read_csv(path)
-        if len(table):
-            tables.append(_shown(path.name, table))
-    pictures = {}
-    for path in sorted(folder.glob("*.png")):
-        pictures[path.stem] = path.read_bytes()
-    return Section(title, facts=facts, pictures=pictures, tables=tables)
-
-
-def _shown(name: str, table: pd.DataFrame) -> DisplayTable:
-    """Return the first rows of a table."""
-    texts = [*table.select_dtypes(exclude="number")]
-    formats = dict.fromkeys(map(str, table.select_dtypes("float")), ".4g")
-    title = name
-    if len(table) > MAX_ROWS:
-        title += f", {MAX_ROWS} of {len(table)} rows"
-    rows = table.head(MAX_ROWS).to_dict("records")
-    return DisplayTable(rows, left=texts, formats=formats, title=title)
 
 
 def _overrides(folder: Path) -> list[str]:

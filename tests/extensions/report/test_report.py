@@ -60,19 +60,6 @@ def test_tables_are_printed_as_markdown_baselines_first(sweep, capsys):
     assert first == [["| orca *", "-"], ["| sarathi", "8"], ["| sarathi", "16"]]
 
 
-def test_a_folder_of_any_task_has_its_tables_and_pictures(tmp_path):
-    task = tmp_path / "2026" / "task"
-    (task / ".hydra").mkdir(parents=True)
-    (task / "config.yaml").write_text("task: {}")
-    (task / ".hydra" / "overrides.yaml").write_text("- task=advise\n- model=13b")
-    pd.DataFrame({"policy": ["sarathi"], "throughput": [0.123456]}).to_csv(task / "advice.csv")
-    (task / "advice.png").write_bytes(b"a picture")
-    assert main(["report", str(tmp_path)]) == 0
-    text = (tmp_path / "report.html").read_text()
-    for words in ("<h1>task=advise", "model=13b", "advice.csv", "0.1235", "YSBwaWN0dXJl"):
-        assert words in text
-
-
 def test_what_looks_like_html_is_shown_as_text(page):
     text = page.read_text()
     assert "&lt;script&gt;document.title" in text
