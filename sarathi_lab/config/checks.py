@@ -7,11 +7,9 @@ from collections.abc import Collection, Sequence
 from omegaconf import DictConfig
 
 from sarathi_lab.config.console import progress_of
-from sarathi_lab.config.errors import MissingPackage, UserError
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.jobs import Job
-
-NOT_CHECKED = "not checked here: "  # begins a note of a dry run
 
 
 def check_jobs(
@@ -20,12 +18,10 @@ def check_jobs(
     *,
     skips: bool,
     keeps: bool,
-    is_dry_run: bool = False,
 ) -> tuple[list[Job], list[str]]:
     """Let the tasks check jobs; return those that pass, which keep what was prepared for them with
     `keeps`, and notes on the others. Raises UserError for one that fails, which names the job by
-    what is `swept` unless all fail alike; with `skips` if all do. A dry run passes jobs for another
-    machine, which has a package that this one lacks.
+    what is `swept` unless all fail alike; with `skips` if all do.
     """
     passed: list[Job] = []
     notes: dict[str, None] = {}
@@ -33,11 +29,6 @@ def check_jobs(
         for job in jobs:
             prepared = _checked(job.cfg)
             advance(1)
-            # A list of jobs for another machine is of use without the package.
-            if is_dry_run and isinstance(prepared, MissingPackage):
-                notes[f"{NOT_CHECKED}{prepared}"] = None
-                passed.append(job)
-                continue
             if not isinstance(prepared, UserError):
                 if keeps:  # of thousands of jobs it would be too much memory
                     job.prepared = prepared

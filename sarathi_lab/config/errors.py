@@ -37,10 +37,6 @@ class RunError(UserError):
     """Stops one run, not the sweep that it belongs to: what was recorded so far is kept."""
 
 
-class MissingPackage(UserError):
-    """A package that what is asked for needs, and this machine has not."""
-
-
 def require_bool(name: str, value: object, fix: str = "use one of them") -> bool:
     """Return `value` if it is true or false, else raise `UserError`."""
     if not isinstance(value, bool):

@@ -194,9 +194,7 @@ class LabSweeper:
         Each value is tried in the first job that has it.
         """
         swept = {*self.swept}
-        check = partial(
-            check_jobs, swept=swept, skips=False, keeps=False, is_dry_run=self._is_dry_run
-        )
+        check = partial(check_jobs, swept=swept, skips=False, keeps=False)
         tried = set[str]()
         jobs: list[Job] = []
         for settings in combinations:
@@ -236,9 +234,7 @@ class LabSweeper:
             # Rounds are alike: no job is refused for its number.
             swept = {*self.swept} - {ROUND}
         skips = self.config.skip_invalid
-        self.jobs, notes = check_jobs(
-            self.jobs, swept, skips=skips, keeps=keeps, is_dry_run=self._is_dry_run
-        )
+        self.jobs, notes = check_jobs(self.jobs, swept, skips=skips, keeps=keeps)
         self.notes += notes
         if self.is_sweep:
             build(self.jobs[0].cfg.task).check_sweep(self.jobs, self.swept)

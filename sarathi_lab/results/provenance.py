@@ -54,11 +54,6 @@ def _git_commit() -> str | None:
     return _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
 
 
-def last_commit(path: Path) -> str | None:
-    """Return the last commit that changed `path` and its day; None outside git."""
-    return _git("log", "-1", "--format=%h, %as", "--", str(path))
-
-
 def _git(*args: str) -> str | None:
     """Return what git prints of the checkout; None without one, or if git fails."""
     command = ["git", "-C", str(REPOSITORY), *args]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import mean
 
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import check_fields
-from sarathi_lab.config.checks import NOT_CHECKED
 from sarathi_lab.config.console import console, counted, duration, print_place, progress_of
 from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.jobs import Job, first_of_compositions
@@ -44,11 +44,9 @@ class Task(TaskTraits, ABC):
         if self.has_runs:
             check_picture(jobs, swept)
 
-    def expected_seconds(self, cfg: DictConfig) -> Mapping[str, float]:
-        """Return about how long each run of a job takes, by a name that is the same for runs which
-        jobs share; empty where only the device can tell.
-        """
-        return {}
+    def expected_seconds(self, cfg: DictConfig) -> float:
+        """Return about how long a job takes without baselines; NaN where only the device knows."""
+        return math.nan
 
     @abstractmethod
     def run(self, cfg: DictConfig, context: RunContext) -> Result | None:
@@ -77,37 +75,26 @@ class Task(TaskTraits, ABC):
             jobs.append(job)
             name = run_name(str(job.choices["policy"]), job.settings, swept)
             lines.append(f"{number}  {name}")
-        is_checked = not any(note.startswith(NOT_CHECKED) for note in sweeper.notes)
-        state = "checked" if is_checked else "listed"
-        runs = counted(len(jobs), "run")
-        summary = f"{runs}, {state} and not started"
+        summary = f"{counted(len(jobs), 'run')}, checked and not started"
         num_finished = len(sweeper.jobs) - len(jobs)
         if num_finished:
             summary += f"; {num_finished} finished before"
         lines.append(summary)
-        if is_checked:
+        if jobs and self.has_runs:
             lines += self._expected(jobs)
         for line in lines:
             console().print(line, soft_wrap=True)
 
     def _expected(self, jobs: Sequence[Job]) -> list[str]:
         """State beside what jobs run, and about how long they take."""
-        if not jobs or not self.has_runs:
-            return []
         lines = []
-        baselines = [str(name) for name in jobs[0].cfg.baselines]
+        baselines = ", ".join(map(str, jobs[0].cfg.baselines))
         if baselines:
-            lines.append(
-                f"baselines of each: {', '.join(baselines)}; runs of equal work share them"
-            )
+            lines.append(f"baselines of each: {baselines}; runs of equal work share them")
         step = math.ceil(len(jobs) / SAMPLED)
-        sampled = jobs[::step]
-        seconds: dict[str, float] = {}  # a run that jobs share has one name, and counts once
-        for job in sampled:
-            seconds |= self.expected_seconds(job.cfg)
-        if seconds:
-            seconds_a_job = sum(seconds.values()) / len(sampled)
-            lines.append(f"about {duration(seconds_a_job * len(jobs))} on one core")
+        seconds = [self.expected_seconds(job.cfg) for job in jobs[::step]]
+        if not any(map(math.isnan, seconds)):
+            lines.append(f"about {duration(mean(seconds) * len(jobs))} on one core, and baselines")
         return lines
 
 

@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import (
-    MissingPackage,
     UserError,
     require_int,
     require_one_of,
@@ -197,8 +196,6 @@ def _explained_baseline(name: str, baselines: Sequence[str]) -> Iterator[None]:
     """Name the baseline in an error of the block: its policy is not the one that is typed."""
     try:
         yield
-    except MissingPackage:
-        raise
     except UserError as error:
         others = ",".join(other for other in baselines if other != name)
         raise UserError(

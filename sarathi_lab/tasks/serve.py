@@ -52,7 +52,7 @@ from sarathi_lab.tasks.executed import (
     summary_of,
 )
 from sarathi_lab.tasks.metric_trial import try_metrics
-from sarathi_lab.tasks.plan import Plan, make_plans
+from sarathi_lab.tasks.plan import Plan, make_plan, make_plans
 from sarathi_lab.tasks.run_cache import cap_caution
 
 READ = (  # what decides a run's work, and what is read from it
@@ -79,14 +79,12 @@ class Serve(Task):
         try_metrics(plan)
         return plan, baselines
 
-    def expected_seconds(self, cfg: DictConfig) -> dict[str, float]:
-        plan, baselines = make_plans(cfg)
+    def expected_seconds(self, cfg: DictConfig) -> float:
+        plan = make_plan(cfg)
         if plan.backend.computes_tokens:
-            return {}
-        seconds = {}
-        for name, run in {"": plan, **baselines}.items():
-            seconds[f"{name}-{fingerprint(run)}"] = _simulated_seconds(run)
-        return seconds
+            return math.nan
+        num_tokens = sum(request.output_len for request in plan.load.requests)
+        return SECONDS_A_RUN + SECONDS_A_TOKEN * num_tokens
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Run the baselines unless they are there already, and the run itself."""
@@ -118,12 +116,6 @@ def _shared_by_systems(plan: Plan, baselines: Mapping[str, Plan], context: RunCo
         "policies differ by their schedules and their servers' defaults alone: all have the "
         "kernels of the hardware file and, by host=none, no time of their own on the CPU"
     ]
-
-
-def _simulated_seconds(plan: Plan) -> float:
-    """Return about how long a simulation takes on one core."""
-    num_tokens = sum(request.output_len for request in plan.load.requests)
-    return SECONDS_A_RUN + SECONDS_A_TOKEN * num_tokens
 
 
 def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext) -> Path:

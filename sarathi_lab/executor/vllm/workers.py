@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from sarathi_lab.config.errors import MissingPackage, UserError
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.processes import require_child_processes, start_methods_of_python
 from sarathi_lab.engine.executor import GraphUse
 from sarathi_lab.executor.vllm import worker_errors
@@ -147,7 +147,7 @@ def version() -> str:
     try:
         import vllm
     except ImportError as error:
-        raise MissingPackage(f"executor=vllm can't import vLLM ({error}); {fix}") from None
+        raise UserError(f"executor=vllm can't import vLLM ({error}); {fix}") from None
     installed: str = vllm.__version__
     release = release_of(installed)
     if release is not None and release < OLDEST:

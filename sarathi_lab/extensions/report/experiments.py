@@ -7,22 +7,16 @@ from pathlib import Path
 import pandas as pd
 
 from sarathi_lab.config.console import progress_of
-from sarathi_lab.config.csv_files import csv_files
 from sarathi_lab.config.paths import CONF, EXPERIMENTS
 from sarathi_lab.experiment.claims import HOLDS, HOLDS_WITHIN, in_words, kind_of, verdicts
 from sarathi_lab.experiment.registry import CATALOG
 from sarathi_lab.extensions.report.page import Section
-from sarathi_lab.results.conclusion import conclusion
 from sarathi_lab.results.plots.files import as_png
-from sarathi_lab.results.provenance import last_commit
-from sarathi_lab.results.report import sweep_table
 from sarathi_lab.results.result import DisplayTable
 from sarathi_lab.tasks.figures import draw
 
 CLAIMS_TITLE = "Which claims hold"
 CLAIMS = ["claim", "device", "verdict", "measured", "expected", "source", "note"]
-DEVICE_COLUMNS = ("device_name", "device")
-SWEEP_COLUMNS = {"policy", "is_baseline"}  # of recorded sweeps
 
 
 def sections_of_experiments(root: Path) -> list[Section]:
@@ -58,42 +52,20 @@ def _claims_table(judged: pd.DataFrame) -> DisplayTable:
 
 
 def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
-    """Return what is recorded of an experiment; its pictures are drawn if there are none."""
+    """Return the claims and pictures of an experiment, drawn if there are none."""
     name = folder.name
-    is_lab = root.resolve() == EXPERIMENTS
-    claimed = judged[judged.experiment == name]
-    tables = []
-    if len(claimed):
-        tables.append(_claims_table(claimed))
-    sentences = []
-    devices: set[str] = set()
-    for path in csv_files(folder / "results", "**/*.csv"):
-        table = pd.read_csv(path).copy()
-        for column in DEVICE_COLUMNS:
-            if column in table:
-                devices.update(map(str, table[column].dropna()))
-        if {*table} >= SWEEP_COLUMNS:
-            device = path.parent.name
-            sentences.append(" ".join([f"{device}:", *conclusion(table)]))
-            tables.append(sweep_table(table, f"Runs on {device}"))
     facts = {}
     if name in CATALOG:
         facts["question"] = CATALOG[name].question
     if (CONF / "experiment" / f"{name}.yaml").is_file():
         facts["command"] = f"python -m sarathi_lab.run experiment={name}"
-    if devices:
-        facts["devices"] = "; ".join(sorted(devices))
-    # Of a folder elsewhere git has no commits.
-    commit = last_commit(folder) if is_lab else None
-    if commit:
-        facts["recorded"] = commit
-    return Section(
-        name,
-        sentences=sentences,
-        facts=facts,
-        pictures=_pictures(folder, is_lab=is_lab),
-        tables=tables,
-    )
+    tables = []
+    claimed = judged[judged.experiment == name]
+    if len(claimed):
+        tables.append(_claims_table(claimed))
+    is_lab = root.resolve() == EXPERIMENTS
+    pictures = _pictures(folder, is_lab=is_lab)
+    return Section(name, facts=facts, pictures=pictures, tables=tables)
 
 
 def _pictures(folder: Path, *, is_lab: bool) -> dict[str, bytes]:

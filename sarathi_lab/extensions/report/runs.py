@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
 import yaml
 
-from sarathi_lab.config.paths import read_object
 from sarathi_lab.config.run_context import SweepRecord, as_command
 from sarathi_lab.extensions.report.page import Section
 from sarathi_lab.results import load, sweep_analysis
 from sarathi_lab.results.conclusion import conclusion
 from sarathi_lab.results.plots.files import as_png
 from sarathi_lab.results.report import notes_of, sweep_table
-from sarathi_lab.results.result import DisplayTable
 
 LABELS = ("device", "model", "dtype", "executor")  # of runs, that are facts of the sweep
 
@@ -42,10 +39,6 @@ def _of_sweep(sweep: Path, runs: pd.DataFrame, folder: Path) -> Section:
     title = str(swept.name.iloc[0])
     if varying:
         title = f"Sweep of {', '.join(varying)}"
-    tables = [sweep_table(runs, "Runs")]
-    failures = _failures(sweep)
-    if failures.rows:
-        tables.append(failures)
     facts = _facts(sweep, swept)
     facts["folder"] = str(sweep)
     return Section(
@@ -53,7 +46,7 @@ def _of_sweep(sweep: Path, runs: pd.DataFrame, folder: Path) -> Section:
         sentences=list(map(str.strip, [*notes_of(runs), *conclusion(runs)])),
         facts=facts,
         pictures={title: _picture(sweep, runs, folder)},
-        tables=tables,
+        tables=[sweep_table(runs, "Runs")],
     )
 
 
@@ -93,7 +86,6 @@ def _facts(sweep: Path, runs: pd.DataFrame) -> dict[str, str]:
     record = SweepRecord.find(sweep)
     if record is not None:
         facts["command"] = record.command
-        facts["host"] = record.host
         facts["runs"] = f"{len(runs)} of {record.num_jobs} finished"
     else:
         facts["runs"] = str(len(runs))
@@ -102,9 +94,6 @@ def _facts(sweep: Path, runs: pd.DataFrame) -> dict[str, str]:
             facts["command"] = as_command(overrides)
     for label in LABELS:
         facts[label] = _values(runs, label)
-    started = runs.started_at.dropna().map(datetime.fromisoformat)
-    if len(started):
-        facts["started"] = f"{started.min():%Y-%m-%d %H:%M} UTC"
     facts["commit"] = _values(runs, "git_commit")
     facts["versions"] = ", ".join(_versions(runs))
     return {name: fact for name, fact in facts.items() if fact}
@@ -115,11 +104,3 @@ def _values(runs: pd.DataFrame, column: str) -> str:
     if column not in runs:
         return ""
     return " or ".join(map(str, runs[column].dropna().unique()))
-
-
-def _failures(sweep: Path) -> DisplayTable:
-    rows = []
-    for path in sorted(sweep.glob("*/failed.json")):
-        failure = read_object(path, load.AGAIN)
-        rows.append({"run": path.parent.name, "error": failure.get("error")})
-    return DisplayTable(rows, left=["run", "error"], title="Runs that failed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -12,8 +11,10 @@ import pytest
 from sarathi_lab.__main__ import main
 from sarathi_lab.experiment.claims import load_claims
 from sarathi_lab.experiment.registry import CATALOG
+from sarathi_lab.extensions.report.page import Section, write_page
 from sarathi_lab.results import load
 from sarathi_lab.results.conclusion import conclusion
+from sarathi_lab.results.result import DisplayTable
 
 SMALL = ["executor=simulated", "model=tiny", "batch=3", "seq_len=64", "pd_ratio=7"]
 SMALL += ["workload.num_requests=4", "tracking=none", "baselines=[orca]"]
@@ -22,12 +23,10 @@ LABEL = "<script>document.title = 'obeyed'</script><img src=x>"
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory) -> Path:
-    """A sweep over chunks, one run of which failed with what looks like HTML."""
+    """A sweep over chunks."""
     folder = tmp_path_factory.mktemp("sweep")
     fixed = [f"hydra.sweep.dir={folder}", f"output={folder / 'o'}", *SMALL]
     assert main(["run", "chunk=8,16", "-m", *fixed]) == 0
-    (folder / "3").mkdir()
-    (folder / "3" / "failed.json").write_text(json.dumps({"error": LABEL}))
     return folder
 
 
@@ -60,9 +59,11 @@ def test_tables_are_printed_as_markdown_baselines_first(sweep, capsys):
     assert first == [["| orca *", "-"], ["| sarathi", "8"], ["| sarathi", "16"]]
 
 
-def test_what_looks_like_html_is_shown_as_text(page):
-    text = page.read_text()
-    assert "&lt;script&gt;document.title" in text
+def test_what_looks_like_html_is_shown_as_text(tmp_path):
+    table = DisplayTable([{"run": LABEL}], left=["run"])
+    write_page(LABEL, [Section("runs", sentences=[LABEL], tables=[table])], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("&lt;script&gt;document.title") == 4  # the title twice
     assert "&lt;img src=x&gt;" in text
     assert text.count("<script") == 1  # the sorter
 
