@@ -21,31 +21,35 @@ from hydra.core.utils import run_job
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from sarathi_lab.config import command_line, instantiate, run_context
+from sarathi_lab.config import run_context
 from sarathi_lab.config.checks import check_jobs
 from sarathi_lab.config.combinations import combine, without_unread
-from sarathi_lab.config.command_line import Arguments
+from sarathi_lab.config.command_line import LAUNCHER, Arguments, explained, quoted, read_arguments
 from sarathi_lab.config.console import console, print_place, progress_of, repeated
 from sarathi_lab.config.errors import UserError, require_bool
 from sarathi_lab.config.instantiate import (
     CHOICES,
     ROUND,
     build,
+    copied,
+    make_loader,
     name_of,
     settings_without,
 )
 from sarathi_lab.config.jobs import Composer, Job, first_of_compositions
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.config.processes import interrupts_kept_from_children
+from sarathi_lab.config.run_context import SweepRecord
 from sarathi_lab.config.running_jobs import RunningJobs
 from sarathi_lab.config.tracked_jobs import tracked
 
 MULTIRUN = "hydra.mode=MULTIRUN"  # as Hydra has -m
-OF_WHOLE_SWEEP = ("repeat", "skip_invalid")  # settings that all of its jobs share, and plot.*
+OF_WHOLE_SWEEP = re.compile(r"repeat$|skip_invalid$|plot\.")  # settings that all jobs share
 POLL_SECONDS = 0.5
 MANY_JOBS = 50  # take some seconds to compose and check
-# Names of settings that have no effect on a single run.
+# Names of settings that have no effect on a single run, and of Hydra's that have none on a sweep.
 OF_SWEEPS = re.compile(r"(hydra[/.](launcher|sweeper|sweep)|repeat|plot|skip_invalid|resume)\b")
+OF_OTHER_SWEEPERS = ("hydra/sweeper", "hydra.sweeper.max_batch_size", "hydra.sweep.subdir")
 
 
 class LabSweeper:
@@ -54,113 +58,112 @@ class LabSweeper:
     All jobs are checked before the first one runs; equal jobs run once, finished ones not again.
     """
 
-    config: DictConfig  # of what all jobs share
-    hydra_context: HydraContext
-
-    def __init__(self, params: Mapping[str, str] | None = None) -> None:
-        """Make the sweeper of an experiment, which sweeps the settings `params`."""
-        self._params = [f"{name}={value}" for name, value in (params or {}).items()]
-        self.notes: list[str] = []  # for the user
-
-    def sweep(self) -> None:
-        """Run the composed jobs. Raises UserError, with nothing written, for mistakes."""
-        self.check()
-        if self._is_dry_run:
-            build(self.jobs[0].cfg.task).print_jobs(self)
-        else:
-            self.run()
-
-    def compose(
+    def __init__(
         self,
         arguments: Arguments,
         loader: ConfigLoader,
         config: DictConfig,
         task_function: TaskFunction,
     ) -> None:
-        """Compose all jobs, and find their folder. Raises UserError for what nothing reads."""
+        """Compose all jobs, and find their folder.
+
+        Args:
+            arguments: The command line.
+            loader: Hydra's, of conf/.
+            config: What all jobs share.
+            task_function: Runs a job.
+
+        Raises:
+            UserError: For settings that nothing reads.
+        """
         self.config = config
         self.hydra_context = HydraContext(loader, Callbacks(config))
-        self._task_function: Callable[..., object] = task_function
+        self.notes: list[str] = []  # for the user
+        self.is_sweep = config.hydra.mode == RunMode.MULTIRUN
         self._is_dry_run = arguments.is_dry_run
+        self._task_function: Callable[..., object] = task_function
         # Where options of added folders are found; it makes Hydra's node read-only.
-        HydraConfig.instance().set_config(instantiate.copied(config))
-        hydra = config.hydra
-        self.is_sweep = hydra.mode == RunMode.MULTIRUN
-        self.settings = self._parsed(arguments.settings)
-        self.swept = []
-        for setting in self.settings:
-            if setting.is_sweep_override():
-                self.swept.append(setting.key_or_group)
-        self._check_settings(arguments.settings)
+        HydraConfig.instance().set_config(copied(config))
+        self.settings = self._settings_of_jobs(arguments.settings)
+        swept = [setting for setting in self.settings if setting.is_sweep_override()]
+        self.swept = [setting.key_or_group for setting in swept]
+        self._check_settings(arguments.settings, swept)
         resume = str(config.resume)
         self._is_resumed = self.is_sweep and resume.lower() != "false"
         if self._is_resumed and resume.lower() != "true":
-            run_context.SweepRecord.read(Path(resume))  # before thousands of jobs are composed
+            SweepRecord.read(Path(resume))  # before thousands of jobs are composed
         self._composer = Composer(self._compose, self.settings)
-        self.jobs = self.make_jobs()
+        self.jobs = self._make_jobs()
         for job in first_of_compositions(self.jobs):
             job.composition.refuse_unread(job.settings)
+        self.record = self._new_record(arguments)
+        if self._is_resumed:
+            self.record = self.record.resumed(resume, config.output)
+        elif self.is_sweep:
+            self.record.check_unused()
+
+    def _settings_of_jobs(self, settings: Sequence[str]) -> list[Override]:
+        """Return the settings of an experiment's sweep and of the command line, without Hydra's."""
+        typed = {*map(name_of, settings)}
+        params: Mapping[str, object] = self.config.hydra.sweeper.params or {}
+        of_experiment = []
+        for name, value in params.items():
+            # A class replaces all options that an experiment sweeps.
+            if f"{name}._target_" not in typed:
+                of_experiment.append(f"{name}={value}")
+        parser = OverridesParser.create(self.hydra_context.config_loader)
+        of_jobs = []
+        for override in parser.parse_overrides([*of_experiment, *settings]):
+            if not override.is_hydra_override() and override.key_or_group != "resume":
+                of_jobs.append(override)
+        return of_jobs
+
+    def _check_settings(self, settings: Sequence[str], swept: Sequence[Override]) -> None:
+        """Refuse settings that what is run has no use for, and several values of one."""
+        hydra = self.config.hydra
+        require_bool("hydra.verbose", hydra.verbose, "use true to log more, else false")
+        require_bool("skip_invalid", self.config.skip_invalid)
+        if self.is_sweep and hydra.launcher.get("n_jobs") == 0:
+            raise UserError("hydra.launcher.n_jobs=0 runs nothing; use a number such as 2, or -1")
+        for setting in settings:
+            name = name_of(setting)
+            if name in OF_OTHER_SWEEPERS:
+                raise UserError(
+                    f"{setting} has no effect: a sweep is of all combinations, in folders by their "
+                    "numbers; drop it"
+                )
+            if not self.is_sweep and OF_SWEEPS.match(name):
+                raise UserError(
+                    f"{setting} has no effect on one run; add -m for a sweep, or drop it"
+                )
+        for override in swept:
+            line = str(override.input_line)
+            if not self.is_sweep:
+                raise UserError(
+                    f"{line} has several values; add -m to sweep over them, or quote the comma"
+                )
+            if OF_WHOLE_SWEEP.match(override.key_or_group):
+                raise UserError(f"{line} is of the whole sweep; write one value, or [a,b] for both")
+
+    def _new_record(self, arguments: Arguments) -> SweepRecord:
+        hydra = self.config.hydra
         folder = hydra.sweep.dir if self.is_sweep else hydra.run.dir
-        recorded = settings_without(arguments.settings, ["resume"])
+        typed = settings_without(arguments.settings, ["resume"])
         if arguments.is_sweep:
-            recorded.insert(0, "-m")
-        self.record = run_context.SweepRecord(
+            typed.insert(0, "-m")
+        return SweepRecord(
             folder=Path(str(folder)).absolute(),
-            arguments=recorded,
+            arguments=typed,
             fingerprint=run_context.fingerprint([job.config for job in self.jobs]),
             num_jobs=len(self.jobs),
             started_at=datetime.now(UTC).isoformat(),
             host=platform.node(),
             swept=self.swept,
         )
-        if self._is_resumed:
-            self.record = self.record.resumed(resume, config.output)
-        elif self.is_sweep:
-            self.record.check_unused()
 
-    def _parsed(self, settings: Sequence[str]) -> list[Override]:
-        """Return the settings of jobs: the sweeper's (an experiment's) and the command line's."""
-        names = {*map(name_of, settings)}
-        params: list[str] = []
-        for setting in self._params:
-            # A class replaces all options that an experiment sweeps.
-            if f"{name_of(setting)}._target_" not in names:
-                params.append(setting)
-        parser = OverridesParser.create(self.hydra_context.config_loader)
-        of_jobs = []
-        for override in parser.parse_overrides([*params, *settings]):
-            if not override.is_hydra_override() and override.key_or_group != "resume":
-                of_jobs.append(override)
-        return of_jobs
+    # -- composing ---------------------------------------------------------------------------------
 
-    def _check_settings(self, settings: Sequence[str]) -> None:
-        """Refuse settings that what is run has no use for."""
-        hydra = self.config.hydra
-        require_bool("hydra.verbose", hydra.verbose, "use true to log more, else false")
-        require_bool("skip_invalid", self.config.skip_invalid)
-        if self.is_sweep and hydra.launcher.get("n_jobs") == 0:
-            raise UserError("hydra.launcher.n_jobs=0 runs nothing; use a number such as 2, or -1")
-        for typed in settings:
-            if not self.is_sweep and OF_SWEEPS.match(name_of(typed)):
-                raise UserError(f"{typed} has no effect on one run; add -m for a sweep, or drop it")
-            if self.is_sweep and typed.startswith("hydra.sweep.subdir="):
-                raise UserError(f"{typed} has no effect: runs are numbered; drop it")
-        for setting in self.settings:
-            if setting.is_sweep_override():
-                self._check_swept(setting)
-
-    def _check_swept(self, setting: Override) -> None:
-        """Refuse several values of a setting where there is no sweep, or where it has one value."""
-        line = str(setting.input_line)
-        name = setting.key_or_group
-        if not self.is_sweep:
-            raise UserError(
-                f"{line} has several values; add -m to sweep over them, or quote the comma"
-            )
-        if name in OF_WHOLE_SWEEP or name.startswith("plot."):
-            raise UserError(f"{line} is of the whole sweep; write one value, or [a,b] for both")
-
-    def make_jobs(self) -> list[Job]:
+    def _make_jobs(self) -> list[Job]:
         """Compose the jobs, round after round, as a machine's speed drifts."""
         typed = combine(self.settings)
         if len(typed) >= MANY_JOBS and not self.config.skip_invalid:
@@ -172,19 +175,23 @@ class LabSweeper:
             for settings in combinations:
                 jobs.append(self.compose_job(settings))
                 advance(1)
-        rounds = [1]
-        if self.is_sweep:
-            rounds = [job.num_rounds(self.swept) for job in jobs]
-            if jobs[0].cfg.repeat not in ("auto", 1) and min(rounds) == 1:
-                self.notes.append("simulated runs repeat themselves: run in one round")
-        num_rounds = max(rounds)
-        if num_rounds == 1:
+        if not self.is_sweep:
             return jobs
+        return self._in_rounds(jobs)
+
+    def _in_rounds(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return jobs as often as they are repeated."""
+        num_rounds = [job.num_rounds(self.swept) for job in jobs]
+        repeat = jobs[0].cfg.repeat
+        if repeat not in ("auto", 1) and min(num_rounds) == 1:
+            self.notes.append("simulated runs repeat themselves: run in one round")
+        if max(num_rounds) == 1:
+            return list(jobs)
         self.swept.append(ROUND)
         in_rounds = []
-        for number in range(num_rounds):
-            for job, own_rounds in zip(jobs, rounds, strict=True):
-                if number < own_rounds:
+        for number in range(max(num_rounds)):
+            for job, num_of_job in zip(jobs, num_rounds, strict=True):
+                if number < num_of_job:
                     in_rounds.append(job.in_round(number))
         return in_rounds
 
@@ -193,9 +200,8 @@ class LabSweeper:
 
         Each value is tried in the first job that has it.
         """
-        swept = {*self.swept}
-        check = partial(check_jobs, swept=swept, skips=False, keeps=False)
-        tried = set[str]()
+        check = partial(check_jobs, swept={*self.swept}, skips=False, keeps=False)
+        tried: set[str] = set()
         jobs: list[Job] = []
         for settings in combinations:
             if tried.issuperset(settings):  # an earlier job had each of its values
@@ -204,7 +210,7 @@ class LabSweeper:
             try:
                 job = self.compose_job(settings)
             except UserError:
-                if swept.isdisjoint(CHOICES):
+                if not any(name in CHOICES for name in self.swept):
                     raise
                 continue  # it may have settings that only other jobs read, and be made without
             if not jobs:
@@ -215,15 +221,26 @@ class LabSweeper:
 
     def compose_job(self, settings: Sequence[str]) -> Job:
         """Compose the job of these settings. Raises UserError."""
-        with command_line.explained(settings):
+        with explained(settings):
             job = self._composer.job(settings)
             assert job.config  # a broken ${...} shows here
         return job
 
     def _compose(self, settings: list[str]) -> DictConfig:
         if settings == list(self.config.hydra.overrides.task):
-            return instantiate.copied(self.config)  # which Hydra has composed of just these
-        return self.hydra_context.config_loader.load_sweep_config(self.config, settings)
+            return copied(self.config)  # which Hydra has composed of just these
+        loader = self.hydra_context.config_loader
+        return loader.load_sweep_config(self.config, settings)
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Run the composed jobs. Raises UserError, with nothing written, for mistakes."""
+        self.check()
+        if self._is_dry_run:
+            build(self.jobs[0].cfg.task).print_jobs(self)
+        else:
+            self.run()
 
     def check(self) -> None:
         """Let the tasks check and prepare all jobs. Raises UserError (see `check_jobs`)."""
@@ -249,7 +266,7 @@ class LabSweeper:
     @property
     def _is_remote(self) -> bool:
         """Whether other processes run the jobs, by one of Hydra's launchers."""
-        return self.is_sweep and self.config.hydra.runtime.choices["hydra/launcher"] != "basic"
+        return self.is_sweep and self.config.hydra.runtime.choices[LAUNCHER] != "basic"
 
     def run(self, *, reports: bool = True) -> None:
         """Run the checked jobs; a sweep then `reports`. Raises UserError for runs that stopped."""
@@ -322,7 +339,7 @@ class LabSweeper:
         record = self.record
         folder = str(record.folder)
         with open_dict(hydra):  # other processes compose their jobs by it
-            hydra.overrides.hydra.append(f"hydra.sweep.dir={command_line.quoted(folder)}")
+            hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(folder)}")
             hydra.sweep.dir = folder
         for note in self.notes:
             console().print(note, soft_wrap=True)
@@ -345,8 +362,9 @@ class LabSweeper:
 
     def _launch_remotely(self, jobs: Mapping[int, Job]) -> None:
         """Hand jobs, by their numbers, to a launcher of Hydra. Raises UserError if it fails."""
-        make = partial(Plugins.instance().instantiate_launcher, hydra_context=self.hydra_context)
-        launcher = make(task_function=self._task_function, config=self.config)
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=self.hydra_context, task_function=self._task_function, config=self.config
+        )
         settings: list[list[str]] = []
         for number, job in jobs.items():
             # The folder by the job's number: a launcher numbers only those that it is handed.
@@ -374,22 +392,20 @@ def _watching(running: RunningJobs) -> Iterator[None]:
 
 def compose(args: Sequence[str], task_function: TaskFunction = print) -> LabSweeper:
     """Return the sweeper of a command line, its jobs composed. Raises UserError."""
-    return sweeper_of(command_line.read_arguments(args), task_function)
+    return sweeper_of(read_arguments(args), task_function)
 
 
 def sweeper_of(arguments: Arguments, task_function: TaskFunction) -> LabSweeper:
     """Return the sweeper of arguments that were read, its jobs composed. Raises UserError."""
-    loader = instantiate.make_loader()
+    loader = make_loader()
     settings = list(arguments.settings)
     if arguments.is_sweep:
         settings.append(MULTIRUN)
-    with command_line.explained(arguments.settings):
+    with explained(arguments.settings):
         overrides = OverridesParser.create().parse_overrides(settings)
         _refuse_lists(overrides)
         config = loader.load_configuration("config", _shared(overrides), RunMode.RUN)
-        sweeper = build(config.hydra.sweeper, LabSweeper)
-        sweeper.compose(arguments, loader, config, task_function)
-    return sweeper
+        return LabSweeper(arguments, loader, config, task_function)
 
 
 def _refuse_lists(overrides: Sequence[Override]) -> None:

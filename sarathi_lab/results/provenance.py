@@ -9,7 +9,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from sarathi_lab.config.paths import IS_CHECKOUT, REPOSITORY
 

@@ -138,32 +138,28 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
     """Return the metrics of the part that counts, all tables, and the error of a user's metric."""
     plan = run.plan
     engine = plan.engine
+    part = run.part
     counted = metrics.RunTables(run.iterations, run.requests, run.peaks, run.decode_cost, plan.spec)
     summary = metrics.summarise(run.iterations, run.requests, run.peaks, run.decode_cost, plan.spec)
     # A part counts the tokens that were emitted in it, also of requests that began before.
-    if run.part is not None:
-        summary |= run.part.throughput(run.tables[REQUESTS])
+    if part is not None:
+        summary |= part.throughput(run.tables[REQUESTS])
     slo = plan.targets.slo.resolved(run.slo_reference)
     summary |= serving_summary_of(plan, run.requests, summary["duration"], run.peaks, slo)
     num_devices = engine.cluster.num_instances * plan.backend.num_devices
     tables_of_cluster, of_cluster = engine.cluster.results(run.scheduler, summary, num_devices)
+    tables = {**run.tables, **tables_of_cluster}
     summary |= of_cluster
     if engine.shares_prefixes:
         summary |= metrics.prefix_hits(run.requests)
-    tables = {**run.tables, **tables_of_cluster}
     if run.ledger.num_stages > 1:
         bubbles = run.ledger.bubbles()
         tables[BUBBLES] = bubbles
-        if run.part is not None:
-            bubbles = run.part.spans(bubbles)
-        summary |= metrics.pipeline_metrics(
-            run.iterations, run.requests, bubbles, plan.backend.num_stages
-        )
-    if run.trend is not None:
-        summary |= run.trend.metrics()
-        summary["slot_use"] = _slot_use(run)
-        if run.fitting_sequences is not None:
-            summary["fitting_sequences"] = run.fitting_sequences
+        if part is not None:
+            bubbles = part.spans(bubbles)
+        num_stages = plan.backend.num_stages
+        summary |= metrics.pipeline_metrics(run.iterations, run.requests, bubbles, num_stages)
+    summary |= _load_metrics(run)
     if run.slo_reference is not None:
         summary["slo_decode_time"] = run.slo_reference
     # A user's own come last: they may not have the name of any other.
@@ -171,12 +167,19 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
     return summary | own, tables, error
 
 
-def _slot_use(run: ExecutedRun) -> float:
-    """Return the most requests that were in flight at once, as a share of the sequences that the
-    engines may hold.
+def _load_metrics(run: ExecutedRun) -> dict[str, float]:
+    """Return the trend of the load, and how many sequences were and may be in flight; none for too
+    few requests.
     """
+    if run.trend is None:
+        return {}
     num_slots = run.plan.engine.num_slots
-    return batch_in_flight(run.tables[REQUESTS], num_slots) / num_slots
+    in_flight = batch_in_flight(run.tables[REQUESTS], num_slots)
+    quantities = run.trend.metrics()
+    quantities["slot_use"] = in_flight / num_slots
+    if run.fitting_sequences is not None:
+        quantities["fitting_sequences"] = run.fitting_sequences
+    return quantities
 
 
 def serving_summary_of(
@@ -251,8 +254,10 @@ def over_budget(run: ExecutedRun) -> list[str]:
     iterations = run.tables[ITERATIONS]
     num_decodes = iterations.num_decode_tokens
     num_tokens = iterations.num_prefill_tokens
+    what = "prompt tokens"
     if not policy.decodes_on_top:
         num_tokens = num_tokens + num_decodes
+        what = "tokens"
     # Decodes are never cut: more of them than the budget are a batch of their own.
     is_over = (num_tokens > policy.budget) & (iterations.num_prefill_tokens > 0)
     if not policy.is_capped:  # batches without decodes may take whole prompts
@@ -260,12 +265,12 @@ def over_budget(run: ExecutedRun) -> list[str]:
         is_over &= (num_decodes > 0) & (not engine.shares_prefixes)
     if not is_over.any():
         return []
-    what = "prompt tokens" if policy.decodes_on_top else "tokens"
+    field = policy.budget_field
     return [
         f"  policy {policy.name} breaks its own budget: {is_over.sum():,} of {len(iterations):,} "
-        f"iterations have more {what} than {policy.budget_field}={policy.budget}, up to "
-        f"{num_tokens[is_over].max():,}; give the moves in `fill` token_budget="
-        f"self.{policy.budget_field} (check_policy shows a queue that does it)"
+        f"iterations have more {what} than {field}={policy.budget}, up to "
+        f"{num_tokens[is_over].max():,}; give the moves in `fill` token_budget=self.{field} "
+        "(check_policy shows a queue that does it)"
     ]
 
 

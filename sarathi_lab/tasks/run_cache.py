@@ -43,45 +43,50 @@ def cache_fields(
     holds all batches in flight. Raises UserError.
     """
     cache = cfg.cache
+    if cache.memory_share is not None and cache.num_blocks != FILLS_MEMORY:
+        reason = "has no effect on a cache of a stated size; add cache.num_blocks=auto"
+        raise UserError(f"cache.memory_share={cache.memory_share} {reason}")
     advice = "use a number of tokens such as 16"
     block_size = require_int("cache.block_size", cache.block_size, 1, advice)
-    states = backend.state_tokens(spec)
     setup = setup_of(policy, cfg.batch, max_model_len, memory_share(cfg))
-    window = backend.window_in_cache(spec, setup.rule.window_pool)
+    window_pool = setup.rule.window_pool
+    window = backend.window_in_cache(spec, window_pool)
+    state_tokens = backend.state_tokens(spec)
     if cache.num_blocks == FILLS_MEMORY:
         # A small model on a large device would have more than any run needs (`cap_caution`).
         num_blocks = min(backend.kv_blocks(spec, block_size, setup), MOST_BLOCKS)
     elif cache.num_blocks in (None, HOLDS_BATCH):
-        state_blocks = math.ceil(states / block_size)
+        state_blocks = math.ceil(state_tokens / block_size)
         sized = BlockManager(0, block_size, state_blocks=state_blocks, window=window)
-        per_sequence = sized.room_for(max_model_len)
-        num_sequences = cfg.batch * backend.num_stages
-        num_blocks = math.ceil(num_sequences * per_sequence / (1 - CACHE_HEADROOM))
+        blocks_in_flight = cfg.batch * backend.num_stages * sized.room_for(max_model_len)
+        num_blocks = math.ceil(blocks_in_flight / (1 - CACHE_HEADROOM))
     else:
         advice = "use batch for a cache that holds all batches in flight, auto for a server's"
         num_blocks = require_int("cache.num_blocks", cache.num_blocks, 1, advice)
-    if cache.memory_share is not None and cache.num_blocks != FILLS_MEMORY:
-        reason = "has no effect on a cache of a stated size; add cache.num_blocks=auto"
-        raise UserError(f"cache.memory_share={cache.memory_share} {reason}")
     # Before a cache of that many blocks is made.
-    backend.check(spec, num_blocks * block_size, setup.rule.window_pool)
+    backend.check(spec, num_blocks * block_size, window_pool)
     advice = "use fewer, or a larger cache.block_size"
     require_int("cache.num_blocks", num_blocks, 0, advice, maximum=MOST_BLOCKS)
-    advice = "use true to share the cache of equal prefixes, else false"
-    shares_prefixes = require_bool("cache.prefix", cache.prefix, advice)
-    if shares_prefixes and states:
-        reason = "has states, of which no copies at the ends of blocks are simulated"
-        raise UserError(f"cache.prefix=true: model {spec.name} {reason}; use cache.prefix=false")
     advice = "use true for chunks that end where blocks of the cache do, else false"
     return {
         "aligns_chunks": require_bool("cache.align_chunks", cache.align_chunks, advice),
         "block_size": block_size,
         "num_blocks": num_blocks,
         "fills_memory": cache.num_blocks == FILLS_MEMORY,
-        "state_tokens": states,
+        "state_tokens": state_tokens,
         "window": window,
-        "shares_prefixes": shares_prefixes,
+        "shares_prefixes": _shares_prefixes(cache.prefix, spec, state_tokens),
     }
+
+
+def _shares_prefixes(stated: object, spec: ModelSpec, state_tokens: int) -> bool:
+    """Return whether equal prefixes share blocks. Raises UserError for a model with states."""
+    advice = "use true to share the cache of equal prefixes, else false"
+    shares_prefixes = require_bool("cache.prefix", stated, advice)
+    if shares_prefixes and state_tokens:
+        reason = "has states, of which no copies at the ends of blocks are simulated"
+        raise UserError(f"cache.prefix=true: model {spec.name} {reason}; use cache.prefix=false")
+    return shares_prefixes
 
 
 def cap_caution(engine: EngineConfig) -> list[str]:

@@ -105,8 +105,9 @@ class Serve(Task):
 def _shared_by_systems(plan: Plan, baselines: Mapping[str, Plan], context: RunContext) -> list[str]:
     """Say what simulated serving systems have in common, where several are compared."""
     system = plan.policy.system
-    has_host = plan.config["executor"]["host"]["name"] != "none"
-    if system is None or plan.backend.computes_tokens or has_host:
+    if system is None or plan.backend.computes_tokens:
+        return []
+    if plan.config["executor"]["host"]["name"] != "none":
         return []
     others = [baseline.policy.system for baseline in baselines.values()]
     is_compared = any(other is not None and other.name != system.name for other in others)

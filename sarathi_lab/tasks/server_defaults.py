@@ -103,7 +103,7 @@ def _fill_served(
     if issubclass(policy_class, Policy):
         system = policy_class.system
     defaults = system or OF_PAPERS
-    assumed: dict[str, object] = {}
+    assumed = []
     fills_cache = cfg.cache.num_blocks is None
     if fills_cache:
         cfg.cache.num_blocks = FILLS_MEMORY
@@ -112,24 +112,22 @@ def _fill_served(
         stated_batch = cfg.batch if isinstance(cfg.batch, int) else 0
         cfg.chunk = max(defaults.token_budget(device), stated_batch)
         if reads_chunk(cfg.policy):
-            assumed["chunk"] = cfg.chunk
+            assumed.append(f"chunk={cfg.chunk}")
     if cfg.batch is None:
         number = defaults.num_sequences(device, _cache_room(cfg, backend, spec, load))
         cfg.batch = _most_sequences(cfg, number)
-        assumed["batch"] = cfg.batch
+        assumed.append(f"batch={cfg.batch}")
         if cfg.batch < number:
             # Of chunk=auto the budget is not chosen yet.
             is_stated = isinstance(cfg.chunk, int)
             whose = "the budget" if is_stated else "the smallest chunk that is tried"
-            assumed["batch"] = f"{cfg.batch} (of {number}, as many as {whose} has tokens for)"
+            assumed.append(f"(of {number}, as many as {whose} has tokens for)")
     if fills_cache:
-        assumed["cache.num_blocks"] = FILLS_MEMORY
+        assumed.append(f"cache.num_blocks={FILLS_MEMORY} (fills the memory)")
     if not assumed:
         return None
     whose = "" if system else OF_ALL
-    values = " ".join(f"{name}={value}" for name, value in assumed.items())
-    remark = " (fills the memory)" if fills_cache else ""
-    return f"{values}{remark}, as {defaults.name}'s defaults on {device.name}{whose}"
+    return f"{' '.join(assumed)}, as {defaults.name}'s defaults on {device.name}{whose}"
 
 
 def _cache_room(
