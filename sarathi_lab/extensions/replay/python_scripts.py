@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 
+from sarathi_lab.extensions.replay.command_arguments import flags_of
 from sarathi_lab.extensions.replay.server_arguments import find
-from sarathi_lab.extensions.replay.server_containers import flags_of
 from sarathi_lab.extensions.replay.server_programs import ENVIRONMENT_NAME, PROGRAM_WORDS
 from sarathi_lab.extensions.replay.shell import ShellCommand, commands_in, untold
 

@@ -1,32 +1,23 @@
 """The command that started a server: as typed, in a script, in a description of containers
-(Kubernetes, compose), or as a call of Python's.
-
-Values are read as the servers read them: 8k is 8000, `-cc.cudagraph_mode=NONE` a part of
-`compilation_config`, `--no-NAME` switches NAME off. Environment variables of a server count among
-its arguments.
+(Kubernetes, compose), or as a call of Python's. Environment variables of a server count among its
+arguments.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.extensions.replay.command_arguments import CommandArguments
 from sarathi_lab.extensions.replay.python_scripts import PythonScript, parsed
 from sarathi_lab.extensions.replay.server_arguments import (
-    FALSE,
-    FLAGS,
     NO_EFFECT,
-    TRUE,
     Statement,
-    as_object,
     find,
     read_arguments,
-    table,
     with_rules_of_v0,
     with_rules_of_version,
 )
@@ -76,16 +67,10 @@ PACKAGES = {"vllm": r"\bvllm", "sglang": r"\bsglang", "trtllm": r"\btensorrt[-_]
 PINNED = r"(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)?)"
 # Defaults of arguments that are otherwise than their policy's here, and so are named.
 OTHER_DEFAULTS: dict[str, dict[str, object]] = {"trtllm": {"enable_chunked_prefill": "false"}}
-GLUED = re.compile(r"^-(tp|pp|dp|O)(\d+)$")  # a short flag and its number in one word
-REDIRECTION = re.compile(r"\d?[<>|&;#]")  # behind which no argument stands
-FLAG_PREFIXES = ("enable_", "disable_")  # of arguments that are not in the table
-NEGATIVE = re.compile(r"-\d+(\.\d+)?")
-LONG_DASH = re.compile(r"^[‐-―−](?=[A-Za-z])")  # what a text editor makes of two hyphens
 DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)\n[ \t]*\2[ \t]*(?:\n|$)", re.DOTALL)
 # Variables in a unit of systemd.
 UNIT_VARIABLES = re.compile(r"^Environment=", re.MULTILINE)
 UNIT_FILE = re.compile(r"^EnvironmentFile(?==)", re.MULTILINE)
-FLAG_VALUE = re.compile(rf"(?i:{'|'.join((*TRUE, *FALSE))})|{LINE.pattern}")
 V0_SWITCH = "VLLM_USE_V1"
 
 
@@ -142,18 +127,19 @@ def _commands(text: str, source: str) -> list[ShellCommand]:
         return in_containers
     script = parsed(text)
     if script is not None:
-        return [*PythonScript(script, text).commands()]
-    in_documents = list[ShellCommand]()
+        return list(PythonScript(script, text).commands())
+    commands = list[ShellCommand]()
     for document in DOCUMENT.finditer(text):  # as for kubectl apply
-        in_documents += containers_in(document[3])
-    commands = [*commands_in(UNIT_VARIABLES.sub("export ", text), {})]
-    for command in commands:
+        commands += containers_in(document[3])
+    files = UNIT_FILE.findall(text)
+    exporting = UNIT_VARIABLES.sub("export ", text)
+    for command in commands_in(exporting, {}):
         program = "".join(command.argv[:1])
         for system in PROGRAMS:
-            if LINE.fullmatch(program) and system in text:
+            if system in text:
                 _check_is_told(system, [program], source)
-    notes = notes_of_files(UNIT_FILE.findall(text))
-    return in_documents + [replace(command, notes=notes) for command in commands]
+        commands.append(replace(command, notes=notes_of_files(files)))
+    return commands
 
 
 def _server_in(commands: Iterable[ShellCommand], source: str) -> Server | None:
@@ -187,20 +173,19 @@ def _example(system: str) -> str:
 def _read_server(server: Server, source: str, text: str) -> Statement:
     """Read a command that starts a server, and the version that the text around it installs."""
     system = server.system
-    behind = takewhile(lambda word: REDIRECTION.match(word) is None, server.arguments)
-    typed, unread = _arguments_of(system, list(behind))
-    versions, notes = _versions(server, text)
-    environment = {
-        name: value
-        for name, value in server.command.variables.items()
-        if ENVIRONMENT_NAME.fullmatch(name)
-    }
-    arguments = {**versions, **OTHER_DEFAULTS.get(system, {}), **typed, **environment}
-    _check_is_told(system, [*unread, *_effective(system, arguments)], source)
+    command = CommandArguments(system, server.arguments)
+    environment = {}
+    for name, value in server.command.variables.items():
+        if ENVIRONMENT_NAME.fullmatch(name):
+            environment[name] = value
+    version, notes = _version_of(server, text)
+    defaults = OTHER_DEFAULTS.get(system, {})
+    arguments = {"version": version, **defaults, **command.values, **environment}
+    _check_is_told(system, [*command.unread, *_effective(system, arguments)], source)
     arguments, unset = _without_unset(system, arguments)
     statement = read_arguments(system, arguments, source, is_typed=True, is_complete=True)
-    if unread:
-        unset.append(f"{' '.join(unread)} (no flag stands before it)")
+    if command.unread:
+        unset.append(f"{' '.join(command.unread)} (no flag stands before it)")
     not_simulated = [*statement.not_simulated, *unset, *notes, *server.command.notes]
     statement = replace(statement, not_simulated=not_simulated)
     switch = environment.get(V0_SWITCH)
@@ -211,22 +196,25 @@ def _read_server(server: Server, source: str, text: str) -> Statement:
     return with_rules_of_version(statement)
 
 
-def _versions(server: Server, text: str) -> tuple[dict[str, object], list[str]]:
-    """Return the version that a server's image is tagged by, or else the text installs; and what
-    may be one, and may not.
+def _version_of(server: Server, text: str) -> tuple[str, list[str]]:
+    """Return the version that a server's image is tagged by, or else the text installs, and notes
+    of what may be one; "": none is told.
     """
-    image = IMAGE_TAG.search(server.command.image)
-    if image is not None and f"/{image[1]}".endswith(TAGGED_BY_VERSION):
-        return {"version": image[2]}, []
+    system = server.system
     notes = list[str]()
+    image = IMAGE_TAG.search(server.command.image)
     if image is not None:
-        notes.append(f"{image[0]} (its tag may be no version of {server.system})")
-    installed = sorted(set(re.findall(PACKAGES[server.system] + PINNED, COMMENT.sub("", text))))
-    if len(installed) == 1:
-        return {"version": installed[0]}, notes
-    if installed:
-        notes.append(f"{server.system} {' and '.join(installed)} (several are installed)")
-    return {}, notes
+        if f"/{image[1]}".endswith(TAGGED_BY_VERSION):
+            return image[2], notes
+        notes.append(f"{image[0]} (its tag may be no version of {system})")
+    uncommented = COMMENT.sub("", text)
+    installed = re.findall(PACKAGES[system] + PINNED, uncommented)
+    versions = sorted(set(installed))
+    if len(versions) == 1:
+        return versions[0], notes
+    if versions:
+        notes.append(f"{system} {' and '.join(versions)} (several are installed)")
+    return "", notes
 
 
 def _effective(system: str, arguments: Mapping[str, object]) -> list[str]:
@@ -265,80 +253,3 @@ def _without_unset(
             del filled_in[argument.partition("=")[0]]
             notes.append(f"{argument} (nothing here sets the variable)")
     return filled_in, notes
-
-
-# -- its arguments ---------------------------------------------------------------------------------
-
-
-def _arguments_of(system: str, argv: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """Return the arguments of a command, by the names of the table, and words of none."""
-    remaining = [LONG_DASH.sub("--", word) for word in argv]
-    arguments = dict[str, object]()
-    unread = list[str]()
-    while remaining:
-        word = remaining.pop(0)
-        if word.startswith("-"):
-            _read_flag(system, word, remaining, arguments)
-        elif system != "sglang" and "model" not in arguments:
-            arguments["model"] = word  # which the others take without a flag
-        elif word:
-            unread.append(word)
-    return arguments, unread
-
-
-def _read_flag(system: str, word: str, remaining: list[str], arguments: dict[str, object]) -> None:
-    """Add the argument of a flag, whose values may be the next of the `remaining` words."""
-    # -tp8 is -tp=8; -cc.mode=3 is a key of the object -cc.
-    flag, has_value, value = GLUED.sub(r"-\1=\2", word).partition("=")
-    flag, _, key = flag.partition(".")
-    name, is_on = _name_of(system, flag)
-    content: object = value
-    if not has_value:
-        content = _take_value(system, name, remaining, is_on=is_on)
-    if name == "optimization_level" and (key or str(content).startswith("{")):
-        name = "compilation_config"  # which -O was short for
-    if key:
-        content = {**as_object(arguments.get(name)), key: _from_json(str(content))}
-    arguments[name] = content
-
-
-def _name_of(system: str, flag: str) -> tuple[str, bool]:
-    """Return the argument that a flag is of, and whether it switches it on."""
-    for row in table(system).values():
-        if flag == row.short:
-            return row.argument.removesuffix("*"), True
-    name = flag.lstrip("-").replace("-", "_")
-    positive = name.removeprefix("no_")
-    if positive != name and find(system, name) is None and find(system, positive) is not None:
-        return positive, False
-    return name, True
-
-
-def _take_value(system: str, name: str, remaining: list[str], *, is_on: bool) -> object:
-    """Take the words behind a flag that are its value; of none, whether it is on."""
-    row = find(system, name)
-    kind = row.kind if row is not None else ""
-    is_flag = kind in FLAGS or (not kind and name.startswith(FLAG_PREFIXES))
-    following = list(takewhile(_is_value, remaining))
-    if not following:
-        return is_on
-    if is_flag and not FLAG_VALUE.fullmatch(following[0]):
-        return is_on  # and the next word is the model
-    if kind != "list" or following[0].startswith("["):
-        del remaining[0]  # others may follow, such as the model
-        return _from_json(following[0]) if kind == "list" else following[0]
-    del remaining[: len(following)]
-    return [int(value) if value.isdigit() else value for value in following]
-
-
-def _is_value(word: str) -> bool:
-    """Return whether a word is no flag; a negative number is none."""
-    return not word.startswith("-") or NEGATIVE.fullmatch(word) is not None
-
-
-def _from_json(text: str) -> object:
-    """Return what text is as JSON; other text as it is."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from contextlib import suppress
 
 import yaml
 
+from sarathi_lab.extensions.replay.server_arguments import as_object
 from sarathi_lab.extensions.replay.server_programs import (
     VARIABLES_FILES,
     container,
@@ -17,6 +17,8 @@ from sarathi_lab.extensions.replay.server_programs import (
 )
 from sarathi_lab.extensions.replay.shell import ShellCommand, split, substituted
 
+Words = list[str]
+Fields = Mapping[str, object]  # of a container, by the keys of compose
 # Keys of `docker inspect` by those of compose.
 KEYS = {"Image": "image", "Entrypoint": "entrypoint", "Cmd": "command", "Env": "environment"}
 REQUIRED = re.compile(r"\$\{(\w+):?\?[^}]*\}")  # a variable of compose that must be set
@@ -29,14 +31,16 @@ BEGINS_YAML = re.compile(
 def containers_in(text: str) -> list[ShellCommand]:
     """Return the commands of the containers that YAML or JSON describes."""
     with suppress(ValueError):
-        return [*_containers_of(json.loads(text))]  # many times faster than as YAML
+        content = json.loads(text)  # many times faster than as YAML
+        return list(_containers_of(content))
     if BEGINS_YAML.match(text):  # as reading a long log as YAML takes minutes
         with suppress(yaml.YAMLError):
-            return [*_containers_of([*yaml.safe_load_all(text)])]
+            documents = list(yaml.safe_load_all(text))
+            return list(_containers_of(documents))
     return []
 
 
-def _containers_of(content: object, replicas: int = 1) -> Iterator[ShellCommand]:
+def _containers_of(content: object, replicas: object = 1) -> Iterator[ShellCommand]:
     """Yield the commands of the containers in a part of a description, of which there are so many
     `replicas` unless it says otherwise.
     """
@@ -45,63 +49,53 @@ def _containers_of(content: object, replicas: int = 1) -> Iterator[ShellCommand]
             yield from _containers_of(entry, replicas)
     if not isinstance(content, Mapping):
         return
-    content = {KEYS.get(str(key), str(key)): value for key, value in content.items()}
-    stated = content.get("replicas", content.get("scale"))
-    if isinstance(stated, int):
-        replicas = stated
-    program, arguments = _words_of_container(content)
+    fields = {KEYS.get(str(key), str(key)): value for key, value in content.items()}
+    replicas = _replicas_of(fields, replicas)
+    program, arguments = _words_of_container(fields)
     if not program and not arguments:
-        for value in content.values():
+        for value in fields.values():
             yield from _containers_of(value, replicas)
         return
-    variables = {**_variables_of(content.get("env")), **_variables_of(content.get("environment"))}
-    image = substituted(str(content.get("image", "")), variables)
-    notes = notes_of_files([name for name in VARIABLES_FILES if content.get(name)])
-    deployed = content.get("deploy")
-    if isinstance(deployed, Mapping):
-        replicas = deployed.get("replicas", replicas)
+    variables = _variables_of(fields.get("env"))
+    variables |= _variables_of(fields.get("environment"))
+    image = str(fields.get("image", ""))
+    files = [name for name in VARIABLES_FILES if fields.get(name)]
+    notes = notes_of_files(files)
     if replicas != 1:
         notes.append(f"replicas={replicas} (one of them serves all requests here)")
-    yield container(image, program, arguments, variables, notes)
+    yield container(substituted(image, variables), program, arguments, variables, notes)
 
 
-def _words_of_container(content: Mapping[str, object]) -> tuple[list[str], list[str]]:
+def _replicas_of(fields: Fields, outer: object) -> object:
+    """Return how many containers of a kind there are: as `outer` parts say, unless it does."""
+    deployed = as_object(fields.get("deploy"))  # of compose, which may also scale
+    for number in (fields.get("replicas"), fields.get("scale"), deployed.get("replicas")):
+        if isinstance(number, int | str):
+            return number
+    return outer
+
+
+def _words_of_container(fields: Fields) -> tuple[Words, Words]:
     """Return the program that a container starts instead of its image's, and its arguments."""
-    entrypoint = _argv_of(content.get("entrypoint"))
-    command = _argv_of(content.get("command"))
-    arguments = _argv_of(content.get("args"))
+    entrypoint = _argv_of(fields.get("entrypoint"))
+    command = _argv_of(fields.get("command"))
+    arguments = _argv_of(fields.get("args"))
+    if entrypoint:
+        return entrypoint, command
     # Kubernetes' command stands for the image's entrypoint, compose's only for its arguments.
-    if not entrypoint and ("args" in content or "name" in content):
+    is_of_kubernetes = "args" in fields or "name" in fields
+    if is_of_kubernetes:
         return command, arguments
-    return entrypoint, command + arguments
+    return [], command
 
 
-def flags_of(arguments: Mapping[str, object]) -> list[str]:
-    """Return arguments by their names as the flags of a command."""
-    argv = list[str]()
-    for name, value in arguments.items():
-        flag = str(name).replace("_", "-")
-        if isinstance(value, bool):
-            switch = "" if value else "no-"
-            argv.append(f"--{switch}{flag}")
-        elif isinstance(value, Mapping | list):
-            argv += [f"--{flag}", json.dumps(value)]
-        elif value is not None:
-            argv += [f"--{flag}", str(value)]
-    return argv
-
-
-def _argv_of(value: object) -> list[str]:
-    """Return the words of a command, which is text, a list, or text that has a list. Variables
-    stay, but for what compose writes of them: an escaped $, or a message for one that is not set.
+def _argv_of(value: object) -> Words:
+    """Return the words of a command, which is text or a list. Variables stay, but for what compose
+    writes of them: an escaped $, or a message for one that is not set.
     """
     if isinstance(value, str):
-        value = REQUIRED.sub(r"${\1}", value.replace("$$", "$"))
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        with suppress(ValueError, SyntaxError):
-            return [str(word) for word in ast.literal_eval(value.strip())]
-    if isinstance(value, str):
-        return split(value)
+        unescaped = value.replace("$$", "$")
+        return split(REQUIRED.sub(r"${\1}", unescaped))
     if isinstance(value, list):
         return [str(word).replace("$$", "$") for word in value]
     return []
@@ -114,9 +108,12 @@ def _variables_of(value: object) -> dict[str, str]:
     variables = dict[str, str]()
     entries = value if isinstance(value, list) else []
     for entry in entries:
-        if isinstance(entry, Mapping) and "value" in entry:
-            variables[str(entry.get("name"))] = str(entry["value"])
-        elif isinstance(entry, str) and "=" in entry:
-            name, _, content = entry.partition("=")
-            variables[name] = content
+        if isinstance(entry, str):
+            name, is_set, content = entry.partition("=")
+            if is_set:
+                variables[name] = content
+        described = as_object(entry)
+        if "value" in described:  # else it is in a secret, or another object
+            name = str(described.get("name"))
+            variables[name] = str(described["value"])
     return variables

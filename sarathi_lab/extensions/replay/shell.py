@@ -37,17 +37,26 @@ PIECE = re.compile(
 BREAK = re.compile(r"(?:\\| [\^`])[ \t]*\r?\n")  # that a shell takes for none (also of Windows)
 GOING_ON = ("\\", " ^", " `", "&&", "||")  # how a line ends whose command has another one
 COMMENT = re.compile(r"(?<!\S)#.*")
+ALL_WORDS = "[@]"  # behind an array's name
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\[@\])?)(\+?)=(.*)", re.DOTALL)
 DECLARING = ("export", "local", "readonly", "declare")
-# A line that sets or has variables, or begins or ends a branch; others start no server.
+# A line that names a server, sets or has variables, or begins or ends a branch: of others no
+# command follows.
 OF_SCRIPT = re.compile(
-    r"\$|(?:^|[;)&|{])\s*(?:\w+\s+)?\w+\+?=|[{}]\s*$|^\s*(?:if|for|select|while|until|case|fi|done|esac)\b"
+    r"""
+      vllm | sglang | trtllm | \$
+    | (?:^|[;)&|{]) \s* (?:\w+\s+)? \w+\+?=
+    | [{}]\s*$
+    | ^\s* (?:if|for|select|while|until|case|fi|done|esac)\b
+    """,
+    re.VERBOSE,
 )
 BRANCHES = ("if", "for", "select", "while", "until", "case", "{")
 ENDS = ("fi", "done", "esac", "}")
 # Behind these && goes on, as a server was started; behind others, such as a test, it may not.
 SUCCEEDING = ("cd", "source", ".", "set", "echo", "sleep", "mkdir", "pip", "uv", "docker")
 MOST_LINES = 100  # of a command; a quote that is open for longer stands in other text
+Variables = Mapping[str, str]  # values by name
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class ShellCommand:
     """
 
     argv: list[str]
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Variables = field(default_factory=dict)
     has_open_quotes: bool = False
     image: str = ""
     notes: Sequence[str] = ()
@@ -74,7 +83,7 @@ def untold(line: int) -> str:
     return f"$(line_{line})"
 
 
-def commands_in(script: str, variables: Mapping[str, str]) -> Iterator[ShellCommand]:
+def commands_in(script: str, variables: Variables) -> Iterator[ShellCommand]:
     """Yield the commands of a script in their order, with variables filled in.
 
     Args:
@@ -85,11 +94,13 @@ def commands_in(script: str, variables: Mapping[str, str]) -> Iterator[ShellComm
     values = dict(variables)
     depth = 0  # of branches, loops and functions
     for number, line in _command_lines(script):
+        told_line = COMPUTED.sub(untold(number), line)
         is_reached = True
-        for text, end in _commands_of_line(COMPUTED.sub(untold(number), line)):
+        for text, end in _commands_of_line(told_line):
             command = _command_of(text, values)
             first = "".join(command.argv[:1])
-            if first in BRANCHES or command.argv[-1:] == ["{"]:
+            last = "".join(command.argv[-1:])
+            if first in BRANCHES or last == "{":
                 depth += 1
             is_certain = is_reached and depth == 0
             is_assignment = _assign(command.argv, values, number, is_certain=is_certain)
@@ -98,7 +109,8 @@ def commands_in(script: str, variables: Mapping[str, str]) -> Iterator[ShellComm
             if first in ENDS:
                 depth = max(0, depth - 1)
             if end == "&&":
-                is_reached = is_reached and (is_assignment or first in SUCCEEDING)
+                succeeds = is_assignment or first in SUCCEEDING
+                is_reached = is_reached and succeeds
             else:
                 is_reached = end != "||" and ")" not in end  # as of a test, or a pattern of `case`
 
@@ -111,13 +123,13 @@ def _command_lines(script: str) -> Iterator[tuple[int, str]]:
     start = 0
     while start < len(lines):
         end = start + 1
-        line = lines[start]
-        if OF_SCRIPT.search(line) or any(program in line for program in PROGRAMS):
+        if OF_SCRIPT.search(lines[start]):
             while end < len(lines) and _goes_on(lines[start:end], lines[end]):
                 end += 1
             if end - start > MOST_LINES:
                 end = start + 1
-            yield start + 1, BREAK.sub("\n", "\n".join(lines[start:end]))
+            joined = "\n".join(lines[start:end])
+            yield start + 1, BREAK.sub("\n", joined)
         start = end
 
 
@@ -127,9 +139,12 @@ def _goes_on(lines: Sequence[str], next_line: str) -> bool:
     """
     if len(lines) > MOST_LINES:
         return False
-    if lines[-1].rstrip().endswith(GOING_ON) or next_line.lstrip().startswith("-"):
+    last_line = lines[-1].rstrip()
+    if last_line.endswith(GOING_ON) or next_line.lstrip().startswith("-"):
         return True
-    return any(piece.lastgroup == "open" for piece in PIECE.finditer("\n".join(lines)))
+    joined = "\n".join(lines)
+    pieces = PIECE.finditer(joined)
+    return any(piece.lastgroup == "open" for piece in pieces)
 
 
 def _commands_of_line(line: str) -> list[tuple[str, str]]:
@@ -145,32 +160,43 @@ def _commands_of_line(line: str) -> list[tuple[str, str]]:
     return [*commands, (text, "")]
 
 
-def _command_of(text: str, values: Mapping[str, str]) -> ShellCommand:
+def _command_of(text: str, values: Variables) -> ShellCommand:
     """Cut a command into words: an unquoted variable may be several, or none."""
-    filled = ""  # still one text: a quoted piece keeps its quotes until `shlex` splits it
+    # Still one text: a quoted piece keeps its quotes until `shlex` splits it.
+    filled = ""
     for piece in PIECE.finditer(text):
-        value = piece[0]
-        if piece.lastgroup == "array":
-            value = _array_as_text(value)
-        elif piece.lastgroup == "variable":
-            value = substituted(value.strip('"'), values)
-            if "[@]" not in piece[0]:
-                # A shell splits the value at spaces, but takes no quotes in it as quotes.
-                value = " ".join(map(shlex.quote, value.split()))
-        filled += value
+        filled += _filled_in(piece, values)
     try:
         argv = shlex.split(filled)
     except ValueError:
         return ShellCommand(filled.split(), dict(values), has_open_quotes=True)
-    return ShellCommand([substituted(word, values) for word in argv], dict(values))
+    argv = [substituted(word, values) for word in argv]  # those in quotes, too
+    return ShellCommand(argv, dict(values))
+
+
+def _filled_in(piece: re.Match[str], values: Variables) -> str:
+    """Return a piece of a command, with the value of what is a variable."""
+    text = piece[0]
+    if piece.lastgroup == "array":
+        return _array_as_text(text)
+    if piece.lastgroup != "variable":
+        return text
+    value = substituted(text.strip('"'), values)
+    if ALL_WORDS in text:
+        return value  # whose words have quotes
+    # A shell splits the value at spaces, but takes no quotes in it as quotes.
+    return shlex.join(value.split())
 
 
 def _array_as_text(assignment: str) -> str:
     """Return an array's assignment as that of one text, whose words are quoted."""
-    name, _, words = assignment.partition("=")
-    is_added = name.endswith("+")
-    quoted = " ".join(map(shlex.quote, split(COMMENT.sub("", words[1:-1]))))
-    return f"{name.rstrip('+')}[@]{'+' * is_added}={shlex.quote(f' {quoted}')}"
+    name, _, bracketed = assignment.partition("=")
+    uncommented = COMMENT.sub("", bracketed[1:-1])
+    quoted = shlex.join(split(uncommented))
+    value = shlex.quote(f" {quoted}")
+    if name.endswith("+"):
+        return f"{name[:-1]}{ALL_WORDS}+={value}"
+    return f"{name}{ALL_WORDS}={value}"
 
 
 def _assign(argv: Sequence[str], values: dict[str, str], line: int, *, is_certain: bool) -> bool:
@@ -182,17 +208,20 @@ def _assign(argv: Sequence[str], values: dict[str, str], line: int, *, is_certai
         line: Of the command.
         is_certain: Whether the command is reached; else only a run of the script tells.
     """
-    is_declaration = "".join(argv[:1]) in DECLARING
-    words = argv[is_declaration:]
-    assignments = list(filter(None, map(ASSIGNMENT.fullmatch, words)))
-    is_assignment = len(assignments) == len(words)
+    assigning = argv
+    if argv and argv[0] in DECLARING:
+        assigning = argv[1:]
+    matches = map(ASSIGNMENT.fullmatch, assigning)
+    assignments = [match for match in matches if match]
+    is_assignment = len(assignments) == len(assigning)
     for assignment in assignments:
         name, added, value = assignment.groups()
         if not is_certain:
             values[name] = untold(line)
+        elif is_assignment and added:
+            values[name] = values.get(name, "") + value
         elif is_assignment:
-            before = values.get(name, "") if added else ""
-            values[name] = before + value
+            values[name] = value
     if argv[:1] == ["for"]:
         values[argv[1]] = untold(line)
     return is_assignment
@@ -206,12 +235,14 @@ def split(text: str) -> list[str]:
     return text.split()
 
 
-def substituted(text: str, variables: Mapping[str, str]) -> str:
+def substituted(text: str, variables: Variables) -> str:
     """Fill in the variables that are known, or have a default."""
 
     def value_of(match: re.Match[str]) -> str:
-        in_braces, default, in_brackets, plain = match.groups()
-        unset = match[0] if default is None else default
-        return variables.get(in_braces or in_brackets or plain, unset)
+        name = match[1] or match[3] or match[4]
+        default = match[2]
+        if name in variables:
+            return variables[name]
+        return match[0] if default is None else default
 
     return VARIABLE.sub(value_of, text)
