@@ -7,7 +7,6 @@ import gc
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -85,7 +84,7 @@ def resolve_device(name: str) -> torch.device:
         raise UserError(f"device={name} is unknown; use auto, cpu, cuda or cuda:1")
     if kind == "cpu":
         return torch.device("cpu")
-    with catch_warnings(action="ignore"):  # torch's of an old driver: the error has it
+    with catch_warnings(action="ignore"):  # torch's of an old driver: the error below has it
         is_usable = torch.cuda.is_available()
     if is_usable:
         number = int(index or 0)
@@ -93,35 +92,19 @@ def resolve_device(name: str) -> torch.device:
         if number >= count:
             raise UserError(f"device={name}, but there are only {count} GPUs; count from cuda:0")
         return torch.device("cuda", number)
-    driver = _find_unusable_driver()
-    if driver is not None:
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+    if any(DEVICE_NODES.glob("nvidia[0-9]*")) and not is_hidden:
         built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
         raise UserError(
-            f"device={name}, but the GPU here can't be used: its driver is {driver}, torch "
-            f"{torch.__version__} is built {built}; install a driver and "
-            "a torch of the same CUDA (https://pytorch.org/get-started), or use device=cpu"
+            f"device={name}, but torch {torch.__version__}, built {built}, can't use the GPU here; "
+            "install a driver (nvidia-smi prints yours) and a torch of the same CUDA "
+            "(https://pytorch.org/get-started), or use device=cpu"
         )
     if kind == "auto":
         return torch.device("cpu")
     raise UserError(
         f"device={name}, but torch {torch.__version__} finds no GPU; use device=cpu or device=auto"
     )
-
-
-def _find_unusable_driver() -> str | None:
-    """Return the NVIDIA driver of a GPU that torch can't use; None without one, or if hidden."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-        return None
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-        answer = (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()[0]
-        if done.returncode == 0 and "No devices" not in answer:
-            return answer
-    except (OSError, subprocess.SubprocessError) as error:
-        answer = str(error)
-    has_node = any(DEVICE_NODES.glob("nvidia[0-9]*"))
-    return f"unknown (nvidia-smi: {answer.rstrip('.')})" if has_node else None
 
 
 class CpuDefault(NamedTuple):

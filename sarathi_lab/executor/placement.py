@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 SYSTEM = Path("/sys/devices")
 CGROUPS = Path("/sys/fs/cgroup")
 PROCESS_CGROUP = Path("/proc/self/cgroup")
-SLOW = 0.8  # of the fastest core's speed: below are efficiency cores, not mere differences of chips
 
 
 @dataclass(frozen=True)
@@ -62,17 +61,17 @@ def physical_cores() -> list[Core]:
         return []
     firsts = set()  # the first hardware thread of each core
     for number in allowed:
-        siblings = _numbers(_cpu_file(number, "topology/thread_siblings_list"))
+        topology = SYSTEM / "system" / "cpu" / f"cpu{number}" / "topology"
+        siblings = _numbers(topology / "thread_siblings_list")
         first = min(siblings & allowed, default=number)
         firsts.add(first)
-    numbers = sorted(firsts)
-    efficiency_cores = _numbers(SYSTEM / "cpu_atom" / "cpus")  # Intel's
+    slow_cores = _numbers(SYSTEM / "cpu_atom" / "cpus")  # Intel's efficiency cores
+    if firsts <= slow_cores:  # none is faster
+        slow_cores = set()
     nodes = _nodes()
-    speeds = _speeds(numbers)
-    fast = SLOW * max(speeds)
     cores = []
-    for number, speed in zip(numbers, speeds, strict=True):
-        is_fast = speed >= fast and number not in efficiency_cores
+    for number in sorted(firsts):
+        is_fast = number not in slow_cores
         cores.append(Core(number, nodes.get(number, 0), is_fast))
     return cores
 
@@ -85,17 +84,6 @@ def _nodes() -> dict[int, int]:
         for number in _numbers(folder / "cpulist"):
             nodes[number] = node
     return nodes
-
-
-def _speeds(numbers: Sequence[int]) -> list[float]:
-    """Return the speeds of cores in any common unit; equal ones if unknown."""
-    # The first is of ARM, the second of most others.
-    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
-        files = [_cpu_file(number, name) for number in numbers]
-        texts = [_text(file) for file in files]
-        if all(texts):
-            return [float(text) for text in texts]
-    return [1.0] * len(numbers)
 
 
 def _quotas() -> Iterator[int]:
@@ -119,10 +107,6 @@ def _numbers(path: Path) -> set[int]:
         end = int(last or first) + 1
         numbers.update(range(int(first), end))
     return numbers
-
-
-def _cpu_file(number: int, name: str) -> Path:
-    return SYSTEM / "system" / "cpu" / f"cpu{number}" / name
 
 
 def _text(path: Path) -> str:

@@ -70,21 +70,20 @@ class Layer(NamedTuple):
 
 
 LAYERS: Mapping[str, Layer] = {
-    # The lab's names.
-    **{name: Layer(name) for name in ("qkv_proj", "out_proj", "ffn_up", "ffn_down", "activation")},
+    # vLLM's names.
+    "qkv_proj": Layer("qkv_proj"),
+    "o_proj": Layer("out_proj"),
+    "gate_up_proj": Layer("ffn_up"),
+    "down_proj": Layer("ffn_down"),
+    "act_fn": Layer("activation"),
     "layernorm": Layer("norms", calls=2),
     "qk_norm": Layer("qk_norm"),
     "rotary_emb": Layer("rotary"),
     "embedding": Layer("embedding", per="iteration"),
     "final_layernorm": Layer("final_norm", per="iteration"),
     "lm_head": Layer("lm_head", per="emit"),
-    "sampling": Layer("sampling", per="emit"),
-    # vLLM's, where they are others.
-    "o_proj": Layer("out_proj"),
-    "gate_up_proj": Layer("ffn_up"),
-    "down_proj": Layer("ffn_down"),
-    "act_fn": Layer("activation"),
     "sampler": Layer("sampling", per="emit"),
+    "out_proj": Layer("out_proj"),
     # The paper's Fig 3 has a whole FFN, norms with residuals, and the remainder of an iteration.
     "ffn": Layer("ffn", replaces=("ffn_up", "ffn_down", "activation")),
     "elementwise": Layer("elementwise", replaces=("norms",)),

@@ -292,10 +292,15 @@ def profiled(folder: object, model: str = "13b", **settings: int) -> CostModel:
 @pytest.mark.parametrize(
     ("meta", "place", "settings", "message"),
     [
-        ({"model": "7b"}, "", {}, "has times of model 7b, not of 13b; use"),
-        ({}, "", {}, "of a model that no meta.yaml names"),
+        ({"model": "7b"}, "", {}, "was measured with model 7b, .*, not with model 13b"),
+        ({}, "", {}, "with model that no meta.yaml names"),
         ({"model": "13b", "dtype": "float32"}, "", {}, "elements of 4 bytes, not of 2"),
-        ({"model": "org/13B"}, "tp2", {"tensor": 1}, "tensor_parallel=2, not 1; .* folder tp1"),
+        (
+            {"model": "org/13B"},
+            "tp2",
+            {"tensor": 1},
+            r"parallel=2 and .*, not .* 13b, 1 and",
+        ),
     ],
 )
 def test_tables_without_shapes_hold_for_their_own_model(meta, place, settings, message, tmp_path):

@@ -43,39 +43,18 @@ def test_a_gpu_that_is_not_there(monkeypatch):
         devices.resolve_device("cuda:2")
 
 
-@pytest.mark.parametrize(
-    ("smi", "has_node", "cuda", "words"),
-    [
-        ("echo 535.104.05", False, "13.0", "its driver is 535.104.05"),
-        ("echo 535.104.05", False, None, "is built without CUDA"),
-        ("echo Driver/library version mismatch; exit 18", True, "13.0", "version mismatch"),
-        (None, True, "13.0", "its driver is unknown"),
-        (None, False, "13.0", None),
-        ("echo No devices were found; exit 6", False, "13.0", None),
-    ],
-)
-def test_a_gpu_that_torch_cant_use_is_never_passed_over(
-    smi, has_node, cuda, words, tmp_path, monkeypatch
-):
-    if smi is not None:
-        script = tmp_path / "nvidia-smi"
-        script.write_text(f"#!/bin/sh\n{smi}\n")
-        script.chmod(0o755)
-    if has_node:
-        (tmp_path / "nvidia0").touch()
-    monkeypatch.setenv("PATH", str(tmp_path))
+@pytest.mark.parametrize(("cuda", "built"), [("13.0", "for CUDA 13.0"), (None, "without CUDA")])
+def test_a_gpu_that_torch_cant_use_is_never_passed_over(cuda, built, tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(devices, "DEVICE_NODES", tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    if words is None:
-        assert devices.resolve_device("auto") == CPU
-        return
+    assert devices.resolve_device("auto") == CPU  # there is none
+    (tmp_path / "nvidia0").touch()
     for name in ("auto", "cuda"):
-        with pytest.raises(UserError, match=words) as raised:
+        with pytest.raises(UserError) as raised:
             devices.resolve_device(name)
-        assert f"torch {torch.__version__} is built" in str(raised.value)
-        assert f"for CUDA {cuda}" in str(raised.value) or cuda is None
+        assert f"torch {torch.__version__}, built {built}, can't use" in str(raised.value)
         assert "or use device=cpu" in str(raised.value)
         assert "\n" not in str(raised.value)
     assert devices.resolve_device("cpu") == CPU

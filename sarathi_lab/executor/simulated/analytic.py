@@ -10,13 +10,15 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, REPLICATED, Hardware, Parallel
 from sarathi_lab.executor.simulated.kernel_times import (
     AttentionTimes,
+    CallTimes,
+    Chunks,
     Heads,
     all_reduce_time,
     matmul_time,
 )
 from sarathi_lab.executor.tables import Per
 from sarathi_lab.model.layers import Linear
-from sarathi_lab.model.quantisation import StoredPart, kind_of_product
+from sarathi_lab.model.quantisation import kind_of_product
 from sarathi_lab.model.spec import ModelSpec
 
 # Products whose partial sums are added over the devices (Megatron-LM).
@@ -44,6 +46,11 @@ class AnalyticOperations:
     dtype_bytes: int
     parallel: Parallel = ONE_DEVICE
     fused: Collection[str] = ()  # `Host.fused`
+
+    @property
+    def caution(self) -> str:
+        """Source of the times, where it is not these formulas alone."""
+        return ""
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -152,17 +159,17 @@ class AnalyticOperations:
         caching_layers = self.spec.num_caching_layers / self.spec.num_layers
         return caching_layers * self._streaming_time(num_bytes)
 
-    def attention_times(self, batch: Batch) -> tuple[float, float]:
+    def attention_times(self, batch: Batch) -> CallTimes:
         """Compute the seconds of prefills and of decodes; in one call, decodes count as what they
         add to the prefills.
         """
         return self._attention_times(batch, self.hardware.hybrid_call)
 
-    def separate_attention(self, batch: Batch) -> tuple[float, float]:
+    def separate_attention(self, batch: Batch) -> CallTimes:
         """Compute the seconds of one layer's calls over prefills and over decodes."""
         return self._attention_times(batch, in_one_call=False)
 
-    def _attention_times(self, batch: Batch, in_one_call: bool | None) -> tuple[float, float]:
+    def _attention_times(self, batch: Batch, in_one_call: bool | None) -> CallTimes:
         chunks = prefills(batch)
         return self.attention.times(chunks, batch.num_decodes, batch.decode_kv_tokens, in_one_call)
 
@@ -194,45 +201,37 @@ class AnalyticOperations:
         activations are converted first. Other quantised weights are read in fewer bytes, and their
         conversion takes no time here. Where a kind has weights of both, the mean.
         """
-        share = self._quantised_share(name)
-        size = (num_tokens, rows, columns)
-        plain = 0.0
-        if share < 1:
-            unquantised = matmul_time(*size, self.hardware, self.dtype_bytes)
-            plain = (1 - share) * unquantised
-        if share == 0:
-            return plain
-        if self._low_hardware is None:
-            weight_bytes = self._part_of(name).weight_bytes
-            product = matmul_time(*size, self.hardware, self.dtype_bytes, weight_bytes)
+        stored = self.spec.stored
+        if stored is None:
+            return self.product_time(num_tokens, rows, columns)
+        part = stored.part(kind_of_product(name))
+        hardware = self._low_hardware
+        if hardware is None:
+            dtype_bytes = self.dtype_bytes
+            conversion = 0.0
+            hardware = self.hardware
         else:
             # Activations of 4 bits count as a byte: an upper bound of what is moved.
-            weight_bytes = self._part_of(name).weight_bytes
-            product = matmul_time(*size, self._low_hardware, 1, weight_bytes)
-            product += self._conversion_time(num_tokens, rows)
-        return plain + share * product
+            dtype_bytes = 1
+            conversion = self._conversion_time(num_tokens, rows)
+        size = (num_tokens, rows, columns)
+        quantised = 0.0
+        if part.share > 0:
+            quantised = conversion + matmul_time(*size, hardware, dtype_bytes, part.weight_bytes)
+        plain = 0.0
+        if part.share < 1:
+            plain = self.product_time(*size)
+        return (1 - part.share) * plain + part.share * quantised
 
     def fused_time(self, num_tokens: int, linear: Linear) -> float:
         """Compute the seconds of a product's conversion that the kernel before it includes."""
         kernel_before = BEFORE.get(linear.name)
         if self._low_hardware is None or kernel_before not in self._converting:
             return 0.0
+        assert self.spec.stored is not None, "which products in 8 bits are of"
+        part = self.spec.stored.part(kind_of_product(linear.name))
         rows, _ = self.shard_shape(linear)
-        conversion = self._conversion_time(num_tokens, rows)
-        return self._quantised_share(linear.name) * conversion
-
-    def _quantised_share(self, name: str) -> float:
-        """Return the share of a product's weights that are quantised."""
-        stored = self.spec.stored
-        if stored is None:
-            return 0.0
-        if stored.of == "layers":
-            return 1.0
-        return self._part_of(name).share
-
-    def _part_of(self, name: str) -> StoredPart:
-        assert self.spec.stored is not None, "asked for by the caller"
-        return self.spec.stored.part(kind_of_product(name))
+        return part.share * self._conversion_time(num_tokens, rows)
 
     def _conversion_time(self, num_tokens: int, features: int) -> float:
         """Read activations, and write them in 8 bits."""
@@ -251,7 +250,7 @@ class AnalyticOperations:
         return self.hardware.kernel_launch + num_bytes / self.hardware.memory_rate
 
 
-def prefills(batch: Batch) -> list[tuple[int, int]]:
+def prefills(batch: Batch) -> Chunks:
     """Start and tokens of each prefill chunk."""
     if not batch.num_prefills:  # most batches have decodes alone
         return []

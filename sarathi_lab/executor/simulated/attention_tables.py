@@ -19,7 +19,7 @@ from sarathi_lab.executor.simulated.interpolation import (
     make_grid,
     nearest_shape,
 )
-from sarathi_lab.executor.simulated.kernel_times import Heads
+from sarathi_lab.executor.simulated.kernel_times import CallTimes, Heads
 from sarathi_lab.executor.tables import SHAPE, RowSizes, sizes_of
 
 PREFILL = ("prefill_chunk", "kv_prefill")
@@ -56,7 +56,7 @@ class AttentionTable:
     formula: AnalyticOperations
     shapes: Sequence[Heads] | None = None  # of the rows, where `prefill` and `decode` are ratios
 
-    def times(self, batch: Batch, in_one_call: bool) -> tuple[float, float]:
+    def times(self, batch: Batch, in_one_call: bool) -> CallTimes:
         """Compute the seconds of prompts and of decodes; `in_one_call`, decodes count as what they
         add to the prompts.
         """
@@ -268,7 +268,7 @@ def _doublings(size: float, other_size: float) -> float:
     return abs(math.log2(size / other_size))
 
 
-def equivalent_chunk(tokens: int, pairs: int) -> tuple[float, float]:
+def equivalent_chunk(tokens: int, pairs: int) -> CallTimes:
     """Compute the chunk (tokens, cached tokens before it) of as many tokens and causal query-key
     pairs; if whole prompts are shorter than that, the prompt of as many pairs.
     """
@@ -278,7 +278,7 @@ def equivalent_chunk(tokens: int, pairs: int) -> tuple[float, float]:
     return tokens, before
 
 
-def equivalent_prompts(tokens: int, pairs: int) -> tuple[float, float]:
+def equivalent_prompts(tokens: int, pairs: int) -> CallTimes:
     """Compute number and length of equal prompts of as many tokens and causal query-key pairs; if
     these would be longer than the tokens (they have a context), of one prompt of as many pairs.
     """

@@ -278,7 +278,6 @@ class SimulatedBackend:
 
     def kv_blocks(self, spec: ModelSpec, block_size: int, setup: ServerSetup) -> int:
         """Compute the blocks that a server has by its rule. Raises UserError for none."""
-        self.parallel.check(spec)
         num_tokens = served_tokens(
             self._held(spec), self.hardware, self.dtype_bytes, setup, self.parallel
         )
@@ -286,7 +285,6 @@ class SimulatedBackend:
 
     def blocks_in(self, spec: ModelSpec, block_size: int, num_bytes: int) -> int:
         """Compute the blocks of a cache of `num_bytes` on each device."""
-        self.parallel.check(spec)
         tokens = tokens_in(self._held(spec), num_bytes, self.dtype_bytes, self.parallel)
         return max(1, tokens // block_size)
 
@@ -381,8 +379,9 @@ class SimulatedBackend:
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
         """Return the part of `spec` that one replica holds, with this backend's weights. Raises
-        UserError for 8-bit weights of a checkpoint that has others.
+        UserError for one that can't be split, or weights of a checkpoint that has others.
         """
+        self.parallel.check(spec)
         if self.weights != "auto" and spec.quantisation is not None:
             raise UserError(
                 f"{WEIGHTS}={self.weights}: the weights of model {spec.name} are stored in "

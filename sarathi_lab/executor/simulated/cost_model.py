@@ -30,8 +30,6 @@ from sarathi_lab.model.spec import ModelSpec
 
 Level = Literal["analytic", "profiled", "measured_kernels"]
 MEASURED_KERNELS = "measured_kernels"  # single iterations of measured sizes, and nothing else
-# Parts that state a caution.
-SOURCED = ProfiledOperations | MeasuredKernels | Experts | MixedOperations
 OperationTimes = Callable[[Batch], dict[str, float]]  # seconds by operation
 # Seconds by operation on one device, of its share where several devices share a layer.
 Operations = AnalyticOperations | ProfiledOperations | MeasuredKernels
@@ -83,9 +81,7 @@ class CostModel:
         self.parallel.check(self.spec)
         self.operations = operations or formula
         self.experts = experts
-        self._graphs: CudaGraphs | None = None
-        if graphs and graphs.mode:
-            self._graphs = graphs
+        self._graphs = graphs if graphs is not None and graphs.mode else None
         self._layers_per_stage = self.parallel.layers_per_stage(self.spec)
         # A server's launches run layers ahead of the device, so that the slower of the two counts.
         self._overlapped = overlapped if self._graphs is None else max
@@ -103,8 +99,10 @@ class CostModel:
     @property
     def cautions(self) -> Sequence[str]:
         """Sources of the times that are no formula's, a line each."""
-        sources = (self.operations, self.experts)
-        return [source.caution for source in sources if isinstance(source, SOURCED)]
+        cautions = [self.operations.caution]
+        if self.experts:
+            cautions.append(self.experts.caution)
+        return [caution for caution in cautions if caution]
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
@@ -175,23 +173,23 @@ class CostModel:
         separately for prefills and decodes (section 4.3.2). "all_reduce" and "send" exist
         where the batch has them.
         """
-        num_stages = self.parallel.pipeline
-        num_layers = self._layers_per_stage
         num_tokens, host = self._launched(batch)
         per_layer = dict(self._times("layer", num_tokens))
         per_layer |= zip(ATTENTION, self.operations.attention_times(batch), strict=True)
         if self.experts:
             per_layer["experts"] = self.experts.seconds(num_tokens)
-        times = {name: num_stages * num_layers * time for name, time in per_layer.items()}
-        once = self._times("iteration", batch.num_tokens)
-        for name, time in (*once.items(), *self._times("emit", batch.num_emits).items()):
+        num_stages = self.parallel.pipeline
+        num_layers = num_stages * self._layers_per_stage
+        times = {name: num_layers * time for name, time in per_layer.items()}
+        of_tokens = self._times("iteration", batch.num_tokens)
+        of_emits = self._times("emit", batch.num_emits)
+        for name, time in (*of_tokens.items(), *of_emits.items()):
             times[name] = times.get(name, 0.0) + time
         times["overhead"] = self.operations.iteration_overhead
         if host:
             # The device waits where the host takes longer to launch a layer than it to compute it.
-            device = self._layer_device_time(batch, num_tokens)
-            waiting = num_layers * (self._overlapped(device, host) - device)
-            times["overhead"] += num_stages * waiting
+            device = sum(per_layer.values())
+            times["overhead"] += num_layers * (self._overlapped(device, host) - device)
         if num_stages > 1:
             times["send"] = (num_stages - 1) * self.send_time(batch)
         return times

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sarathi_lab.config.errors import UserError, require_int, require_number, require_text
 from sarathi_lab.config.instantiate import build, option_files, read_option
-from sarathi_lab.executor.simulated.hardware import EXPERTS, OF_DATASHEET, UNCERTAIN, Hardware
+from sarathi_lab.executor.simulated.hardware import (
+    EXPERTS,
+    OF_DATASHEET,
+    UNCERTAIN,
+    Figures,
+    Hardware,
+)
 
 # Mean relative error of kernels that were not measured. Seven measured cards that are described so
 # are off by 0.05 to 0.354 each, and by up to 0.62 in one kind of kernel, an L40S's prompts
@@ -85,96 +91,91 @@ def datasheet(
         UserError: For a figure that is missing or impossible, or a `base` that is no measured card.
     """
     require_text("hardware.name", name, "name the card, such as hardware.name=h100-pcie")
-    stated = {
-        "peak": _rate("peak", peak),
-        "bandwidth": _rate("bandwidth", bandwidth),
-        "memory": _rate("memory", memory),
-        "link": _rate("link", link),
-        "network": _rate("network", network),
-        "fp8_peak": _rate("fp8_peak", fp8_peak),
-        "fp4_peak": _rate("fp4_peak", fp4_peak),
-        "int8_peak": _rate("int8_peak", int8_peak),
+    figures = {
+        "peak": peak,
+        "bandwidth": bandwidth,
+        "memory": memory,
+        "link": link,
+        "network": network,
+        "fp8_peak": fp8_peak,
+        "fp4_peak": fp4_peak,
+        "int8_peak": int8_peak,
+        "l2": l2,
     }
+    for figure, value in figures.items():
+        if value is not None:
+            _require_plausible(figure, value)
+    stated = {figure for figure, value in figures.items() if value is not None}
+    if num_sms is not None:
+        require_int("hardware.num_sms", num_sms, 1, "use the number of multiprocessors")
+    own = _own_figures(stated, has_base=base is not None)
     measured = _measured(base or BASE)
-    settings = _own_figures(stated, has_base=base is not None)
-    settings["name"] = name
-    settings["is_datasheet"] = True
-    settings["tables"] = None
-    settings["num_sms"] = _multiprocessors(num_sms, peak, measured)
-    if l2 is not None:
-        settings["l2_bytes"] = _rate("l2", l2)
-    own_maker = maker
+    settings: dict[str, Any] = {
+        field: figures[figure] for field, figure in OF_DATASHEET.items() if figure in own
+    }
+    if num_sms is None:
+        num_sms = measured.num_sms
+        if peak is not None:
+            num_sms = max(1, round(num_sms * (peak / measured.flops_per_second)))
     if maker is None and base is not None:
-        own_maker = measured.maker
-    settings["maker"] = own_maker
+        maker = measured.maker
     assumed_error = ASSUMED_ERROR
-    if own_maker not in (None, measured.maker):
+    if maker not in (None, measured.maker):
         assumed_error = ERROR_OF_OTHER_MAKER
         settings |= {"kernels": {}, "kernel": None, "hybrid_call": None}
     if error is not None:
         advice = "use a share of the measured time such as 0.36"
         assumed_error = require_number("hardware.error", error, above=0, fix=advice)
-    settings["uncertainty"] = dict.fromkeys((*UNCERTAIN, EXPERTS), assumed_error)
-    of_latent = dict.fromkeys(UNCERTAIN, assumed_error)
-    settings["latent"] = _uncertain(measured.latent, of_latent)
-    settings["linear"] = _uncertain(measured.linear, assumed_error)
-    return replace(measured, **settings)
+    of_all = dict.fromkeys(UNCERTAIN, assumed_error)
+    return replace(
+        measured,
+        name=name,
+        is_datasheet=True,
+        tables=None,
+        num_sms=num_sms,
+        l2_bytes=l2 or measured.l2_bytes,
+        maker=maker,
+        uncertainty={**of_all, EXPERTS: assumed_error},
+        latent=_uncertain(measured.latent, of_all),
+        linear=_uncertain(measured.linear, assumed_error),
+        **settings,
+    )
 
 
-def _own_figures(stated: Mapping[str, float | None], *, has_base: bool) -> dict[str, Any]:
-    """Return the figures, by the names of `Hardware`, that a card has in place of the measured
-    one's. Raises UserError where there is no base for what must be known.
-
-    Args:
-        stated: By their names in `datasheet`; None: not stated.
-        has_base: Whether what is not stated is the base's; else it is unknown.
+def _own_figures(stated: Set[str], *, has_base: bool) -> Set[str]:
+    """Return the figures that a card has in place of the measured one's, or that are unknown.
+    Raises UserError where there is no base for what must be known.
     """
+    own = set(stated)
     if not has_base:
-        _require({name: stated[name] for name in ("peak", "bandwidth", "memory")})
-    own = {name for name, figure in stated.items() if figure is not None or not has_base}
+        needed = ("peak", "bandwidth", "memory")
+        for figure in needed:
+            if figure not in stated:
+                raise UserError(
+                    f"hardware.{figure} is not stated, and there is no hardware.base to take it "
+                    f"from; state {', '.join(f'hardware.{each}' for each in needed)}, or a "
+                    "measured card as hardware.base=h100"
+                )
+        own |= set(OF_DATASHEET.values())
     # Not those of the base: the card may be of a generation without such products.
     if "peak" in own:
         own |= {"fp8_peak", "fp4_peak"}
     # Cards of a generation differ in it: a B300 has a thirtieth of a B200's.
     if "fp8_peak" in own:
         own.add("int8_peak")
-    return {field: stated[name] for field, name in OF_DATASHEET.items() if name in own}
+    return own
 
 
-def _multiprocessors(stated: int | None, peak: float | None, measured: Hardware) -> int:
-    """Return the stated number, or as many as reach the peak with those of the measured card."""
-    if stated is not None:
-        return require_int("hardware.num_sms", stated, 1, "use the number of multiprocessors")
-    ratio = 1.0
-    if peak is not None:
-        ratio = peak / measured.flops_per_second
-    return max(1, round(measured.num_sms * ratio))
-
-
-def _require(figures: Mapping[str, float | None]) -> None:
-    """Raise UserError for the first of `figures` that is not stated."""
-    for name, value in figures.items():
-        if value is None:
-            needed = ", ".join(f"hardware.{figure}" for figure in figures)
-            raise UserError(
-                f"hardware.{name} is not stated, and there is no hardware.base to take it from; "
-                f"state {needed}, or a measured card as hardware.base=h100"
-            )
-
-
-def _rate(name: str, value: float | None) -> float | None:
-    """Return a stated figure. Raises UserError for one that no card has."""
-    if value is None:
-        return None
-    unit = UNITS[name]
+def _require_plausible(figure: str, value: object) -> None:
+    """Raise UserError for a figure that no card has."""
+    unit = UNITS[figure]
     advice = f"use the datasheet's number in {unit.name}, such as {unit.example}"
-    number = require_number(f"hardware.{name}", value, above=0, fix=advice)
+    number = require_number(f"hardware.{figure}", value, above=0, fix=advice)
     if number < unit.least:
-        raise UserError(f"hardware.{name}={value:g} is less than any card has; {advice}")
-    return number
+        raise UserError(f"hardware.{figure}={value:g} is less than any card has; {advice}")
 
 
-def _uncertain(figures: Mapping[str, object], error: object) -> Mapping[str, object]:
+def _uncertain(figures: Figures, error: object) -> Figures:
     """Return the figures of a kind of attention, if there are such, with another error."""
     return {**figures, "uncertainty": error} if figures else figures
 
@@ -190,5 +191,4 @@ def _measured(name: str) -> Hardware:
             f"hardware.base={name} is no card whose kernels were measured; use one of "
             f"{', '.join(measured)}, or leave it out"
         )
-    hardware: Hardware = build(nodes[name], Hardware)
-    return hardware
+    return build(nodes[name], Hardware)

@@ -221,8 +221,6 @@ class Hardware:
                 f"hardware.dtype_bytes={self.dtype_bytes} is not an element size; use one of "
                 f"{', '.join(map(str, sizes))}"
             )
-        if not isinstance(self.kernels, Mapping):
-            raise UserError(f"hardware.kernels={self.kernels} does not map kernels' names; {FIX}")
         errors = self.uncertainty
         if not isinstance(errors, Mapping) or set(errors) - {EXPERTS} != set(UNCERTAIN):
             kinds = " and ".join(UNCERTAIN)

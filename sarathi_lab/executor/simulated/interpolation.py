@@ -131,12 +131,10 @@ def make_grid(table: pd.DataFrame, columns: Sequence[str]) -> GridInterpolation 
 
 def grid_of(table: pd.DataFrame, columns: Sequence[str], values: str) -> GridInterpolation:
     """Make the grid of the column `values` over `columns`, of the rows that `full_grid` leaves."""
-    rows = full_grid(table, columns).sort_values(list(columns))
-    axes = [sorted(set(rows[column].to_numpy(float).tolist())) for column in columns]
-    lengths = [len(axis) for axis in axes]
-    # Rows are sorted by all columns, so they lie as in an array, the last axis fastest.
-    flat = rows[values].to_numpy(float)
-    return GridInterpolation(axes, flat.reshape(lengths))
+    rows = full_grid(table, columns)
+    cells = rows.set_index(list(columns))[values].sort_index()  # the last axis fastest
+    axes = [cells.index.unique(column).tolist() for column in columns]
+    return GridInterpolation(axes, cells.to_numpy(float))
 
 
 def full_grid(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -179,12 +177,11 @@ class RatioInterpolation:
 
     def __init__(self, first: Numbers, second: Numbers, ratios: Numbers) -> None:
         rows = pd.DataFrame({"first": first, "second": second, "ratio": ratios})
-        measured = rows.pivot_table(index="first", columns="second", values="ratio")
+        logs = rows.apply(np.log)
+        measured = logs.pivot_table(index="first", columns="second", values="ratio")
         filled = _without_gaps(measured)
-        log_ratios = np.log(filled.to_numpy(float))
-        sizes = [measured.index.to_numpy(float), measured.columns.to_numpy(float)]
-        axes = [np.log(sizes_of_axis).tolist() for sizes_of_axis in sizes]
-        self._logs = GridInterpolation(axes, log_ratios)
+        axes = [filled.index.tolist(), filled.columns.tolist()]
+        self._logs = GridInterpolation(axes, filled.to_numpy(float))
 
     def ratio(self, first: float, second: float) -> float:
         """Return the ratio at the sizes `first` and `second`."""
@@ -193,15 +190,15 @@ class RatioInterpolation:
         return math.exp(log_ratio)
 
 
-def _without_gaps(measured: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of ratios by two sizes with a value in each cell: 1 in gaps between rows, the
-    nearest ratio beyond them.
+def _without_gaps(logs: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of logarithms of ratios by two sizes with a value in each cell: that of 1 in
+    gaps between rows, the nearest one beyond them.
     """
     # Whether a cell has a row that is at least as large in both sizes.
-    from_largest = measured.notna().astype(int).iloc[::-1, ::-1]
+    from_largest = logs.notna().astype(int).iloc[::-1, ::-1]
     has_larger_row = from_largest.cummax(axis="index").cummax(axis="columns").astype(bool)
-    is_gap = measured.isna() & has_larger_row
-    between_rows = measured.mask(is_gap, 1.0)
+    is_gap = logs.isna() & has_larger_row
+    between_rows = logs.mask(is_gap, 0.0)
     along_second = between_rows.ffill(axis="columns").bfill(axis="columns")
     return along_second.ffill(axis="index").bfill(axis="index")
 

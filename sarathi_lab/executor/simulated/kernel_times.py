@@ -14,7 +14,7 @@ are fields of `Hardware`; `tools/cost_model/fit.py` fits both.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -100,6 +100,10 @@ def matmul_time(
     return hardware.kernel_launch + fastest
 
 
+Chunks = Sequence[tuple[int, int]]  # start and tokens of each
+CallTimes = tuple[float, float]  # seconds of prefills and of decodes
+
+
 class Heads(NamedTuple):
     """Query heads, KV heads and head size, on one device."""
 
@@ -119,9 +123,7 @@ class Tiles(NamedTuple):
     longest: int  # context of a chunk
 
 
-def tiles_of(
-    chunks: Iterable[tuple[int, int]], tile: int = QUERY_TILE, window: int | None = None
-) -> Tiles:
+def tiles_of(chunks: Chunks, tile: int = QUERY_TILE, window: int | None = None) -> Tiles:
     """Sum over `chunks` (start, num_tokens): one of `tile` + 1 tokens has two tiles of queries.
 
     Where a token sees at most `window` tokens, a tile of queries starts with the keys that its
@@ -182,7 +184,7 @@ class AttentionTimes:
             self._decode_block_time = first_stated(block_time, self._decode_block_time)
             self._decode_splits = hardware.ungrouped_splits or self._decode_splits
 
-    def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
+    def prefill(self, chunks: Chunks) -> float:
         """Compute the seconds of `chunks` (start, num_tokens) in one call.
 
         The keys before a chunk are dense and run at `attention_efficiency`, those within it are
@@ -233,9 +235,7 @@ class AttentionTimes:
         reading = hardware.decode_fill * filled + streaming / busy_share
         return launch + overlapped(working, reading)
 
-    def hybrid(
-        self, chunks: Iterable[tuple[int, int]], num_decodes: int, decode_kv_tokens: int
-    ) -> float:
+    def hybrid(self, chunks: Chunks, num_decodes: int, decode_kv_tokens: int) -> float:
         """Compute the seconds of `chunks` (start, num_tokens) and `num_decodes` decodes that see
         `decode_kv_tokens` in total, in one call.
 
@@ -245,7 +245,6 @@ class AttentionTimes:
         by the longest (`uneven`).
         """
         hardware = self.hardware
-        chunks = list(chunks)
         prompts = tiles_of(chunks, self._tile, self.window)
         # A decode has a tile of its own, which sees all keys of its context without a mask.
         keys_of_decodes = decode_kv_tokens + num_decodes * DECODE_RAMP
@@ -271,11 +270,11 @@ class AttentionTimes:
 
     def times(
         self,
-        chunks: Sequence[tuple[int, int]],
+        chunks: Chunks,
         num_decodes: int,
         decode_kv_tokens: int,
         in_one_call: bool | None,
-    ) -> tuple[float, float]:
+    ) -> CallTimes:
         """Compute the seconds of `chunks` (start, num_tokens) and of decodes; in one call, decodes
         count as what they add to the chunks.
         """
@@ -297,19 +296,17 @@ class AttentionTimes:
         """Compute the seconds of equal chunks and equal decodes, in one call if there are both:
         sizes as in attention.csv (`tables`), rounded.
         """
-        chunks: list[tuple[int, int]] = []
-        if prefill_chunk:
-            chunk = (round(kv_prefill), round(prefill_chunk))
-            chunks = [chunk] * round(num_prefills)
+        chunk = (round(kv_prefill), round(prefill_chunk))
+        chunks = [chunk] * round(num_prefills)
+        if not prefill_chunk:
+            chunks = []
         num_decodes = round(n_decode)
         kv_tokens = round(n_decode * kv_decode)
         if chunks and n_decode:
             return self.hybrid(chunks, num_decodes, kv_tokens)
         return self.prefill(chunks) + self.decode(num_decodes, kv_tokens)
 
-    def _empty_tiles(
-        self, chunks: Sequence[tuple[int, int]], num_decodes: int, query_tiles: int
-    ) -> int:
+    def _empty_tiles(self, chunks: Chunks, num_decodes: int, query_tiles: int) -> int:
         """Count a head's tiles without queries, where every sequence has as many as the longest."""
         most_tokens = max(num_tokens for _, num_tokens in chunks)
         tiles_of_longest = math.ceil(most_tokens / self._tile)

@@ -69,15 +69,16 @@ def served_tokens(
         return tokens_of(spec, layout) >= setup.token_budget
 
     num_tokens = tokens_of(spec, parallel)
-    if num_tokens < 1:
-        device = device_memory(spec, hardware, dtype_bytes, parallel, setup)
-        more = "" if setup.share is None else "raise cache.memory_share, "
-        raise UserError(
-            f"model {spec.name} leaves no room for KV on each of {parallel.num_devices} x "
-            f"{hardware.name}: {setup.describe(device)}; {more}"
-            f"{_with_room(spec, hardware, spec.weight_bytes(dtype_bytes), parallel, fits)}"
-        )
-    return num_tokens
+    if num_tokens >= 1:
+        return num_tokens
+    device = device_memory(spec, hardware, dtype_bytes, parallel, setup)
+    remedies = _remedies(spec, hardware, spec.weight_bytes(dtype_bytes), parallel, fits)
+    if setup.share is not None:
+        remedies.insert(0, "raise cache.memory_share")
+    raise UserError(
+        f"model {spec.name} leaves no room for KV on each of {parallel.num_devices} x "
+        f"{hardware.name}: {setup.describe(device)}; {', '.join(remedies)}"
+    )
 
 
 def tokens_in(
@@ -104,75 +105,66 @@ def check_room(
     the weights of the largest stage, with nothing kept for a server's iterations. It names the
     smallest sufficient number of devices.
     """
-    weights = _weights_of_stages(spec, parallel, dtype_bytes)
-    token_bytes = parallel.cache_bytes_per_token(spec, dtype_bytes, window_pool)
-    cache = kv_tokens * parallel.tensor * token_bytes
-    memory = parallel.num_devices * hardware.memory_bytes
-    if weights + cache <= memory:
-        return
-
     # Each stage adds a micro-batch with its cache.
     stage_tokens = kv_tokens / parallel.pipeline
 
-    def fits(spec: ModelSpec, layout: Parallel) -> bool:
-        bytes_on_device = layout.cache_bytes_per_token(spec, dtype_bytes, window_pool)
-        # In bytes of all devices together:
-        cache = layout.num_devices * stage_tokens * bytes_on_device
-        weights = _weights_of_stages(spec, layout, dtype_bytes)
-        return weights + cache <= layout.num_devices * hardware.memory_bytes
+    def needed_bytes(spec: ModelSpec, layout: Parallel) -> tuple[float, float]:
+        """Bytes of weights and cache on all devices, if each had as many as the fullest."""
+        weights = layout.device_weight_bytes(spec, dtype_bytes)
+        cache = stage_tokens * layout.cache_bytes_per_token(spec, dtype_bytes, window_pool)
+        return layout.num_devices * weights, layout.num_devices * cache
 
+    def fits(spec: ModelSpec, layout: Parallel) -> bool:
+        return sum(needed_bytes(spec, layout)) <= layout.num_devices * hardware.memory_bytes
+
+    if fits(spec, parallel):
+        return
+    weights, cache = needed_bytes(spec, parallel)
+    memory = parallel.num_devices * hardware.memory_bytes
     num_bytes = spec.weight_bytes(dtype_bytes) + cache
-    of_stages = " (each stage as the largest)" if parallel.pipeline > 1 else ""
-    less_cache = ""
+    remedies = ", ".join(_remedies(spec, hardware, num_bytes, parallel, fits))
     if weights < memory:
-        less_cache = (
+        remedies = (
             "use cache.num_blocks=auto, lower batch, shorten the requests or max_model_len, or "
+            f"{remedies}"
         )
+    of_stages = " (each stage as the largest)" if parallel.pipeline > 1 else ""
     raise UserError(
         f"model {spec.name} needs {weights / 1e9:.1f} GB for weights{of_stages} and "
         f"{cache / 1e9:.1f} GB for KV, memory of {parallel.num_devices} x {hardware.name} is "
-        f"{memory / 1e9:.0f} GB; {less_cache}"
-        f"{_with_room(spec, hardware, num_bytes, parallel, fits)}"
+        f"{memory / 1e9:.0f} GB; {remedies}"
     )
-
-
-def _weights_of_stages(spec: ModelSpec, parallel: Parallel, dtype_bytes: int) -> float:
-    """Return the bytes of weights on all devices if each had as many as one of the largest stage,
-    which has the embedding or the output head.
-    """
-    return parallel.num_devices * parallel.device_weight_bytes(spec, dtype_bytes)
 
 
 Fits = Callable[[ModelSpec, Parallel], bool]  # whether a model has room on devices
 
 
-def _with_room(
+def _remedies(
     spec: ModelSpec, hardware: Hardware, num_bytes: float, parallel: Parallel, fits: Fits
-) -> str:
-    """Name what a model of `num_bytes`, its cache included, `fits` on: weights of fewer bits, the
-    fewest devices, or both.
+) -> list[str]:
+    """List what a model of `num_bytes`, its cache included, `fits` on: the fewest devices, weights
+    of fewer bits, or both.
     """
-    present = _fewer_bits(spec, lambda smaller: fits(smaller, parallel))
-    remedies = f"{present}take a smaller model or another hardware"
-    layouts = _layouts(spec, hardware, num_bytes)
+    smaller = _with_fewer_bits(spec)
+    fitting = [each.weight_dtype for each in smaller if fits(each, parallel)]
+    layouts = _layouts(hardware, spec, num_bytes)
     smallest = _smallest(layouts, spec, fits)
+    remedies = []
     if smallest is not None:
-        return f"take {smallest.num_devices} devices by {_settings_of(smallest)}, {remedies}"
-    if not _fits_unevenly(layouts, spec, fits):
-        return remedies
-    number = math.ceil(num_bytes / hardware.memory_bytes)
-    reason = (
-        f"it fills {number} such devices, and its layers and heads can not be divided evenly among "
-        f"up to {MOST_SPARE * number}: "
-    )
-    if present or spec.stored is not None:
-        return f"{reason}{remedies}"
-    for name in _published_first(spec):
-        smaller = replace(spec, weight_dtype=name)
-        smallest = _smallest(layouts, smaller, fits)
-        if smallest is not None:
-            return f"{reason}take {WEIGHTS}={name} with {_settings_of(smallest)}, {remedies}"
-    return f"{reason}{remedies}"
+        remedies.append(f"take {smallest.num_devices} devices by {_settings_of(smallest)}")
+    if spec.usual_weights in fitting:
+        remedies.append(f"state its weights as published by {WEIGHTS}={spec.usual_weights}")
+    elif fitting:
+        names = " or ".join(fitting)
+        remedies.append(f"state the weights of a quantised checkpoint by {WEIGHTS}={names}")
+    if not remedies:
+        for each in smaller:
+            smallest = _smallest(layouts, each, fits)
+            if smallest is not None:
+                settings = _settings_of(smallest)
+                remedies.append(f"take {WEIGHTS}={each.weight_dtype} with {settings}")
+                break
+    return [*remedies, "take a smaller model or another hardware"]
 
 
 def _settings_of(layout: Parallel) -> str:
@@ -181,7 +173,7 @@ def _settings_of(layout: Parallel) -> str:
     return " ".join(setting for setting in settings if not setting.endswith("=1"))
 
 
-def _layouts(spec: ModelSpec, hardware: Hardware, num_bytes: float) -> list[Parallel]:
+def _layouts(hardware: Hardware, spec: ModelSpec, num_bytes: float) -> list[Parallel]:
     """List the layouts on up to `MOST_SPARE` times the devices that `num_bytes` fill, the smallest
     first. Stages are of whole nodes, as servers are usually started.
     """
@@ -194,17 +186,6 @@ def _layouts(spec: ModelSpec, hardware: Hardware, num_bytes: float) -> list[Para
     return [layout for layout in layouts if layout.num_devices <= most_devices]
 
 
-def _fits_unevenly(layouts: Sequence[Parallel], spec: ModelSpec, fits: Fits) -> bool:
-    """Return whether a model `fits` on a layout whose stages need not have equally many layers.
-    Heads are whole: a device that has a part of one has no size.
-    """
-    for layout in layouts:
-        has_whole_heads = Parallel(layout.tensor, 1).complaint(spec) is None
-        if has_whole_heads and fits(spec, layout):
-            return True
-    return False
-
-
 def _smallest(layouts: Sequence[Parallel], spec: ModelSpec, fits: Fits) -> Parallel | None:
     """Return the first layout that a model `fits` on; None for none."""
     for layout in layouts:
@@ -213,24 +194,12 @@ def _smallest(layouts: Sequence[Parallel], spec: ModelSpec, fits: Fits) -> Paral
     return None
 
 
-def _published_first(spec: ModelSpec) -> list[StoredDtype]:
-    """List types of weights with fewer bits that a model may have, the one that its authors publish
+def _with_fewer_bits(spec: ModelSpec) -> list[ModelSpec]:
+    """List a model that is not quantised with weights of fewer bits, as its authors publish it
     first.
     """
-    names = [name for name in FEWER_BITS if STORED[name].of != "experts" or spec.num_experts > 0]
-    return sorted(names, key=lambda name: name != spec.usual_weights)
-
-
-def _fewer_bits(spec: ModelSpec, fits: Callable[[ModelSpec], bool]) -> str:
-    """Name the weights with which a model `fits` whose weights are not quantised: those that its
-    authors publish, else of usual checkpoints.
-    """
     if spec.stored is not None:
-        return ""
-    fitting = [name for name in _published_first(spec) if fits(replace(spec, weight_dtype=name))]
-    if spec.usual_weights in fitting:
-        return f"state its weights as published by {WEIGHTS}={spec.usual_weights}, "
-    if not fitting:
-        return ""
-    names = " or ".join(fitting)
-    return f"state the weights of a quantised checkpoint by {WEIGHTS}={names}, "
+        return []
+    names = [name for name in FEWER_BITS if STORED[name].of != "experts" or spec.num_experts > 0]
+    names.sort(key=lambda name: name != spec.usual_weights)
+    return [replace(spec, weight_dtype=name) for name in names]

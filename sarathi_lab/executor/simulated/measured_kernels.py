@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import get_args
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.interpolation import RatioInterpolation
+from sarathi_lab.executor.simulated.interpolation import Floats, RatioInterpolation
+from sarathi_lab.executor.simulated.kernel_times import CallTimes
 from sarathi_lab.executor.tables import MICROSECOND, SHAPE, TIME, Layer, OperationTables, Per
 from sarathi_lab.model.spec import ModelSpec
 
@@ -34,7 +33,6 @@ ROUTER = "router"  # of experts: a small product, of which no table here has row
 POINT = ("num_prefills", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 NO_PROMPTS = (1.0, 0.0, 0.0)
 NO_DECODES = (0.0, 0.0)
-Floats = NDArray[np.float64]
 OUTPUT_HEAD = "lm_head"  # a product too large to leave out of an iteration that emits
 
 
@@ -54,7 +52,7 @@ class MeasuredKernels:
         self._covered = set(tables.included)
         for layer, rows in tables.layers.values():
             self._add(layer, rows)
-        self._attention = AttentionRows.of(tables, formula)
+        self._attention = AttentionRows(tables, formula)
         self._require_layer()
         noise = self._noise_of_products()
         # A size may differ by `REACH`, and so may the time of attention, which grows with it.
@@ -108,14 +106,14 @@ class MeasuredKernels:
     @property
     def caution(self) -> str:
         """Source of the times, and what is left out."""
-        sources = [
-            f"values are {self.tables.origin}",
-            f"sizes that were not measured take those within {REACH:.1%}, else there is no value",
-        ]
+        caution = (
+            f"values are {self.tables.origin}; sizes that were not measured take those within "
+            f"{REACH:.1%}, else there is no value"
+        )
         absent = self._absent()
         if absent:
-            sources.append(f"left out, as no table has them: {', '.join(absent)}")
-        return "; ".join(sources)
+            caution += f"; left out, as no table has them: {', '.join(absent)}"
+        return caution
 
     def times(self, per: Per, number: int) -> Mapping[str, float]:
         """Return the seconds of operations `per` layer or iteration over `number` tokens, or per
@@ -129,7 +127,7 @@ class MeasuredKernels:
             times[OUTPUT_HEAD] = math.nan
         return times
 
-    def attention_times(self, batch: Batch) -> tuple[float, float]:
+    def attention_times(self, batch: Batch) -> CallTimes:
         """Return the seconds of prefills and of decodes; in one call, decodes count as what they
         add to the prefills.
         """
@@ -140,13 +138,10 @@ class MeasuredKernels:
             prefill = seconds_of((*prompts, *NO_DECODES))
         if batch.num_decodes == 0:
             return prefill, 0.0
-        context = batch.decode_kv_tokens / batch.num_decodes
-        decodes = (batch.num_decodes, context)
+        decodes = (batch.num_decodes, batch.decode_kv_tokens / batch.num_decodes)
         if self._in_one_call and batch.num_prefills:
-            both = seconds_of((*prompts, *decodes))
-            return prefill, both - prefill
-        decode = seconds_of((*NO_PROMPTS, *decodes))
-        return prefill, decode
+            return prefill, seconds_of((*prompts, *decodes)) - prefill
+        return prefill, seconds_of((*NO_PROMPTS, *decodes))
 
 
 def equal_prompts(batch: Batch) -> tuple[float, float, float]:
@@ -162,36 +157,28 @@ def equal_prompts(batch: Batch) -> tuple[float, float, float]:
     return batch.num_prefills, tokens, start
 
 
-@dataclass(frozen=True, eq=False)
 class AttentionRows:
-    """Measured calls: `sizes` [rows, those of `POINT`], what a difference in each is a share of
-    (`scales`, of the same shape), and `seconds` [rows].
+    """Measured calls of the model's heads, all of them where tables are of one model.
+
+    Attributes:
+        sizes: Of the rows [rows, those of `POINT`].
+        scales: What a difference in each is a share of, of the same shape.
+        seconds: Of the rows [rows].
     """
 
-    sizes: Floats
-    scales: Floats
-    seconds: Floats
-
-    @classmethod
-    def of(cls, tables: OperationTables, formula: AnalyticOperations) -> AttentionRows:
-        """Take the calls of the model's heads, all of them where tables are of one model."""
+    def __init__(self, tables: OperationTables, formula: AnalyticOperations) -> None:
         rows = tables.frames.get("attention", pd.DataFrame(columns=[*POINT, TIME]))
         if SHAPE[0] in rows:
             has_heads = (rows[list(SHAPE)] == list(formula.heads)).all(axis="columns")
             rows = rows[has_heads]
-        if "num_prefills" not in rows:
-            rows = rows.assign(num_prefills=1)
+        sizes = rows.reindex(columns=list(POINT), fill_value=1)
         # A call of decodes has no prompt, whatever its row says of their number.
-        rows = rows.assign(num_prefills=rows.num_prefills.where(rows.prefill_chunk > 0, 1))
+        sizes["num_prefills"] = sizes.num_prefills.where(sizes.prefill_chunk > 0, 1)
         # A context counts with the chunk's own tokens, which attend to each other as well.
-        scales = rows.assign(kv_prefill=rows.kv_prefill + rows.prefill_chunk)
-        seconds = rows[TIME].to_numpy(float) * MICROSECOND / tables.num_layers
-        columns = list(POINT)
-        return cls(
-            sizes=rows[columns].to_numpy(float),
-            scales=scales[columns].to_numpy(float),
-            seconds=seconds,
-        )
+        scales = sizes.assign(kv_prefill=sizes.kv_prefill + sizes.prefill_chunk)
+        self.sizes = sizes.to_numpy(float)
+        self.scales = scales.to_numpy(float)
+        self.seconds = rows[TIME].to_numpy(float) * MICROSECOND / tables.num_layers
 
     def at(self, sizes: tuple[float, ...]) -> float:
         """Return the seconds of the row that is nearest in the size that differs most, NaN if that

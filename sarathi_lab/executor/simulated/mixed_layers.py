@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations, prefills
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.executor.simulated.kernel_times import AttentionTimes, Heads, overlapped
+from sarathi_lab.executor.simulated.kernel_times import (
+    AttentionTimes,
+    CallTimes,
+    Chunks,
+    Heads,
+    overlapped,
+)
 from sarathi_lab.model.degrees import kv_heads_of_device
 from sarathi_lab.model.layers import CompressedCache, Index, Latent, LinearAttention, Window
 
@@ -65,9 +71,8 @@ class LatentTimes:
         query_bytes = query_size * formula.dtype_bytes
         self._query_time = 2 * query_bytes / hardware.memory_rate
 
-    def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
+    def prefill(self, chunks: Chunks) -> float:
         """Compute the seconds of `chunks` (start, num_tokens)."""
-        chunks = list(chunks)
         seconds = self._prompts.prefill(chunks)
         context = sum(start for start, _ in chunks)
         if context:
@@ -87,7 +92,7 @@ class LatentTimes:
         fit = "by figures fitted to" if self.formula.hardware.latent else "without a fit to"
         return f"latent attention {fit} measured calls, none of which had a context"
 
-    def times(self, batch: Batch) -> tuple[float, float]:
+    def times(self, batch: Batch) -> CallTimes:
         """Compute the seconds of prefills and of decodes."""
         prefill = self.prefill(prefills(batch))
         decode = self.decode(batch.num_decodes, batch.decode_kv_tokens)
@@ -140,7 +145,7 @@ class SparseTimes:
     caution: str
     error: ClassVar[float] = math.nan
 
-    def times(self, batch: Batch) -> tuple[float, float]:
+    def times(self, batch: Batch) -> CallTimes:
         """Compute the seconds of prefills and of decodes."""
         selected = self.selection.sums(batch.chunks)
         prefill = 0.0
@@ -237,7 +242,7 @@ class WindowTimes:
         self._window = window
         self._times = AttentionTimes(formula.hardware, *heads, kv_head_bytes, bound)
 
-    def times(self, batch: Batch) -> tuple[float, float]:
+    def times(self, batch: Batch) -> CallTimes:
         """Compute the seconds of prefills and of decodes; in one call, decodes count as what they
         add to the prefills.
         """
@@ -271,7 +276,7 @@ class LinearTimes:
         # Mean relative error of held-out calls, NaN without a fit.
         self.error = self.hardware.linear["uncertainty"] if self.is_fitted else math.nan
 
-    def prefill(self, chunks: Iterable[tuple[int, int]]) -> float:
+    def prefill(self, chunks: Chunks) -> float:
         """Compute the seconds of `chunks` (start, num_tokens)."""
         linear = self.linear
         lengths = [num_tokens for _, num_tokens in chunks]
@@ -366,7 +371,7 @@ class MixedOperations(AnalyticOperations):
             sources.append(f"linear attention of {self._linear.linear.rule}: {fit}")
         return "; ".join(sources)
 
-    def attention_times(self, batch: Batch) -> tuple[float, float]:
+    def attention_times(self, batch: Batch) -> CallTimes:
         """Compute the mean layer's seconds of prompts and of decodes, in separate calls; linear
         attention counts among them.
         """

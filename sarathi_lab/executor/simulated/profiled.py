@@ -24,6 +24,7 @@ from sarathi_lab.executor.simulated.interpolation import (
     full_grid,
     log_distance,
 )
+from sarathi_lab.executor.simulated.kernel_times import CallTimes
 from sarathi_lab.executor.tables import (
     DTYPE_SIZES,
     MICROSECOND,
@@ -37,6 +38,7 @@ from sarathi_lab.model.layers import ALIKE, Linear
 REMAINDER = "others"  # a layer of tables that contain all that an iteration costs
 ANALYTIC = "use executor.cost_model=analytic"  # the remedy where tables lack what is run
 PRODUCT_SHAPE = ["in_features", "out_features"]
+Shape = tuple[float, ...]  # values of these
 Curve = Callable[[int], float]
 ProductFormula = Callable[[int, int, int], float]  # seconds by tokens, in_features, out_features
 
@@ -81,21 +83,17 @@ class ProfiledOperations:
     def caution(self) -> str:
         """Source of the times, and which come from another shape or from no table."""
         computed = [*self._computed("layer", 1), *self._computed("emit", 1)]
-        sources = [f"operation times are of {self.tables.source}"]
+        caution = f"operation times are of {self.tables.source}"
         if self._attention is None:
             computed.append("attention")
         elif self._attention.shapes:
-            nearest = set()
-            for shape in self._attention.shapes:
-                nearest.add(f"{shape.num_heads}/{shape.num_kv_heads}")
+            shapes = self._attention.shapes
+            nearest = {f"{shape.num_heads}/{shape.num_kv_heads}" for shape in shapes}
             heads = " and ".join(sorted(nearest))
-            sources.append(
-                f"attention by that of {heads} query/KV heads, by formula between its rows"
-            )
+            caution += f"; attention by that of {heads} query/KV heads, by formula between its rows"
         if computed:
-            sources.append(f"by formula, as no table has them: {', '.join(computed)}")
-        sources.append("past a table's edge the edge is scaled by the formula")
-        return "; ".join(sources)
+            caution += f"; by formula, as no table has them: {', '.join(computed)}"
+        return f"{caution}; past a table's edge the edge is scaled by the formula"
 
     def times(self, per: Per, number: int) -> Mapping[str, float]:
         """Compute the seconds of operations `per` layer or iteration over `number` tokens, or per
@@ -107,13 +105,10 @@ class ProfiledOperations:
         return times
 
     def _computed(self, per: Per, number: int) -> dict[str, float]:
-        times = {}
-        for name, seconds in self._formula.times(per, number).items():
-            if name not in self._measured:
-                times[name] = seconds
-        return times
+        times = self._formula.times(per, number)
+        return {name: times[name] for name in times if name not in self._measured}
 
-    def attention_times(self, batch: Batch) -> tuple[float, float]:
+    def attention_times(self, batch: Batch) -> CallTimes:
         """Compute the seconds of prefills and of decodes; in one call, decodes count as what they
         add to the prefills.
         """
@@ -197,23 +192,24 @@ class ProductTable:
     def __init__(self, rows: pd.DataFrame, formula: ProductFormula) -> None:
         self._formula = formula
         # Tokens and seconds by (in_features, out_features).
-        self.rows: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
+        self.rows: dict[Shape, tuple[Floats, Floats]] = {}
         for key, group in rows.sort_values("tokens").groupby(PRODUCT_SHAPE):
-            shape = cast(tuple[int, int], key)
-            self.rows[shape] = (group.tokens.to_numpy(float), group.seconds.to_numpy(float))
+            tokens = group.tokens.to_numpy(float)
+            self.rows[cast(Shape, key)] = (tokens, group.seconds.to_numpy(float))
         shapes = rows[PRODUCT_SHAPE].drop_duplicates()
-        grid = full_grid(shapes, PRODUCT_SHAPE).astype(int)
+        grid = full_grid(shapes, PRODUCT_SHAPE)
         axes = [sorted(set(grid[column].tolist())) for column in PRODUCT_SHAPE]
-        self._is_grid = min(len(axis) for axis in axes) > 1  # else there are only shapes
+        # Else there are only shapes.
+        self._is_grid = all(len(axis) > 1 for axis in axes)
         self._shapes = list(product(*axes))
         self._grid = Grid(axes)
-        self._logs = Grid([[math.log(size) for size in axis] for axis in axes])
+        self._logs = Grid([np.log(axis).tolist() for axis in axes])
 
     def curve(self, in_features: int, out_features: int) -> Curve:
         """Make the function of one shape's seconds by tokens."""
         shape = (in_features, out_features)
         near = self._nearest(shape)
-        shares: dict[tuple[float, ...], float] = {near: 1.0}
+        shares: dict[Shape, float] = {near: 1.0}
         if near not in self.rows:
             corners = self._logs.corners([math.log(size) for size in near])
             shares = {self._shapes[place]: share for place, share in corners}
@@ -230,7 +226,7 @@ class ProductTable:
 
         return time
 
-    def _nearest(self, shape: tuple[float, ...]) -> tuple[float, ...]:
+    def _nearest(self, shape: Shape) -> Shape:
         """Return `shape` if it has rows or is within the grid, else the nearest that is."""
         if shape in self.rows:
             return shape
@@ -239,11 +235,11 @@ class ProductTable:
             return min(self.rows, key=partial(log_distance, shape))
         return edge
 
-    def _computed(self, tokens: int, shape: tuple[float, ...]) -> float:
+    def _computed(self, tokens: int, shape: Shape) -> float:
         in_features, out_features = shape
         return self._formula(tokens, int(in_features), int(out_features))
 
-    def _at(self, tokens: int, shape: tuple[float, ...]) -> float:
+    def _at(self, tokens: int, shape: Shape) -> float:
         """Compute the seconds of a shape of the table."""
         sizes, seconds = self.rows[shape]
         inside = min(max(tokens, int(sizes[0])), int(sizes[-1]))
@@ -307,19 +303,11 @@ def _require_measured_model(
     """
     spec = formula.spec
     tensor = formula.parallel.tensor
-    if spec.kv_dtype != "auto":
-        raise UserError(
-            f"{setting}: {tables.source} was measured with a cache in the model's type, not with "
-            f"cache.dtype={spec.kv_dtype}; {ANALYTIC}, or cache.dtype=auto"
-        )
-    if not tables.is_of(spec):
-        measured_model = tables.meta.get("model")
-        model = "a model that no meta.yaml names"
-        if measured_model:
-            model = f"model {measured_model}, not of {spec.name}"
-        raise UserError(f"{tables.source} has times of {model}; {ANALYTIC}, or tables of it")
-    if tables.tensor != tensor:
-        raise UserError(
-            f"{tables.source} was measured with tensor_parallel={tables.tensor}, not {tensor}; "
-            f"{ANALYTIC}, or tables of it in a folder tp{tensor}"
-        )
+    if tables.is_of(spec) and tables.tensor == tensor and spec.kv_dtype == "auto":
+        return
+    model = tables.meta.get("model", "that no meta.yaml names")
+    raise UserError(
+        f"{setting}: {tables.source} was measured with model {model}, "
+        f"executor.tensor_parallel={tables.tensor} and cache.dtype=auto, not with model "
+        f"{spec.name}, {tensor} and {spec.kv_dtype}; {ANALYTIC}, or tables of these"
+    )

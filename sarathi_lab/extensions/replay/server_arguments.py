@@ -22,11 +22,10 @@ import fnmatch
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,27 +59,20 @@ SHOWN_NAMES = 8  # unknown names of a server's dump in a message
 # Schedulers that a system has in all versions.
 POLICIES = {"sglang": "sglang", "trtllm": "trtllm"}
 FLAGS = ("flag", "inverse")  # kinds of arguments without a value
-OBJECTS = ("compilation_config", "kv_cache_config")  # of vLLM's and of TensorRT-LLM's arguments
-EAGER = "enforce_eager"
-# Kinds of numbers, as messages call them.
-NUMBERS = {
-    "int": "a whole number from 0 on",
-    "count": "a whole number from 1 on",
-    "number": "a number from 0 on",
-    "share": "a share, above 0 and up to 1",
-}
+CACHE_OBJECT = "kv_cache_config"  # of TensorRT-LLM's
+WHOLE_NUMBERS = ("int", "count")  # kinds of arguments
+NUMBERS = (*WHOLE_NUMBERS, "number", "share")
 TRUE = ("true", "1", "yes", "on", "enabled")
 FALSE = ("false", "0", "no", "off", "disabled")
-SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
-UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}  # vLLM's: 8k is 8000, 8K is 8192
-UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+SCALED = re.compile(r"(\d+)(\.\d+)?([kKmMgGtT])")
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}  # vLLM's
+BINARY_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 NOTHING = ("", "none", "null")
 GRAPH_MODE = "host.graphs.mode"
 LEFT_TO_SERVER = ("auto", "-1")  # numbers that a server chooses itself
 # vLLM's numbers of its modes of CUDA graphs, and pairs of them: of decodes, of other batches.
-GRAPH_MODES = {"0": "none", "1": "piecewise", "2": "full"}
-GRAPH_MODES |= {"2,0": "full_decode_only", "2,1": "full_and_piecewise"}
-BRACKETS = re.compile(r"[\[\]() ]")
+GRAPH_MODES: dict[object, str] = {0: "none", 1: "piecewise", 2: "full"}
+GRAPH_MODES |= {(2, 0): "full_decode_only", (2, 1): "full_and_piecewise"}
 # Weights that a method has, by a part of its name; of GPTQ the usual 4 bits.
 WEIGHTS_OF_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
 WEIGHTS_OF_METHODS |= {"modelopt_fp4": "nvfp4", "w8a8": "w8a8", "int8": "int8"}
@@ -192,7 +184,7 @@ def read_arguments(
     Raises:
         UserError: For a misspelt name and, unless it is a dump, a value of another kind.
     """
-    settings = dict[str, object]()
+    settings: dict[str, object] = {}
     not_simulated = list[str]()
     without_effect = list[str]()
     unknown = list[str]()
@@ -201,24 +193,21 @@ def read_arguments(
         if _says_nothing(row, value):
             continue
         if row is None:
-            meant = misspelt(system, name)
-            if meant is not None and is_typed:
-                raise UserError(
-                    f"{source}: {name} is not an argument of {system} (did you mean {meant}?); "
-                    "correct or remove it"
-                )
+            _check_name(system, name, source, is_typed=is_typed)
             if not _is_idle(value, ""):
-                unknown.append(name if meant is None else f"{name}, maybe {meant}")
+                meant = misspelt(system, name)
+                guess = "" if meant is None else f", maybe {meant}"
+                unknown.append(f"{name}{guess}")
         elif row.setting == NO_EFFECT:
             without_effect.append(name)
         elif not row.setting:
             if not _is_idle(value, row.neutral):
                 not_simulated.append(_with_reason(name, value, row.reason))
         else:
-            try:
-                settings |= _settings_of(row, value, source, is_dump=is_dump)
-            except NotSimulated as reason:
-                not_simulated.append(_with_reason(name, value, str(reason)))
+            converted, reason = _settings_or_reason(row, value, source, is_dump=is_dump)
+            settings |= converted
+            if reason is not None:
+                not_simulated.append(_with_reason(name, value, reason))
     if unknown:
         not_simulated.append(f"{_some(unknown)} (unknown here)")
     if is_dump:
@@ -239,44 +228,41 @@ def as_object(value: object) -> Mapping[str, object]:
 
 def _flattened(system: str, arguments: Mapping[str, object]) -> dict[str, object]:
     """Return arguments by their plain names, with those in objects among them."""
-    flat = dict[str, object]()
-    for typed_name, value in arguments.items():
-        name = typed_name.lstrip("-").replace("-", "_")
-        content = as_object(value) if name in OBJECTS else {}
-        if not content:
-            flat[name] = value
-        for key, value_of_key in content.items():
-            flat[_name_of_key(system, name, key)] = value_of_key
-    if EAGER in flat:
-        flat[EAGER] = flat.pop(EAGER)  # last, as it overrules the mode of graphs
-    return flat
-
-
-def _name_of_key(system: str, name: str, key: str) -> str:
-    """Return the argument that a key of an object is: graphs have the same names outside."""
-    row = find(system, misspelt(system, key) or key)
-    is_of_graphs = row is not None and row.setting.startswith("host.graphs.")
-    return key if is_of_graphs else f"{name}.{key}"
+    plain = {name.lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
+    for name, value in as_object(plain.get("compilation_config")).items():
+        plain.pop("compilation_config", None)
+        row = find(system, misspelt(system, name) or name)
+        is_of_graphs = row is not None and row.setting.startswith("host.graphs.")
+        if not is_of_graphs:
+            name = f"compilation_config.{name}"
+        plain[name] = value
+    for name, value in as_object(plain.get(CACHE_OBJECT)).items():
+        plain.pop(CACHE_OBJECT, None)
+        plain[f"{CACHE_OBJECT}.{name}"] = value
+    # Last, as it overrules the mode of graphs.
+    return dict(sorted(plain.items(), key=lambda item: item[0] == "enforce_eager"))
 
 
 def merged(first: Statement, *others: Statement) -> Statement:
     """Merge what one source states in several places, the last place first."""
+    settings: dict[str, object] = {}
+    # Of dictionaries the keys alone count, in their order and each once.
+    not_simulated = dict[str, None]()
+    without_effect = dict[str, None]()
     statements = (first, *others)
-    settings = dict[str, object]()
     for statement in statements:
         settings |= statement.settings
-    return replace(
-        first,
-        settings=settings,
-        not_simulated=each_once(statement.not_simulated for statement in statements),
-        without_effect=each_once(statement.without_effect for statement in statements),
-        is_complete=any(statement.is_complete for statement in statements),
+        not_simulated |= dict.fromkeys(statement.not_simulated)
+        without_effect |= dict.fromkeys(statement.without_effect)
+    is_complete = any(statement.is_complete for statement in statements)
+    return Statement(
+        first.source,
+        settings,
+        [*not_simulated],
+        [*without_effect],
+        is_complete,
+        first.policy,
     )
-
-
-def each_once(lists: Iterable[Sequence[str]]) -> list[str]:
-    """Return the entries of several lists in their order, each once."""
-    return list(dict.fromkeys(chain.from_iterable(lists)))
 
 
 def with_rules_of_v0(statement: Statement) -> Statement:
@@ -326,11 +312,11 @@ def selected(
     """Select the server's arguments among other keys, and what looks like a misspelling of one if a
     person has typed them.
     """
-    arguments = dict[str, object]()
-    for name, value in content.items():
-        if name in table(system) or (is_typed and misspelt(system, name) is not None):
-            arguments[name] = value
-    return arguments
+    return {
+        key: value
+        for key, value in content.items()
+        if key in table(system) or (is_typed and misspelt(system, key) is not None)
+    }
 
 
 def arguments_of_sections(config: Mapping[str, object]) -> dict[str, object]:
@@ -347,6 +333,16 @@ def arguments_of_sections(config: Mapping[str, object]) -> dict[str, object]:
             if value is not None and name in table("vllm"):
                 arguments[name] = value
     return arguments
+
+
+def _check_name(system: str, name: str, source: str, *, is_typed: bool) -> None:
+    """Raise UserError for a name that a person has misspelt."""
+    meant = misspelt(system, name)
+    if is_typed and meant is not None:
+        raise UserError(
+            f"{source}: {name} is not an argument of {system} (did you mean {meant}?); correct or "
+            "remove it"
+        )
 
 
 def _says_nothing(row: Argument | None, value: object) -> bool:
@@ -385,26 +381,34 @@ def _some(names: Sequence[str]) -> str:
     return shown
 
 
-def _settings_of(row: Argument, value: object, source: str, *, is_dump: bool) -> dict[str, object]:
-    """Return the settings that an argument is. Raises NotSimulated, and UserError for a value of
-    another kind that a person can correct.
-    """
+def _settings_or_reason(
+    row: Argument, value: object, source: str, *, is_dump: bool
+) -> tuple[dict[str, object], str | None]:
+    """Return the settings that an argument is, or why it is not simulated. Raises UserError."""
     try:
-        setting_value = _read(row, value, source)
+        return _converted(row, value, source), None
+    except NotSimulated as reason:
+        return {}, str(reason)
     except UserError:
-        if is_dump:
-            raise NotSimulated("not understood") from None
-        raise
+        # A person can correct what they wrote, but not what a server wrote.
+        if not is_dump:
+            raise
+        return {}, "not understood"
+
+
+def _converted(row: Argument, value: object, source: str) -> dict[str, object]:
+    """Return the settings that an argument is. Raises UserError and NotSimulated."""
+    read = _parsed(row, value, source)
     names = row.setting.split()
     convert = CONVERSIONS.get(names[0])
     if convert is not None:
-        setting_value = convert(row, setting_value)
-    if setting_value is None:  # such as of enforce_eager=False, which leaves the mode to others
+        read = convert(row, read)
+    if read is None:  # such as of enforce_eager=False, which leaves the mode to others
         return {}
-    return dict.fromkeys(names, setting_value)
+    return dict.fromkeys(names, read)
 
 
-def _read(row: Argument, value: object, source: str) -> object:
+def _parsed(row: Argument, value: object, source: str) -> object:
     """Read a value, which is text in some files, as one of the row's kind. Raises UserError."""
     text = str(value).strip()
     if row.kind in NUMBERS:
@@ -428,30 +432,36 @@ def _read(row: Argument, value: object, source: str) -> object:
 def _number(row: Argument, value: object, source: str) -> float:
     """Read a number of the row's kind. Raises UserError."""
     text = str(value).strip()
+    complaint = ""
     number = math.nan
     with suppress(ValueError):
-        number = _amount(text.replace(",", ""))  # of logs
-    is_whole = row.kind in ("int", "count")
-    lowest = 1 if row.kind == "count" else 0
-    is_valid = lowest <= number < math.inf
-    if row.setting == "chunk" and number < 0:
-        is_valid = True  # SGLang cuts no prompt then
-    if is_whole:
-        is_valid = is_valid and number.is_integer()
-    if row.kind == "share":
-        is_valid = 0 < number <= 1
-    if isinstance(value, bool) or not is_valid:
-        kind = NUMBERS[row.kind]
-        raise UserError(f"{source}: {row.argument}={text} is not {kind}; correct it")
-    return int(number) if is_whole else number
+        number = float(_scaled(text))
+    if isinstance(value, bool) or not math.isfinite(number):
+        complaint = "is not a number"
+    elif row.kind in WHOLE_NUMBERS and number % 1:
+        complaint = "is not a whole number"
+    elif row.kind == "count" and number < 1:
+        complaint = "is below 1"
+    elif row.kind == "share" and not 0 < number <= 1:
+        complaint = "is not a share, above 0 and up to 1"
+    elif number < 0 and row.setting != "chunk":
+        complaint = "is below 0"
+    if complaint:
+        raise UserError(f"{source}: {row.argument}={text} {complaint}; correct it")
+    return int(number) if row.kind in WHOLE_NUMBERS else number
 
 
-def _amount(text: str) -> float:
-    """Return a number, which may have a unit."""
-    scaled = SCALED.fullmatch(text)
-    if scaled is None:
-        return float(text)
-    return float(scaled[1]) * UNITS[scaled[2]]
+def _scaled(text: str) -> str:
+    """Write out a number with a unit, as vLLM takes it: 8k is 8000, 8K is 8192."""
+    match = SCALED.fullmatch(text)
+    if match is None:
+        return text
+    number, decimals, unit = match.groups()
+    if unit in BINARY_UNITS:
+        if decimals:
+            return text  # which vLLM refuses
+        return str(int(number) * BINARY_UNITS[unit])
+    return str(int(float(number + (decimals or "")) * UNITS[unit]))
 
 
 def _dtype(row: Argument, value: str) -> str:
@@ -496,19 +506,24 @@ def _queue_order(row: Argument, value: str) -> str:
 
 
 def _graph_mode(row: Argument, value: object) -> str | None:
-    if row.argument == EAGER:
+    if row.argument == "enforce_eager":
         return "none" if value else None
-    text = BRACKETS.sub("", str(value))
-    name = text.rpartition(".")[2].lower()
-    return GRAPH_MODES.get(text, name)
+    key = value
+    if str(value).isdigit():
+        key = int(str(value))
+    elif isinstance(value, list | tuple):
+        key = tuple(value)
+    return GRAPH_MODES.get(key, str(key).rpartition(".")[2].lower())
 
 
 def _graph_sizes(row: Argument, value: object) -> list[int]:
-    sizes = value if isinstance(value, list | tuple) else [value]
-    is_largest = len(sizes) == 1  # of older versions, or of a number
-    if is_largest or not all(str(size).isdigit() for size in sizes):
-        raise NotSimulated("it is no list of sizes; state max_cudagraph_capture_size")
-    return sorted(int(str(size)) for size in sizes)
+    if not isinstance(value, list | tuple):
+        raise NotSimulated("it is no list of sizes")
+    if row.argument == "cuda_graph_sizes" and len(value) == 1:
+        raise NotSimulated("state max_cudagraph_capture_size")
+    if not all(str(size).isdigit() for size in value):
+        raise NotSimulated("it is no list of sizes")
+    return sorted(int(size) for size in value)
 
 
 def _num_blocks(row: Argument, value: int) -> int:
