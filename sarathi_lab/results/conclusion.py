@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
 from sarathi_lab.config.console import amount
-from sarathi_lab.config.instantiate import option_files
 from sarathi_lab.results import sweep_analysis as analysis
-from sarathi_lab.results.intervals import (
-    LEVEL,
-    ends_of_median,
-    level_of,
-    samples_for,
-)
+from sarathi_lab.results.intervals import LEVEL, ends_of_median, level_of, samples_for
 from sarathi_lab.results.load_trend import longer_than
-from sarathi_lab.results.other_runs import LEAST_DIFFERENCE, equal_runs, run_names, runs_behind
-from sarathi_lab.results.table import Row, display_unit, heading, less_is_better
+from sarathi_lab.results.table import HEADINGS, display_unit, heading, less_is_better
 
 # What is judged where all requests wait from the start, and where they arrive over time.
 CLOSED_VERDICTS = ("throughput", "tbt_p99")
 WAIT_VERDICTS = ("ttft_p50", "ttft_p99", "tbt_p99", "request_gap_p99")
 LOADED_VERDICTS = (*WAIT_VERDICTS, "slo_attainment", "goodput")
 # What of runs that are not steady is judged: all else depends on their length.
-OF_ANY_LENGTH = ("throughput",)
-MOST = 4  # sentences
-MOST_POLICIES = 3  # that the best one is compared with
+OF_ANY_LENGTH = "throughput"
+MOST_WORKLOADS = 4  # in sentences
 SENTENCE = ("better", "worse", "equal", "undecided")  # verdicts in the order of a sentence
 # How a replay is off from the run that it repeats: of means, and of the longest waits.
 REPLAY_ERRORS = {
@@ -40,6 +32,11 @@ REPLAY_ERRORS = {
     "error/tbt_p99": "TBT P99",
 }
 LARGE_ERROR = 0.1
+# Ratios so near to 1 are printed as 1.00 and mean nothing to anybody who serves models.
+LEAST_DIFFERENCE = 0.005
+DIGITS = ".9g"  # to which quantities of equal runs agree
+FEWEST_QUANTITIES = 3  # that runs have in common, so that it says something that they are equal
+MOST_SETS = 3  # of equal runs, in a sentence each
 
 
 def arrive_over_time(runs: pd.DataFrame) -> bool:
@@ -48,7 +45,7 @@ def arrive_over_time(runs: pd.DataFrame) -> bool:
         over_time = runs["arrives_over_time"]
         if over_time.notna().all():
             return bool(over_time.any())
-    if "workload.arrivals" not in runs:  # of an older version
+    if "workload.arrivals" not in runs:
         return False
     kinds = runs["workload.arrivals"].map(analysis.text)
     return bool(kinds.ne("closed").any())
@@ -59,9 +56,8 @@ class _Comparison:
     """How the runs of a sweep are compared: with the policy `base`, by the quantities `names`.
 
     Attributes:
-        runs: All, with the ratios to `base`.
-        base: The policy to compare with.
-        others: Further policies whose throughput is compared, such as the paper's baseline.
+        runs: All, each with an index of its own.
+        base: The policy to compare with; None without one.
         names: What is judged.
         settings: What the runs differ in, the policy first.
         work: What decides the requests and the device.
@@ -69,292 +65,314 @@ class _Comparison:
     """
 
     runs: pd.DataFrame
-    base: str
-    others: Sequence[str]
+    base: str | None
     names: Sequence[str]
     settings: Sequence[str]
     work: Sequence[str]
     noise: float
 
-    @property
-    def steady_names(self) -> list[str]:
-        """Return what is judged of runs that are not steady."""
-        return [name for name in OF_ANY_LENGTH if name in self.runs]
+    @classmethod
+    def of(cls, runs: pd.DataFrame) -> _Comparison:
+        """Return how `runs` are compared."""
+        judged = LOADED_VERDICTS if arrive_over_time(runs) else CLOSED_VERDICTS
+        names = [name for name in judged if name in runs and runs[name].notna().any()]
+        settings = ["policy", *analysis.varied(runs)]
+        same_work = analysis.same_work(runs)
+        return cls(
+            runs=runs.reset_index(drop=True),
+            base=analysis.reference(runs),
+            names=names,
+            settings=list(dict.fromkeys(settings)),
+            work=[name for name in same_work if name not in analysis.SAMPLES],
+            noise=analysis.noise(runs),
+        )
 
 
-class _Best(NamedTuple):
+@dataclass(frozen=True)
+class _Best:
     """The best runs of a workload, all of the same settings, and among how many these were."""
 
     runs: pd.DataFrame
     num_settings: int
 
+    @property
+    def policy(self) -> str:
+        return str(self.runs["policy"].iloc[0])
+
 
 def conclusion(runs: pd.DataFrame) -> list[str]:
-    """Compare the best run of each workload with the reference, and with the best ones of other
-    policies: what is better, worse, undecided.
+    """Compare the best run of each workload with the reference, and with the best one of another
+    policy of the sweep: what is better, worse, undecided.
 
     The best has the most tokens/s; of requests that arrive over time `_order_over_time` states it.
     As it is chosen among several, its intervals are as wide as all of them need at once. Where it
     or the other one is not steady, waits are not compared.
     """
-    base = analysis.reference(runs)
-    comparison = _comparison(runs, base)
-    verdicts: list[str] = []
-    if comparison is not None:
-        verdicts = _verdicts(comparison)
-    remarks = []
-    if base is None:
-        remarks += _remark_on_reference(runs, are_compared=bool(verdicts))
-    elif comparison is not None:
-        remarks += _remark_on_further_baselines(comparison)
-    remarks += equal_runs(runs)
+    comparison = _Comparison.of(runs)
+    sentences: list[str] = []
+    if comparison.names:
+        sentences += _verdicts(comparison)
+    sentences += _equal_runs(runs)
     caution = _caution_of_replay(runs)
     if caution:
-        remarks.append(caution)
-    sentences = [*verdicts, *remarks]
+        sentences.append(caution)
     if sentences:
         sentences[0] = f"\n{sentences[0]}"
     return sentences
 
 
 def _verdicts(comparison: _Comparison) -> list[str]:
-    """Compare the best run of each workload with the reference and with other policies' best ones.
-
-    Without a reference only policies of one sweep are compared.
+    """Compare the best run of each workload with others; of many workloads the first and the last
+    one, such as the lowest and the highest rate.
     """
-    every_best = _best_of_workloads(comparison)
-    sentences: list[str] = []
-    if comparison.base:
-        sentences = _beside_reference(every_best, comparison)
-    elif "swept" in comparison.runs and not _is_replay(comparison.runs):
-        sentences = _among_swept(every_best, comparison, num_workloads=len(every_best))
-    if sentences and _are_single_draws(comparison.runs):
-        num_settings = max(best.num_settings for best in every_best)
-        sentences.append(
-            "These are single draws of arrivals, of which a P99 is one or two requests; "
-            f"seed=range({samples_for(num_settings)}) shows what they decide."
-        )
-    return sentences
-
-
-def _beside_reference(every_best: Sequence[_Best], comparison: _Comparison) -> list[str]:
-    """Compare the best run of each workload with the reference, of more than `MOST` workloads the
-    two extremes. Then these are compared with other policies, and runs that are worse are named.
-    """
+    swept = analysis.without_baselines(comparison.runs)
+    candidates = swept[swept["policy"] != comparison.base]
+    works = analysis.group_keys(candidates, comparison.work)
+    every_best = [_best(group, comparison) for _, group in candidates.groupby(works, sort=False)]
     described = every_best
-    on_others: list[str] = []
-    if len(every_best) > MOST:
-        described, on_others = _extremes(every_best, comparison)
-    sentences = [_sentence(best, comparison) for best in described]
-    sentences += on_others
-    sentences += _among_swept(described, comparison, num_workloads=len(every_best))
-    sentences += _behind(every_best, comparison)
-    return sentences
-
-
-def _remark_on_reference(runs: pd.DataFrame, *, are_compared: bool) -> list[str]:
-    """State that the policies of a sweep have no reference, and how they get one."""
-    is_sweep = "swept" in runs
-    if not is_sweep or _is_replay(runs):
-        return []
-    policies = list(runs.policy.unique())
-    if len(policies) < 2:
-        return []
-    # Classes of a user's own are no options that `baselines` can name.
-    options = option_files("policy")
-    named = [policy for policy in policies if policy in options]
-    reference = named[-1] if named else analysis.REFERENCES[0]
-    remark = "No policy is the reference"
-    if are_compared:
-        remark += ", so the best ones are compared with each other alone"
-    return [
-        f"{remark}; baselines=[{reference}] compares with {reference}, with an interval where "
-        "there are several seeds."
-    ]
-
-
-def _remark_on_further_baselines(comparison: _Comparison) -> list[str]:
-    """Name the baselines that no sentence compares with."""
-    runs = comparison.runs
-    if "is_baseline" not in runs:
-        return []
-    baselines = runs.policy[runs.is_baseline.astype(bool)].unique()
-    further = [name for name in baselines if name not in (comparison.base, *comparison.others)]
-    if not further:
-        return []
-    return [
-        f"Sentences compare with {comparison.base}, and not with {' and '.join(further)}: "
-        f"baselines=[{further[0]}] makes it the reference."
-    ]
-
-
-def _among_swept(
-    every_best: Sequence[_Best], comparison: _Comparison, *, num_workloads: int
-) -> list[str]:
-    """Compare the best run of each workload with the best ones of the sweep's other policies: the
-    first `MOST_POLICIES` on a single workload, the next best one on each of several.
-
-    What is not compared is counted: policies, and workloads after `MOST` sentences.
-    """
-    most_others = 1
-    next_best = "next best policy of each workload is"
-    if num_workloads == 1:
-        most_others = MOST_POLICIES
-        next_best = f"{MOST_POLICIES} next best policies are"
-    sentences: list[str] = []
-    num_compared = 0
-    leaves_policies = False
-    for best in every_best:
-        if len(sentences) >= MOST:
-            break
-        others = _best_of_others(best, comparison)
-        sentences += _beside_others(best, others, comparison, most_others)
-        leaves_policies = leaves_policies or next(others, None) is not None
-        num_compared += 1
+    if len(every_best) > MOST_WORKLOADS:
+        described = [every_best[0], every_best[-1]]
+    sentences = []
+    for best in described:
+        for others in _compared_with(best, comparison):
+            sentences.append(_sentence(best, others, comparison))
     if not sentences:
         return []
-    if leaves_policies:
-        sentences.append(f"Only the {next_best} compared with the best one.")
-    if num_compared < num_workloads:
-        sentences.append(
-            f"Policies are compared on {num_compared} of {num_workloads} workloads; the table has "
-            "the others."
-        )
+    num_between = len(every_best) - len(described)
+    if num_between:
+        sentences.append(f"The table has the {num_between} workloads between these.")
+    remark = _remark_on_samples(described[0], comparison)
+    if remark:
+        sentences.append(remark)
     return sentences
 
 
-def _beside_others(
-    best: _Best, others: Iterator[_Best], comparison: _Comparison, most: int
-) -> list[str]:
-    """Compare the best run of a workload with the first `most` of `others` that differ from it.
-
-    Equal ones are passed over: `equal_runs` names them.
+def _compared_with(best: _Best, comparison: _Comparison) -> list[pd.DataFrame]:
+    """Return the reference's runs on the workload of the best runs, and in a sweep of policies the
+    best ones of the next best policy.
     """
-    sentences: list[str] = []
-    for other in others:
-        sentence = _beside_other(best, other, comparison)
-        if sentence:
-            sentences.append(sentence)
-        if len(sentences) == most:
-            break
-    if sentences and not comparison.base:  # else the sentence on the reference has stated it
-        sentences[-1] += _on_samples(best.runs, best.num_settings, comparison.noise)
-    return sentences
-
-
-def _best_of_others(best: _Best, comparison: _Comparison) -> Iterator[_Best]:
-    """Yield the best runs of the other policies on the same workload, the best one first."""
-    swept = analysis.without_baselines(comparison.runs)
-    works = analysis.group_keys(swept, comparison.work)
-    works_of_best = analysis.group_keys(best.runs, comparison.work)
-    is_same_work = works.isin(works_of_best)
-    excluded = [comparison.base, best.runs.policy.iloc[0]]
-    is_excluded = swept.policy.isin(excluded)
-    others = swept[is_same_work & ~is_excluded]
-    while not others.empty:
-        next_best = _best(others, comparison)
-        yield next_best
-        others = others[others.policy != next_best.runs.policy.iloc[0]]
-
-
-def _beside_other(best: _Best, other: _Best, comparison: _Comparison) -> str:
-    """Compare the best runs of two policies in a sentence; "" where nothing differs."""
-    base = str(other.runs.policy.iloc[0])
-    pair = pd.concat([best.runs, other.runs])
-    with_ratios = _with_ratios(pair, comparison.names, base)
-    of_pair = replace(comparison, runs=with_ratios, base=base)
-    runs = with_ratios[with_ratios.policy != base]
-    own_settings = [name for name in comparison.settings if name not in comparison.work]
-    base_name = run_names(other.runs[:1], own_settings).iloc[0]
-    clauses, are_equal = _clauses(_Best(runs, best.num_settings), of_pair, base_name)
-    if are_equal:
-        return ""
-    return _beside(runs, clauses, of_pair, base_name)
-
-
-def _best_of_workloads(comparison: _Comparison) -> list[_Best]:
-    """Return the best runs of each workload, without the reference."""
-    swept = analysis.without_baselines(comparison.runs)
-    candidates = swept[swept.policy != comparison.base]
-    work = analysis.group_keys(candidates, comparison.work)
-    return [_best(group, comparison) for _, group in candidates.groupby(work, sort=False)]
-
-
-def _behind(every_best: Sequence[_Best], comparison: _Comparison) -> list[str]:
-    """Name the runs that are worse than the reference, without the best of each workload."""
-    of_best = [index for best in every_best for index in best.runs.index]
-    names = comparison.names
     runs = comparison.runs
-    if "throughput" not in names:  # waits of runs that are not steady depend on their length
-        runs = runs[analysis.unsteady(runs) == 0]
-    return runs_behind(
-        runs, comparison.base, names, comparison.settings, noise=comparison.noise, best=of_best
-    )
+    references = _on_same_work(runs[runs["policy"] == comparison.base], best, comparison)
+    compared = [references]
+    if "swept" in runs:
+        swept = analysis.without_baselines(runs)
+        is_other = ~swept["policy"].isin([comparison.base, best.policy])
+        others = _on_same_work(swept[is_other], best, comparison)
+        # A policy that equals the best one is named by `_equal_runs`.
+        names = list(comparison.names)
+        is_equal = (others[names] == best.runs[names].median()).all(axis="columns")
+        others = others[~is_equal]
+        if len(others):
+            compared.append(_best(others, comparison).runs)
+    return [others for others in compared if len(others)]
 
 
-def _extremes(
-    every_best: Sequence[_Best], comparison: _Comparison
-) -> tuple[Sequence[_Best], list[str]]:
-    """Return the workloads on which the best comes to least and to most beside the reference, and
-    sentences on the others.
+def _on_same_work(runs: pd.DataFrame, best: _Best, comparison: _Comparison) -> pd.DataFrame:
+    """Return those of `runs` that are on the workload of the best runs."""
+    works = analysis.group_keys(runs, comparison.work)
+    works_of_best = analysis.group_keys(best.runs, comparison.work)
+    return runs[works.isin(works_of_best)]
 
-    The order is that of steady runs by the first quantity that is judged. Where fewer than two
-    workloads have such, it is that of all runs by a quantity that does not depend on their length.
+
+def _best(group: pd.DataFrame, comparison: _Comparison) -> _Best:
+    """Return the best of runs on one workload."""
+    keys = analysis.group_keys(group, comparison.settings)
+    judged = [name for name in (*comparison.names, OF_ANY_LENGTH) if name in group]
+    typical = group.groupby(keys, sort=False)[list(dict.fromkeys(judged))].median()
+    if OF_ANY_LENGTH in comparison.names:
+        order = pd.DataFrame({"unserved": -typical[OF_ANY_LENGTH]})
+    else:
+        is_steady = analysis.are_steady(group, comparison.settings)
+        order = _order_over_time(typical, is_steady)
+    columns = list(map(str, order))
+    first = order.sort_values(columns, kind="stable").index[0]
+    return _Best(group[keys == first], len(typical))
+
+
+def _order_over_time(typical: pd.DataFrame, is_steady: pd.Series) -> pd.DataFrame:
+    """Return columns by which the best of `typical` (medians by settings) comes first.
+
+    That is a steady run, with the most requests within the objective, and then with the least that
+    nearly all users wait at a stretch: for the first token, and once between tokens. A P99 over all
+    gaps would choose a server that stops for seconds once a request; the gaps alone one that lets
+    requests wait before they begin. Of runs that are not steady it has the most tokens/s.
     """
-    steady = []
-    for best in every_best:
-        references = _references(best.runs, comparison)
-        if not _difference_in_steadiness(best.runs, references, comparison.base):
-            steady.append(best)
-    number = len(every_best)
-    num_unsteady = number - len(steady)
-    name = comparison.names[0]
-    comparable = steady
-    if len(steady) < 2:
-        comparable = list(every_best)
-        name = next(iter(comparison.steady_names), name)
+    order = pd.DataFrame(index=typical.index)
+    order["unsteady"] = ~is_steady.reindex(typical.index)
+    if "throughput" in typical:
+        order["unserved"] = -typical["throughput"].where(order["unsteady"], 0.0)
+    if "slo_attainment" in typical:
+        order["within_objective"] = -typical["slo_attainment"]
+    waits = [name for name in ("ttft_p99", "request_gap_p99") if name in typical]
+    order["longest_waits"] = typical[waits].sum(axis="columns")
+    for name in ("tbt_p99", "ttft_p50"):
+        if name in typical:
+            order[name] = typical[name]
+    return order
 
-    def ratio_of(best: _Best) -> float:
-        return float(best.runs[f"{name}_vs_{comparison.base}"].median())
 
-    with_ratio = [best for best in comparable if not math.isnan(ratio_of(best))]
-    ordered = sorted(with_ratio or comparable, key=ratio_of)
+def _sentence(best: _Best, others: pd.DataFrame, comparison: _Comparison) -> str:
+    """Compare the best runs of a workload with those of another policy."""
+    base = str(others["policy"].iloc[0])
+    base_name = base
+    if base != comparison.base:
+        own_settings = [name for name in comparison.settings if name not in comparison.work]
+        base_name = _name_of(others.iloc[0], own_settings)
+    pair = pd.concat([best.runs, others])
+    for name in dict.fromkeys([*comparison.names, OF_ANY_LENGTH]):
+        pair = analysis.relative(pair, name, base)
+    runs = pair[pair["policy"] != base]
+    clauses = []
+    unsteady = _unsteady(pair)
+    judged = comparison.names
+    if unsteady:
+        judged = [name for name in (OF_ANY_LENGTH,) if name in pair]
+        clauses.append(f"waits are not compared (not steady: {', '.join(unsteady)})")
+    in_words = defaultdict(list)
+    for name in judged:
+        verdict, values = _verdict(name, runs, others, best.num_settings, comparison.noise)
+        in_words[verdict].append(values)
+    for verdict in SENTENCE:
+        if in_words[verdict]:
+            clauses.append(f"{verdict} in {', '.join(in_words[verdict])}")
+    best_name = _name_of(runs.iloc[0], comparison.settings)
+    return f"{best_name} beside {base_name}: {'; '.join(clauses)}."
+
+
+def _unsteady(runs: pd.DataFrame) -> list[str]:
+    """Return the policies whose runs are mostly not steady."""
+    policies = []
+    for policy, of_policy in runs.groupby("policy", sort=False):
+        if analysis.unsteady(of_policy).mean() >= 0.5:
+            policies.append(str(policy))
+    return policies
+
+
+def _verdict(
+    name: str, runs: pd.DataFrame, others: pd.DataFrame, num_settings: int, noise: float
+) -> tuple[str, str]:
+    """Return whether a quantity of `runs` is better than that of `others`, worse, equal or
+    undecided, and its values in words.
+    """
+    quantity = f"{name}_vs_{others['policy'].iloc[0]}"
+    ratios = runs[quantity].fillna(1.0)  # of two zeros
+    differences = (ratios - 1).abs()
+    if (differences < LEAST_DIFFERENCE).all():
+        return "equal", _label(name)
+    # The best of several settings: their intervals hold together.
+    level = 1 - (1 - LEVEL) / num_settings
+    ends = ends_of_median(list(ratios), level=level, is_series=False)
+    ratio = float(ratios.median())
+    row = {"quantity": quantity, "policy": "", "value": ratio, "num_samples": len(runs)}
+    is_decided = analysis.is_decided(row | ends._asdict(), noise)
+    times = f"{ratio:.2f} times"
+    if len(runs) > 1:
+        times = f"in pairs {times}, {ends.low:.2f} to {ends.high:.2f}"
+    values = _in_words(name, runs[name].median(), others[name].median())
+    if 0 < ratio < math.inf and name != "slo_attainment":
+        values += f" ({times})"
+    if not is_decided:
+        return "undecided", values
+    is_more = ratio > 1
+    if is_more == less_is_better(name):
+        return "worse", values
+    return "better", values
+
+
+def _label(name: str) -> str:
     label, _, _ = heading(name).partition(" [")
-    on_others = []
-    num_between = len(ordered) - 2
-    if num_between > 0:
-        on_others.append(f"{num_between} of {number} workloads lie between in {label}.")
-    num_unknown = len(comparable) - len(ordered)
-    if num_unknown:
-        on_others.append(f"{num_unknown} of {number} workloads have no {label}.")
-    if num_unsteady:
-        on_others.append(f"On {num_unsteady} of {number} workloads a run is not steady.")
-    extremes = [ordered[0]]
-    if len(ordered) > 1:
-        extremes.append(ordered[-1])
-    return extremes, on_others
+    return label
 
 
-def _are_single_draws(runs: pd.DataFrame) -> bool:
-    """Return whether each case is simulated once, with arrivals that a seed decides."""
-    swept = analysis.without_baselines(runs)
-    cases = analysis.group_keys(swept, ["policy", *analysis.varied(runs)])
-    is_simulated = analysis.noise(runs) == analysis.DETERMINISTIC
-    return is_simulated and cases.is_unique and _are_drawn(runs)
+def _in_words(name: str, value: float, value_of_base: float) -> str:
+    """Format a quantity and the reference's."""
+    if name == "slo_attainment":
+        return f"{_label(name)} {value:.1%} against {value_of_base:.1%}"
+    scale, label_and_unit = display_unit(name, max(value, value_of_base))
+    label, _, unit = label_and_unit.partition(" [")
+    amounts = f"{amount(scale * value)} against {amount(scale * value_of_base)}"
+    return f"{label} {amounts} {unit.rstrip(']')}"
+
+
+def _name_of(run: pd.Series, settings: Sequence[str]) -> str:
+    """Return the policy of a run and those of the `settings` that it has, as people name it."""
+    policy_and_settings = [str(run["policy"])]
+    for name in settings:
+        value = analysis.text(run[name])
+        if name != "policy" and value != "-":
+            policy_and_settings.append(f"{name}={value}")
+    return " ".join(policy_and_settings)
+
+
+def _remark_on_samples(best: _Best, comparison: _Comparison) -> str:
+    """State what the samples of the best runs leave open, and how many would decide it.
+
+    Each interval has its level by itself. The best of several settings was chosen by the same
+    samples, which its interval covers from `samples_for` on.
+    """
+    number = len(best.runs)
+    needed = samples_for(best.num_settings)
+    if number == 1 and math.isnan(comparison.noise):
+        return "One run each has no measure of noise."
+    if number == 1 and not _are_drawn(comparison.runs):
+        return ""
+    if number == 1:
+        return (
+            "These are single draws of arrivals, of which a P99 is one or two requests; "
+            f"seed=range({needed}) shows what they decide."
+        )
+    remark = f"These are {level_of(number):.0%} intervals of {number} samples, each by itself"
+    if number < needed:
+        enough_samples = f"repeat={needed}"
+        if "seed" in best.runs and best.runs["seed"].nunique() > 1:
+            enough_samples = f"seed=range({needed})"
+        remark += f"; {enough_samples} has {LEVEL:.0%}"
+        if best.num_settings > 1:
+            remark += f" for the best of {best.num_settings}"
+    if round(comparison.noise, 2) > 1:
+        remark += f"; equal work differed by up to {comparison.noise:.2f} times"
+    return f"{remark}."
 
 
 def _are_drawn(runs: pd.DataFrame) -> bool:
     """Return whether a seed decides when requests arrive, not a recorded run or a trace."""
-    if "workload.arrivals" not in runs or _is_replay(runs) or not arrive_over_time(runs):
+    if "workload.arrivals" not in runs or not arrive_over_time(runs):
         return False
     kinds = runs["workload.arrivals"]
-    is_drawn = kinds.notna() & kinds.ne("trace")
+    is_drawn = kinds.notna() & ~kinds.isin(["trace", "recorded"])
     return bool(is_drawn.all())
 
 
-def _is_replay(runs: pd.DataFrame) -> bool:
-    """Return whether runs repeat a real server's, whose requests are recorded."""
-    return any(name in runs for name in REPLAY_ERRORS)
+def longer_run(runs: pd.DataFrame) -> str:
+    """Return the setting of a run that is long enough to show, perhaps, which server keeps up; ""
+    if the requests of these are recorded.
+    """
+    if not _are_drawn(runs) or "workload.num_requests" not in runs:
+        return ""
+    num_requests = int(runs["workload.num_requests"].max())
+    return f"workload.num_requests={longer_than(num_requests)}"
+
+
+def _equal_runs(runs: pd.DataFrame) -> list[str]:
+    """Name runs of different settings that agree in all digits of every quantity, in a sentence for
+    each set of them: what sets them apart had no effect.
+    """
+    quantities = [name for name in HEADINGS if name in runs and runs[name].notna().any()]
+    numbered = runs.reset_index(drop=True)
+    distinct = analysis.without_repeated(numbered, quantities)
+    settings = ["policy", *analysis.varied(distinct)]
+    keys = analysis.group_keys(distinct, settings)
+    names_by_digits = defaultdict(list)
+    for _, of_setting in distinct.groupby(keys, sort=False):
+        medians = of_setting[quantities].astype(float).median()
+        if medians.notna().sum() >= FEWEST_QUANTITIES:
+            digits = " ".join(format(median, DIGITS) for median in medians)
+            names_by_digits[digits].append(_name_of(of_setting.iloc[0], settings))
+    sets = [names for names in names_by_digits.values() if len(names) > 1]
+    sentences = [f"Equal in every quantity: {', '.join(names)}." for names in sets[:MOST_SETS]]
+    if len(sets) > MOST_SETS:
+        sentences.append(f"So are {len(sets) - MOST_SETS} further sets of runs.")
+    return sentences
 
 
 def _caution_of_replay(runs: pd.DataFrame) -> str:
@@ -388,306 +406,3 @@ def caution_of_replay(errors: Mapping[str, float]) -> str:
         "smaller differences; check hardware, host, and the time that passes outside the server "
         "(network, client)."
     )
-
-
-def _comparison(runs: pd.DataFrame, base: str | None) -> _Comparison | None:
-    """Return how runs are compared with the policy `base`, with none by what they are judged alone;
-    None without a quantity to judge them by.
-    """
-    judged: Sequence[str]
-    further_policies: Sequence[str] = []
-    if arrive_over_time(runs):
-        judged = LOADED_VERDICTS
-    else:
-        judged = CLOSED_VERDICTS
-        further_policies = analysis.references(runs)[1:]
-    names = []
-    for name in judged:
-        if name in runs and runs[name].notna().any():
-            names.append(name)
-    if not names:
-        return None
-    with_ratios = runs.reset_index(drop=True)
-    if base is not None:
-        with_ratios = _with_ratios(with_ratios, names, base)
-    for policy in further_policies:
-        for name in names:
-            with_ratios = analysis.relative(with_ratios, name, policy)
-    settings = ["policy", *analysis.varied(with_ratios)]
-    same_work = analysis.same_work(with_ratios)
-    return _Comparison(
-        runs=with_ratios,
-        base=base or "",
-        others=further_policies,
-        names=names,
-        settings=list(dict.fromkeys(settings)),
-        work=[name for name in same_work if name not in analysis.SAMPLES],
-        noise=analysis.noise(with_ratios),
-    )
-
-
-def _with_ratios(runs: pd.DataFrame, names: Sequence[str], base: str) -> pd.DataFrame:
-    """Return runs with the ratios of all that may be judged to those of the policy `base`."""
-    for name in dict.fromkeys([*names, *OF_ANY_LENGTH]):
-        runs = analysis.relative(runs, name, base)
-    return runs
-
-
-def _best(group: pd.DataFrame, comparison: _Comparison) -> _Best:
-    """Return the best of runs on one workload."""
-    keys = analysis.group_keys(group, comparison.settings)
-    judged = dict.fromkeys([*comparison.names, *comparison.steady_names])
-    typical = group.groupby(keys, sort=False)[list(judged)].median()
-    if "throughput" in comparison.names:
-        order = pd.DataFrame({"throughput": -typical["throughput"]})
-    else:
-        is_steady = analysis.are_steady(group, comparison.settings)
-        order = _order_over_time(typical, is_steady)
-    columns = list(map(str, order))
-    first = order.sort_values(columns, kind="stable").index[0]
-    return _Best(group[keys == first], len(typical))
-
-
-def _order_over_time(typical: pd.DataFrame, is_steady: pd.Series) -> pd.DataFrame:
-    """Return columns by which the best of `typical` (medians by settings) comes first.
-
-    That is a steady run, with the most requests within the objective, and then with the least that
-    nearly all users wait at a stretch: for the first token, and once between tokens. A P99 over all
-    gaps would choose a server that stops for seconds once a request; the gaps alone one that lets
-    requests wait before they begin. Of runs that are not steady it has the most tokens/s.
-    """
-    order = pd.DataFrame(index=typical.index)
-    order["unsteady"] = ~is_steady.reindex(typical.index)
-    if "throughput" in typical:
-        order["unserved"] = -typical["throughput"].where(order["unsteady"], 0.0)
-    if "slo_attainment" in typical:
-        order["within_objective"] = -typical["slo_attainment"]
-    waits = [name for name in ("ttft_p99", "request_gap_p99") if name in typical]
-    order["longest_waits"] = typical[waits].sum(axis="columns")
-    for name in ("tbt_p99", "ttft_p50"):
-        if name in typical:
-            order[name] = typical[name]
-    return order
-
-
-def _difference_in_steadiness(runs: pd.DataFrame, references: pd.DataFrame, base: str) -> str:
-    """State why the waits of `runs` and `references` are not compared; "" if all are steady."""
-    is_steady = bool(analysis.are_steady(runs, ["policy"]).all())
-    is_base_steady = bool(analysis.are_steady(references, ["policy"]).all())
-    if is_steady and is_base_steady:
-        return ""
-    if is_steady:
-        return f"keeps up with the load and {base} does not, whose waits depend on the run's length"
-    if is_base_steady:
-        return f"is not steady, so that its waits are not compared with {base}'s"
-    if _are_overloaded(runs) and _are_overloaded(references):
-        return "neither keeps up with the load, so that their waits are not compared"
-    neither = "neither is steady, so that their waits are not compared"
-    longer = longer_run(runs)
-    if longer:
-        neither += f" (a longer run may show which keeps up: {longer})"
-    return neither
-
-
-def _are_overloaded(runs: pd.DataFrame) -> bool:
-    return "is_overloaded" in runs and bool((runs["is_overloaded"] == 1).all())
-
-
-def longer_run(runs: pd.DataFrame) -> str:
-    """Return the setting of a run that is long enough to show, perhaps, which server keeps up; ""
-    if the requests of these are recorded.
-    """
-    if not _are_drawn(runs) or "workload.num_requests" not in runs:
-        return ""
-    num_requests = int(runs["workload.num_requests"].max())
-    return f"workload.num_requests={longer_than(num_requests)}"
-
-
-def _sentence(best: _Best, comparison: _Comparison) -> str:
-    """Describe the best runs of a workload beside the reference's."""
-    runs = best.runs
-    clauses, _ = _clauses(best, comparison, comparison.base)
-    sentence = _beside(runs, clauses, comparison, comparison.base)
-    samples = _on_samples(runs, best.num_settings, comparison.noise)
-    return sentence + samples + _gains(runs, comparison)
-
-
-def _beside(
-    runs: pd.DataFrame, clauses: Sequence[str], comparison: _Comparison, base_name: str
-) -> str:
-    """Return the clauses on equal runs beside the reference's as a sentence."""
-    name = run_names(runs[:1], comparison.settings).iloc[0]
-    return f"{name} beside {base_name}: {'; '.join(clauses)}."
-
-
-def _clauses(best: _Best, comparison: _Comparison, base_name: str) -> tuple[list[str], bool]:
-    """Describe the best runs of a workload beside the reference's, which are called `base_name`.
-
-    Returns:
-        Clauses of a sentence, and whether the runs are equal in all that is judged.
-    """
-    runs = best.runs
-    references = _references(runs, comparison)
-    clauses = []
-    names = comparison.names
-    unsteady = _difference_in_steadiness(runs, references, base_name)
-    if unsteady:
-        clauses.append(unsteady)
-        names = comparison.steady_names
-    values_by_verdict: dict[str, list[str]] = {verdict: [] for verdict in SENTENCE}
-    for name in names:
-        verdict, values = _verdict(name, best, references, comparison)
-        values_by_verdict[verdict].append(values)
-    are_equal = not unsteady
-    for verdict, quantities in values_by_verdict.items():
-        if quantities:
-            clauses.append(f"{verdict} in {', '.join(quantities)}")
-            are_equal = are_equal and verdict == "equal"
-    return clauses, are_equal
-
-
-def _references(runs: pd.DataFrame, comparison: _Comparison) -> pd.DataFrame:
-    """Return the reference's runs on the same work, of the same chunk if there are such."""
-    of_base = comparison.runs[comparison.runs.policy == comparison.base]
-    work = analysis.group_keys(runs, comparison.work)
-    work_of_base = analysis.group_keys(of_base, comparison.work)
-    references = of_base[work_of_base.isin(work)]
-    if not analysis.varies_in_chunk(references):
-        return references
-    is_of_same_chunk = references["chunk"].isin(runs["chunk"])
-    if not is_of_same_chunk.any():
-        return references
-    return references[is_of_same_chunk]
-
-
-def _verdict(
-    name: str, best: _Best, references: pd.DataFrame, comparison: _Comparison
-) -> tuple[str, str]:
-    """Return whether a quantity is better, worse, equal or undecided, and its values in words."""
-    runs = best.runs
-    quantity = f"{name}_vs_{comparison.base}"
-    ratios = runs[quantity].fillna(1.0)  # of two zeros
-    value = runs[name].median()
-    differences = (ratios - 1).abs()
-    if (differences < LEAST_DIFFERENCE).all():
-        return "equal", _value_in_words(name, value)
-    # The best of several settings: their intervals hold together.
-    level = 1 - (1 - LEVEL) / best.num_settings
-    ends = ends_of_median(list(ratios), level=level, is_series=False)
-    ratio = float(ratios.median())
-    row: Row = {
-        "quantity": quantity,
-        "policy": "",
-        "value": ratio,
-        "num_samples": len(runs),
-        **ends._asdict(),
-    }
-    is_decided = analysis.is_decided(row, comparison.noise)
-    # Of the runs that these are paired with: a slow phase of the machine is in both.
-    value_of_base = (runs[name] / ratios).median()
-    if math.isnan(value_of_base):  # none of these has any
-        value_of_base = references[name].median()
-    interval: Sequence[float] = ()
-    if len(runs) > 1:
-        interval = (ends.low, ends.high)
-    values = _in_words(name, value, value_of_base, ratio, interval)
-    if not is_decided:
-        return "undecided", values
-    is_more = ratio > 1
-    if is_more == less_is_better(name):
-        return "worse", values
-    return "better", values
-
-
-def _gains(runs: pd.DataFrame, comparison: _Comparison) -> str:
-    """State the throughput over that of further policies, such as the paper's baseline."""
-    sentences = ""
-    for policy in comparison.others:
-        if runs.policy.iloc[0] == policy:
-            continue
-        quantity = f"throughput_vs_{policy}"
-        row = analysis.medians(runs, ["policy"], quantity, level=comparison.noise).iloc[0]
-        ratio = row["value"]
-        times = f"{ratio:.2f} times the"
-        if abs(ratio - 1) < LEAST_DIFFERENCE:
-            times = "as many"
-        sentence = f" Beside {policy}: {times} tokens/s"
-        if row["num_samples"] > 1:
-            sentence += " in pairs"
-        if not row["is_decided"]:
-            sentence += ", which is within the noise"
-        sentences += f"{sentence}{_other_quantities(runs, policy, comparison)}."
-    return sentences
-
-
-def _other_quantities(runs: pd.DataFrame, policy: str, comparison: _Comparison) -> str:
-    """State what else of `runs` differs from a further policy's: more tokens/s may cost waits."""
-    clauses = ""
-    for name in comparison.names:
-        quantity = f"{name}_vs_{policy}"
-        if name == "throughput" or quantity not in runs:
-            continue
-        medians = analysis.medians(runs, ["policy"], quantity, level=comparison.noise)
-        for row in medians.to_dict("records"):
-            ratio = row["value"]
-            if not row["is_decided"] or abs(ratio - 1) < LEAST_DIFFERENCE:
-                continue
-            value = runs[name].median()
-            value_of_policy = (runs[name] / runs[quantity]).median()
-            clauses += f"; {_in_words(name, value, value_of_policy, ratio, ())}"
-    return clauses
-
-
-def _value_in_words(name: str, value: float) -> str:
-    """Format a quantity alone, such as "TTFT P50 185 ms"."""
-    scale, label_and_unit = display_unit(name, value)
-    if name == "slo_attainment":
-        return f"{label_and_unit} {value:.1%}"
-    label, _, unit = label_and_unit.partition(" [")
-    return f"{label} {amount(scale * value)} {unit.rstrip(']')}"
-
-
-def _in_words(
-    name: str, value: float, value_of_base: float, ratio: float, ends: Sequence[float]
-) -> str:
-    """Format a quantity, the reference's, their ratio; of samples that of pairs, with its ends."""
-    scale, label_and_unit = display_unit(name, max(value, value_of_base))
-    label, _, unit = label_and_unit.partition(" [")
-    if name == "slo_attainment":
-        return f"{label} {value:.1%} against {value_of_base:.1%}"
-    amount_of_base = amount(scale * value_of_base)
-    shown = f"{label} {amount(scale * value)} against {amount_of_base} {unit.rstrip(']')}"
-    if not 0 < ratio < math.inf:
-        return shown
-    if ends:
-        low, high = ends
-        return f"{shown} (in pairs {ratio:.2f} times, {low:.2f} to {high:.2f})"
-    return f"{shown} ({ratio:.2f} times)"
-
-
-def _on_samples(runs: pd.DataFrame, at_once: int, noise: float) -> str:
-    """State the level of the printed intervals, and what more rounds or seeds would decide.
-
-    Each interval has that level by itself. The best of several settings was chosen by the same
-    samples, which its interval covers from `samples_for` on.
-    """
-    number = len(runs)
-    if number == 1 and math.isnan(noise):
-        return " One run each has no measure of noise."
-    if number == 1:
-        return ""
-    is_chosen = at_once > 1
-    needed = samples_for(at_once)
-    sentence = f" These are {level_of(number):.0%} intervals of {number} samples"
-    if number < needed:
-        enough_samples = f"repeat={needed}"
-        if "seed" in runs and runs.seed.nunique() > 1:
-            enough_samples = f"seed=range({needed})"
-        if is_chosen:
-            sentence += ", each by itself"
-        sentence += f"; {enough_samples} has {LEVEL:.0%}"
-    if is_chosen:
-        sentence += f" for the best of {at_once} settings"
-    if round(noise, 2) > 1:
-        sentence += f"; equal work differed by up to {noise:.2f} times"
-    return f"{sentence}."
