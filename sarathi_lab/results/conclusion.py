@@ -217,7 +217,7 @@ def _sentence(best: _Best, others: pd.DataFrame, comparison: _Comparison) -> str
     base_name = base
     if base != comparison.base:
         own_settings = [name for name in comparison.settings if name not in comparison.work]
-        base_name = _name_of(others.iloc[0], own_settings)
+        base_name = name_of(others.iloc[0], own_settings)
     pair = pd.concat([best.runs, others])
     for name in dict.fromkeys([*comparison.names, OF_ANY_LENGTH]):
         pair = analysis.relative(pair, name, base)
@@ -235,7 +235,7 @@ def _sentence(best: _Best, others: pd.DataFrame, comparison: _Comparison) -> str
     for verdict in SENTENCE:
         if in_words[verdict]:
             clauses.append(f"{verdict} in {', '.join(in_words[verdict])}")
-    best_name = _name_of(runs.iloc[0], comparison.settings)
+    best_name = name_of(runs.iloc[0], comparison.settings)
     return f"{best_name} beside {base_name}: {'; '.join(clauses)}."
 
 
@@ -294,7 +294,7 @@ def _in_words(name: str, value: float, value_of_base: float) -> str:
     return f"{label} {amounts} {unit.rstrip(']')}"
 
 
-def _name_of(run: pd.Series, settings: Sequence[str]) -> str:
+def name_of(run: pd.Series, settings: Sequence[str]) -> str:
     """Return the policy of a run and those of the `settings` that it has, as people name it."""
     policy_and_settings = [str(run["policy"])]
     for name in settings:
@@ -367,7 +367,7 @@ def _equal_runs(runs: pd.DataFrame) -> list[str]:
         medians = of_setting[quantities].astype(float).median()
         if medians.notna().sum() >= FEWEST_QUANTITIES:
             digits = " ".join(format(median, DIGITS) for median in medians)
-            names_by_digits[digits].append(_name_of(of_setting.iloc[0], settings))
+            names_by_digits[digits].append(name_of(of_setting.iloc[0], settings))
     sets = [names for names in names_by_digits.values() if len(names) > 1]
     sentences = [f"Equal in every quantity: {', '.join(names)}." for names in sets[:MOST_SETS]]
     if len(sets) > MOST_SETS:

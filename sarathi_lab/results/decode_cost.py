@@ -6,7 +6,6 @@ batch, its decodes, and both together run back to back, so that drift of the mac
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from sarathi_lab.engine.config import EngineConfig
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.single_iteration import SingleIteration, single_iteration
-from sarathi_lab.model.roofline import TILE
 from sarathi_lab.results.serving_metrics import Slo
 
 REPETITIONS = 5
@@ -122,13 +120,6 @@ def measure_decode_cost(
 
 def _host_share(timings: Sequence[SingleIteration]) -> float:
     return median(iteration.host_share for iteration in timings)
-
-
-def added_tiles(num_chunk_tokens: float, num_decodes: float) -> int:
-    """Return how many tiles more the matrix products of a chunk take with decodes beside it. Where
-    that is one and not zero, the decodes pay for a tile that they hardly fill.
-    """
-    return math.ceil((num_chunk_tokens + num_decodes) / TILE) - math.ceil(num_chunk_tokens / TILE)
 
 
 def decode_iteration(

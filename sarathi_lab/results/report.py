@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -17,11 +17,9 @@ from sarathi_lab.config.console import amount, counted, print_place, print_words
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
-from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results import sweep_analysis
-from sarathi_lab.results.conclusion import arrive_over_time, conclusion, longer_run
-from sarathi_lab.results.decode_cost import added_tiles
+from sarathi_lab.results.conclusion import arrive_over_time, conclusion, longer_run, name_of
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.own_metrics import names_of_own
 from sarathi_lab.results.result import DisplayTable, show
@@ -60,7 +58,6 @@ LOADED_COLUMNS = {
     **WAIT_COLUMNS,
 }
 OF_ALL = " (of all policies without a server)"  # a remark where a single run is described
-NUM_REQUESTS = "workload.num_requests"
 UNSTEADY = "!"  # in the row of a run that is not steady
 IN_PAIRS = "in pairs: the median of each round's or seed's ratio, not the ratio of two medians"
 LINE = ("throughput", "ttft_p50", "tbt_p99")  # of a baseline
@@ -185,8 +182,6 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: SweepAxes) -> None:
         print_words(f"no finished runs in {sweep_dir}")
         return
     which = f"All {len(runs)} runs"
-    if len(runs) == 1:
-        which = "The only run"
     num_missing = num_jobs - int((~runs.is_baseline).sum())
     if num_missing:
         which = f"The {counted(len(runs), 'finished run')}, {num_missing} missing,"
@@ -196,31 +191,17 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: SweepAxes) -> None:
         print_words("no run but the baselines has finished: table and figure show these alone")
     print_place("table", _save_table(sweep_dir, runs))
     try:
-        picture = _picture_of(sweep_dir, runs, axes)
+        print_place("figure", save_picture(sweep_dir, runs, **axes))
+    except UserError as error:
+        print_words(f"  no figure: {error}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{typed('plot')} {sweep_dir} draws it") from None
-    print_place("figure", picture)
     print_place("results", sweep_dir)
-
-
-def _picture_of(sweep_dir: Path, runs: pd.DataFrame, axes: SweepAxes) -> Path:
-    """Save a sweep's picture, by other axes if the finished runs lack a name of these."""
-    try:
-        return save_picture(sweep_dir, runs, **axes)
-    except UserError as error:
-        print_words(f"  plot: {error}; drawn as without")
-        return save_picture(sweep_dir, runs)
 
 
 def notes_of(runs: pd.DataFrame) -> list[str]:
     """List what a reader of a sweep's table must know beside its numbers."""
-    return [
-        *tile_note(runs),
-        *failed_note(runs),
-        *unsteady_note(runs),
-        *requests_note(runs),
-        *assumptions(runs),
-    ]
+    return [*failed_note(runs), *unsteady_note(runs), *assumptions(runs)]
 
 
 def failed_note(runs: pd.DataFrame) -> list[str]:
@@ -236,49 +217,25 @@ def failed_note(runs: pd.DataFrame) -> list[str]:
     return [f"{counted(total, 'request')} of {failed_runs} failed; the columns count the others"]
 
 
-def requests_note(runs: pd.DataFrame) -> list[str]:
-    """State the numbers of requests where the rate decides them, and not the sweep."""
-    if not {NUM_REQUESTS, "workload.rate"}.issubset(runs) or not arrive_over_time(runs):
-        return []
-    numbers = runs[NUM_REQUESTS].dropna()
-    of_each_rate = runs.groupby("workload.rate")[NUM_REQUESTS].nunique()
-    is_swept = NUM_REQUESTS in sweep_analysis.varied(runs)
-    if is_swept or numbers.nunique() < 2 or of_each_rate.gt(1).any():
-        return []
-    return [
-        f"the runs have {int(numbers.min())} to {int(numbers.max())} requests, those of a minute "
-        f"at each rate, or a fixed number where that is more; {NUM_REQUESTS} sets one for all"
-    ]
-
-
 def unsteady_note(runs: pd.DataFrame) -> list[str]:
     """State how many runs under load are not steady, why, and what to do, a line for each cause."""
     if not {"is_steady", "is_overloaded"}.issubset(runs):
         return []
-    swept = sweep_analysis.without_baselines(runs)
-    others = runs.drop(index=swept.index)
-    load = "workload.rate"
-    if "workload.arrivals" in swept and set(swept["workload.arrivals"]) == {"users"}:
-        load = "workload.users"
-    is_overloaded = swept["is_overloaded"] == 1
-    is_short = (swept["is_steady"] == 0) & (swept["is_overloaded"] == 0)
+    is_overloaded = runs["is_overloaded"] == 1
+    is_short = (runs["is_steady"] == 0) & (runs["is_overloaded"] == 0)
     lines = []
     if is_overloaded.any():
         lines.append(
-            f"{_share_of(is_overloaded)} overloaded ({UNSTEADY}): requests come faster than they "
-            f"are served, so that times grow with the length of the run; lower {load} or use "
-            f"task=capacity{_where_batch_is_full(swept[is_overloaded])}"
+            f"overloaded ({UNSTEADY}), {is_overloaded.sum()} of {len(runs)} runs: requests come "
+            "faster than they are served, so that times grow with the length of the run; lower the "
+            f"load or use task=capacity{_where_batch_is_full(runs[is_overloaded])}"
         )
     if is_short.any():
-        longer = longer_run(swept[is_short])
-        remedy = f"{longer} may show it" if longer else "raise the number of requests"
+        longer = longer_run(runs[is_short]) or "a longer run"
         lines.append(
-            f"{_share_of(is_short)} too short ({UNSTEADY}) to tell whether requests come faster "
-            f"than they are served; {remedy}"
+            f"too short ({UNSTEADY}), {is_short.sum()} of {len(runs)} runs: whether requests come "
+            f"faster than they are served, {longer} may show"
         )
-    is_unsteady = others["is_steady"] == 0
-    if is_unsteady.any():
-        lines.append(f"{_share_of(is_unsteady, 'baselines')} not steady ({UNSTEADY})")
     return lines
 
 
@@ -286,27 +243,10 @@ def _where_batch_is_full(overloaded: pd.DataFrame) -> str:
     """State a higher batch as a remedy of runs whose sequences were all in use while the cache had
     room for more; "" of others.
     """
-    if "fitting_sequences" not in overloaded:
+    if "fitting_sequences" not in overloaded or overloaded["fitting_sequences"].isna().all():
         return ""
-    num_fitting = overloaded["fitting_sequences"].dropna()
-    if num_fitting.empty:
-        return ""
-    which = "all sequences are in use"
-    if len(num_fitting) < len(overloaded):
-        which = f"in {len(num_fitting)} of them {which}"
-    return (
-        f"; {which}, and the KV cache has room for about batch={num_fitting.min():.0f} "
-        "(--max-num-seqs)"
-    )
-
-
-def _share_of(is_so: pd.Series, what: str = "runs") -> str:
-    """Return of how many of the runs something is true, as the start of a sentence on them."""
-    number = int(is_so.sum())
-    verb = "is" if number == 1 else "are"
-    if len(is_so) == 1:
-        return f"the {what.removesuffix('s')} is"
-    return f"{number} of {len(is_so)} {what} {verb}"
+    num_fitting = overloaded["fitting_sequences"].min()
+    return f"; the KV cache has room for about batch={num_fitting:.0f} (--max-num-seqs)"
 
 
 def assumptions(runs: pd.DataFrame) -> list[str]:
@@ -315,56 +255,34 @@ def assumptions(runs: pd.DataFrame) -> list[str]:
     """
     if "assumed" not in runs:
         return []
-    indices: defaultdict[str, dict[Hashable, None]] = defaultdict(dict)  # by what was assumed
+    indices = defaultdict(list)  # by what was assumed
     for index, assumed in runs["assumed"].dropna().items():
         for defaults in assumed.replace(OF_ALL, "").split("; "):
-            indices[defaults][index] = None
-    # A server's defaults begin with the budget. Policies that read none lack it, and share the line
-    # of those that do.
-    for defaults in list(indices):
-        with_budget = [longer for longer in indices if longer.endswith(f" {defaults}")]
-        if with_budget:
-            indices[with_budget[0]] |= indices.pop(defaults)
+            indices[defaults].append(index)
     lines = []
     for defaults, of_runs in indices.items():
-        lines.append(f"assumed unless stated{_for_runs(runs, list(of_runs))}: {defaults}")
+        names = _names_of(runs, runs.index.isin(of_runs))
+        lines.append(f"assumed unless stated{names}: {defaults}")
     return lines
 
 
-def _for_runs(runs: pd.DataFrame, indices: Sequence[Hashable]) -> str:
+def _names_of(runs: pd.DataFrame, is_meant: NDArray[np.bool_]) -> str:
     """Name the runs that are meant, a policy by its name alone if all of its runs are; "" for all
     runs of a sweep.
     """
-    meant = runs.loc[list(indices)]
-    if len(meant) == len(runs):
+    if is_meant.all():
         return ""
-    names = []
-    for policy in meant["policy"].unique():
-        of_policy = runs[runs["policy"] == policy]
-        is_meant = of_policy.index.isin(meant.index)
-        apart = ""
-        if not is_meant.all():
-            apart = _settings_apart(of_policy, is_meant)
-        names.append(f"{policy} {apart}".rstrip())
-    if len(names) <= MOST_NAMED + 1:
-        return f", for {', '.join(names)}"
-    shown = ", ".join(names[:MOST_NAMED])
-    return f", for {shown} and {len(names) - MOST_NAMED} others"
-
-
-def _settings_apart(runs: pd.DataFrame, is_meant: NDArray[np.bool_]) -> str:
-    """Return the values, such as "chunk=512,1024", of the first setting that tells the runs that
-    are meant from the others; of all settings of the sweep where none does.
-    """
-    settings = [name for name in sweep_analysis.varied(runs) if name != "policy"]
-    values = {}
-    for name in settings:
-        of_meant = sweep_analysis.values_of(runs[is_meant], name)
-        of_others = sweep_analysis.values_of(runs[~is_meant], name)
-        values[name] = f"{name}={','.join(of_meant)}"
-        if of_meant and set(of_meant).isdisjoint(of_others):
-            return values[name]
-    return " ".join(values.values())
+    settings = sweep_analysis.varied(runs)
+    names: dict[str, None] = {}
+    for policy, of_policy in runs[is_meant].groupby("policy", sort=False):
+        name = str(policy)
+        if len(of_policy) < (runs["policy"] == policy).sum():
+            name = ", ".join(name_of(run, settings) for _, run in of_policy.iterrows())
+        names[name] = None
+    listed = ", ".join(list(names)[:MOST_NAMED])
+    if len(names) > MOST_NAMED:
+        listed += f" and {len(names) - MOST_NAMED} others"
+    return f", for {listed}"
 
 
 def _save_table(folder: Path, runs: pd.DataFrame) -> Path:
@@ -403,8 +321,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     # Rows of several sweeps may share labels, by which pandas would pair them.
     ordered = sweep_analysis.in_order(runs.reset_index(drop=True)).reset_index(drop=True)
     shown = sweep_analysis.with_short_devices(ordered)
-    references = sweep_analysis.references(shown)
-    compared = _compared_by_throughput(shown, references)
+    compared = _compared_by_throughput(shown, sweep_analysis.references(shown))
     for name in compared:
         shown = sweep_analysis.relative(shown, "throughput", name)
     by = _row_keys(shown)
@@ -414,28 +331,26 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     medians = sweep_analysis.medians(once, by, *columns)
     num_samples = medians["num_samples"].max()
     headings, scales = _headings(shown, columns, num_samples)
-    num_unsteady = sweep_analysis.unsteady(once).groupby(sweep_analysis.group_keys(once, by)).sum()
+    is_unsteady = sweep_analysis.unsteady(once).groupby(sweep_analysis.group_keys(once, by)).any()
     settings = {name: _setting_heading(name) for name in by[:-1]}
     rows = []
-    keys = sweep_analysis.group_keys(medians, by)
-    for key, of_row in medians.groupby(keys, sort=False):
+    for key, of_row in medians.groupby(sweep_analysis.group_keys(medians, by), sort=False):
         row = _settings_of(of_row.iloc[0], settings)
-        row["policy"] += _unsteady_mark(int(num_unsteady[key]), int(of_row["num_samples"].max()))
-        row |= _quantities_of(of_row, headings, scales)
-        rows.append(row)
+        if is_unsteady[key]:
+            row["policy"] += f" {UNSTEADY}"
+        rows.append(row | _quantities_of(of_row, headings, scales))
     is_sampled = num_samples > 1
     signs = {
         f"medians of {num_samples}": is_sampled,
-        IN_PAIRS: is_sampled and bool(references),
-        _same_chunk_note(shown, compared): True,
+        IN_PAIRS: is_sampled and bool(compared),
         "*: baseline": once.is_baseline.any(),
         "equal runs once": len(once) < len(shown),
         "^ more, v less is better": True,
         "~: ratio within the noise": "~" in str(rows),
-        f"{UNSTEADY}: not steady": num_unsteady.any(),
+        f"{UNSTEADY}: not steady": is_unsteady.any(),
         "with filling and draining": not arrive_over_time(shown) and _lacks_steady_part(shown),
     }
-    notes = "; ".join(sign for sign, is_there in signs.items() if sign and is_there)
+    notes = "; ".join(sign for sign, is_there in signs.items() if is_there)
     return DisplayTable(
         rows,
         left=["policy"],
@@ -482,29 +397,6 @@ def _headings(
     return headings, scales
 
 
-def _unsteady_mark(num_unsteady: int, num_samples: int) -> str:
-    """Return the sign of a row whose runs are not steady, with their number where others are."""
-    if not num_unsteady:
-        return ""
-    if num_unsteady == num_samples:
-        return f" {UNSTEADY}"
-    return f" {UNSTEADY} {num_unsteady}/{num_samples}"
-
-
-def _same_chunk_note(runs: pd.DataFrame, compared: Sequence[str]) -> str:
-    """Name the policies that a sweep ran at several chunks: a ratio compares a run with theirs at
-    its own chunk. "" without such a policy.
-    """
-    names = []
-    for name in compared:
-        of_policy = runs[runs["policy"] == name]
-        if sweep_analysis.varies_in_chunk(of_policy):
-            names.append(f"x {name}")
-    if not names:
-        return ""
-    return f"{' and '.join(names)}: at the same chunk"
-
-
 def _setting_heading(name: str) -> str:
     """Return the heading of a setting: the last part of its name, a word a line."""
     _, _, last = name.rpartition(".")
@@ -549,37 +441,6 @@ def _row_keys(runs: pd.DataFrame) -> list[str]:
 def _has_room_for_decodes(row_keys: Collection[str]) -> bool:
     """Return whether settings leave room for the times of decodes."""
     return len(row_keys) <= 3
-
-
-def tile_note(runs: pd.DataFrame) -> list[str]:
-    """Name the runs on GPUs, real or simulated, in whose `decode adds` the products have a tile
-    more than those of the chunk alone.
-    """
-    sizes = ["num_chunk_tokens", "num_piggybacked_decodes"]
-    is_shown = _has_room_for_decodes(_row_keys(runs)) and not arrive_over_time(runs)
-    if not is_shown or not {*sizes}.issubset(runs):
-        return []
-    measured = runs.dropna(subset=sizes)
-    if "threads" in measured:
-        measured = measured[measured.threads.isna()]  # products of a CPU have small tiles
-    settings = sweep_analysis.varied(runs)
-    names: dict[str, None] = {}
-    for _, run in measured.iterrows():
-        num_chunk, num_decodes = run[sizes]
-        if not added_tiles(num_chunk, num_decodes):
-            continue
-        name = run.policy
-        for setting in settings:
-            value = sweep_analysis.text(run[setting])
-            if setting != "policy" and value != "-":
-                name += f" {setting}={value}"
-        names[f"{name} ({num_chunk:.0f} + {num_decodes:.0f} tokens)"] = None
-    if not names:
-        return []
-    listed = ", ".join(list(names)[:MOST_NAMED])
-    if len(names) > MOST_NAMED:
-        listed += f" and {len(names) - MOST_NAMED} more"
-    return [f"decode adds includes a whole further tile of {TILE} tokens for {listed}."]
 
 
 def _lacks_steady_part(runs: pd.DataFrame) -> bool:

@@ -16,7 +16,6 @@ from sarathi_lab.results.plots.sweeps import draw_sweep
 from sarathi_lab.results.report import (
     OF_ALL,
     assumptions,
-    requests_note,
     sweep_table,
     unsteady_note,
 )
@@ -165,14 +164,6 @@ def swept(**columns: object) -> pd.DataFrame:
     )
 
 
-def test_a_row_with_some_runs_that_are_not_steady_says_how_many() -> None:
-    runs = swept(seed=[1] * 6)
-    steady_too = runs.assign(seed=2, is_steady=1.0, is_overloaded=0.0)
-    table = sweep_table(pd.concat([runs, steady_too, steady_too.assign(seed=3)]), "All")
-    assert "sglang ! 1/3" in [row["policy"] for row in table.rows]
-    assert "!: not steady" in table.title
-
-
 def test_a_sweep_states_which_runs_are_not_steady() -> None:
     table = sweep_table(swept(), "All")
     assert [row["policy"] for row in table.rows] == [
@@ -182,18 +173,14 @@ def test_a_sweep_states_which_runs_are_not_steady() -> None:
     targets = swept().policy.map("my_policies.{}".format)
     names = swept(**{"policy._target_": targets}).assign(swept="[policy._target_,workload.rate]")
     assert list(sweep_table(names, "All").rows[0])[:2] == ["policy", "rate"]
-    overloaded, short, baselines = unsteady_note(swept())
-    assert overloaded.startswith("1 of 4 runs is overloaded (!): requests come faster")
-    assert overloaded.endswith("lower workload.rate or use task=capacity")
-    full, _, _ = unsteady_note(swept(fitting_sequences=[math.nan, 32, 24, 32, 32, 32]))
-    assert full.endswith(
-        "use task=capacity; all sequences are in use, and the KV cache has room for about batch=32 "
-        "(--max-num-seqs)"
-    )
-    assert short.startswith("1 of 4 runs is too short (!) to tell")
-    assert baselines == "1 of 2 baselines is not steady (!)"
-    users = swept(**{"workload.arrivals": "users"})
-    assert "lower workload.users" in unsteady_note(users)[0]
+    overloaded, short = unsteady_note(swept())
+    assert overloaded.startswith("overloaded (!), 2 of 6 runs: requests come faster")
+    assert overloaded.endswith("lower the load or use task=capacity")
+    full, _ = unsteady_note(swept(fitting_sequences=[math.nan, 32, 24, 32, 32, 32]))
+    assert full.endswith("; the KV cache has room for about batch=32 (--max-num-seqs)")
+    assert short.startswith("too short (!), 1 of 6 runs: whether")
+    drawn = {"workload.arrivals": "poisson", "workload.num_requests": 180}
+    assert unsteady_note(swept(**drawn))[1].endswith("workload.num_requests=1440 may show")
 
 
 def test_a_steady_run_with_short_waits_is_best_and_waits_without_a_limit_are_not_judged() -> None:
@@ -204,7 +191,9 @@ def test_a_steady_run_with_short_waits_is_best_and_waits_without_a_limit_are_not
     assert "worse in TTFT P99 800 against 700 ms" in first
     assert first.endswith("equal in TTFT P50.")
     # Of runs that are not steady the most tokens/s decide.
-    words = "sglang workload.rate=8 beside orca: waits are not compared (not steady: sglang, orca); "
+    words = (
+        "sglang workload.rate=8 beside orca: waits are not compared (not steady: sglang, orca); "
+    )
     assert second.startswith(words)
     assert second.endswith("better in throughput 110 against 100 tokens/s (1.10 times).")
     # The other server on each workload.
@@ -214,13 +203,6 @@ def test_a_steady_run_with_short_waits_is_best_and_waits_without_a_limit_are_not
     assert of_unsteady.startswith(words)
     keeps_up = swept().assign(is_steady=[1, 0, 1, 1, 1, 0])
     assert "waits are not compared (not steady: orca)" in conclusion(keeps_up)[2]
-
-
-def test_a_sweep_says_that_its_runs_have_different_numbers_of_requests() -> None:
-    counted = {"workload.arrivals": "poisson", "workload.num_requests": [128, 480] * 3}
-    (note,) = requests_note(swept(**counted))
-    assert note.startswith("the runs have 128 to 480 requests, those of a minute")
-    assert requests_note(swept(**(counted | {"workload.num_requests": 128}))) == []
 
 
 def test_a_replay_says_how_far_it_misses_and_asks_for_no_other_draw() -> None:
@@ -245,19 +227,18 @@ def _legends(figure: Artist) -> list:
 
 
 def test_a_sweep_names_the_defaults_of_each_server_once() -> None:
-    """Orca reads no budget, and has else what a paper's policies have."""
     implied = "workload.arrivals=poisson, as workload.rate is set"
     vllm = "batch=256, as vLLM 0.32's defaults on a100"
     sglang = "chunk=8192 batch=4096, as SGLang 0.5's defaults on a100"
     texts = {
-        "orca": f"{implied}; {vllm}{OF_ALL}",
+        "orca": f"{implied}; chunk=2048 {vllm}{OF_ALL}",
         "vllm_v1": f"{implied}; chunk=2048 {vllm}",
         "sglang": f"{implied}; {sglang}",
     }
     runs = swept()
     assert assumptions(runs.assign(assumed=runs.policy.map(texts))) == [
         f"assumed unless stated: {implied}",
-        f"assumed unless stated, for vllm_v1, orca: chunk=2048 {vllm}",
+        f"assumed unless stated, for orca, vllm_v1: chunk=2048 {vllm}",
         f"assumed unless stated, for sglang: {sglang}",
     ]
     assert assumptions(runs) == []
@@ -270,6 +251,7 @@ def test_defaults_that_hang_on_the_budget_name_the_runs_that_have_them() -> None
     small = "batch=128 (of 256, as many as the budget has tokens for), as vLLM 0.32's defaults"
     by_run = runs.assign(assumed=[large, large, small, large, small, None])
     assert assumptions(by_run) == [
-        f"assumed unless stated, for orca, vllm_v1 chunk=2048: {large}",
-        f"assumed unless stated, for vllm_v1 chunk=512, sglang workload.rate=2: {small}",
+        f"assumed unless stated, for orca, vllm_v1 chunk=2048 workload.rate=8: {large}",
+        "assumed unless stated, for vllm_v1 chunk=512 workload.rate=2, sglang chunk=512 "
+        f"workload.rate=2: {small}",
     ]

@@ -255,13 +255,10 @@ def test_the_roofline_is_predicted_of_the_part_that_counts():
     assert 0.6 < share < 0.8  # six of eight batches
 
 
-def test_a_sweeps_table_has_both_gains_and_explains_decodes_that_pay_for_a_tile(tmp_path, capsys):
+def test_a_sweeps_table_has_both_gains(tmp_path, capsys):
     command = ["policy=orca", "pd_ratio=7,14", "batch=18", "baselines=[request_level]", "-m"]
     assert main([*SIMULATED, *command, f"output={tmp_path}"]) == 0
     out = capsys.readouterr().out
     table = out[out.index("All 4 runs") :]
     assert "x orca" in table
     assert "request" in table
-    sentence = "decode adds includes a whole further tile of 128 tokens for orca pd_ratio=7"
-    assert f"{sentence} (896 + 17 tokens)." in " ".join(table.split())
-    assert "pd_ratio=14 (" not in table
