@@ -14,7 +14,6 @@ from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.config.instantiate import option_files, read_option
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.experiment.advise import AS_GOOD
 from sarathi_lab.results.serving_metrics import latency
 from sarathi_lab.tasks.plan import Plan, changed, make_plans
 from sarathi_lab.tasks.serve import fingerprint
@@ -118,19 +117,10 @@ class PlaygroundRun:
         serves = f"{chosen.name} serves {chosen.throughput:,.0f} tokens/s"
         if len(self.ledgers) == 1:
             return f"{serves}, which others are held against."
-        if abs(chosen.gain - 1) <= AS_GOOD:
-            compared = f"as many as {base.name}"
-        else:
-            compared = f"{chosen.gain:.2f} times {base.name}'s"
-        gap = _gap(chosen)
-        base_gap = _gap(base)
-        against = f"as {base.name}"
-        if gap != base_gap:
-            against = f"where {base.name} has {base_gap}"
         return (
-            f"{serves}, {compared}, with {gap} between tokens at P99 {against}: "
-            f"{chosen.riding:.0%} of its decodes ride along with prompts, "
-            f"{base.riding:.0%} of {base.name}'s."
+            f"{serves}, {chosen.gain:.2f} times {base.name}'s, with {_gap(chosen)} between tokens "
+            f"at P99 where {base.name} has {_gap(base)}: {chosen.riding:.0%} of its decodes ride "
+            f"along with prompts, {base.riding:.0%} of {base.name}'s."
         )
 
 

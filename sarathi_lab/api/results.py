@@ -26,6 +26,7 @@ CLIENT_SUFFIXES = (".json", ".jsonl", ".gz", ".db")
 MOST_CURVES = 6  # in one picture
 MOST_ROWS = 30  # of a table in a notebook
 Reader = Callable[[], pd.DataFrame]
+Tables = Mapping[str, Sequence[Reader]]  # by kind: "requests", "iterations"; a reader a run
 
 
 class Results:
@@ -33,24 +34,23 @@ class Results:
 
     `runs` has a row a run, baselines included (`is_baseline`): settings by the names they are typed
     by, then quantities as in metrics.md, in SI units. `settings` are the columns of the former.
-    `tables` has a reader a run for "requests" and "iterations".
+    Of records there are no tables of requests and iterations.
     """
 
     def __init__(
-        self,
-        runs: pd.DataFrame,
-        settings: Collection[str],
-        tables: Mapping[str, Sequence[Reader]] | None = None,
+        self, runs: pd.DataFrame, settings: Collection[str], tables: Tables | None = None
     ) -> None:
         self.runs = runs
         self.settings = [name for name in map(str, runs) if name in settings]
-        self._tables = tables or {}
+        no_tables = [pd.DataFrame] * len(runs)
+        self._tables: Tables = {"requests": no_tables, "iterations": no_tables, **(tables or {})}
 
     def __repr__(self) -> str:
-        number = len(sweep_analysis.without_baselines(self.runs))
-        num_baselines = len(self.runs) - number
+        num_runs = len(sweep_analysis.without_baselines(self.runs))
+        num_baselines = len(self.runs) - num_runs
         varied = ", ".join(self.varying) or "nothing"
-        return f"Results({number} runs and {num_baselines} baselines; varying: {varied})"
+        counts = f"{num_runs} runs and {num_baselines} baselines"
+        return f"Results({counts}; varying: {varied})"
 
     def _repr_html_(self) -> str | None:
         """Return the table and the sentence that the command line prints of a sweep, as HTML."""
@@ -87,14 +87,15 @@ class Results:
     @cached_property
     def names(self) -> list[str]:
         """Names of the runs by what varies, such as "sarathi, tiny, cpu, chunk 256"."""
-        names = []
-        num_named: Counter[str] = Counter()
         runs = sweep_analysis.with_short_devices(self.runs)
+        names: list[str] = []
+        num_named: Counter[str] = Counter()
         for _, run in runs.iterrows():
             name = _name_of(run, self.varying)
             num_named[name] += 1
-            if num_named[name] > 1:
-                name += f" ({num_named[name]})"
+            number = num_named[name]
+            if number > 1:
+                name = f"{name} ({number})"
             names.append(name)
         return names
 
@@ -136,15 +137,16 @@ class Results:
 
     def _refuse_several(self, base: pd.DataFrame, keys: Sequence[str], to: object) -> None:
         """Raise UserError where several runs of `base` agree in `keys`."""
-        is_repeated = sweep_analysis.group_keys(base, keys).duplicated(keep=False)
+        work = sweep_analysis.group_keys(base, keys)
+        is_repeated = work.duplicated(keep=False)
         if not is_repeated.any():
             return
         # As texts: lists can't be compared by pandas.
         values = base.loc[is_repeated, self.varying].map(str)
-        differ = ", ".join(values.columns[values.nunique() > 1]) or "nothing"
+        differ = values.columns[values.nunique() > 1]
         raise UserError(
-            f"to={to} is {is_repeated.sum()} runs that differ in {differ}; name one, as in "
-            'to={"policy": ..., "chunk": 256}'
+            f"to={to} is {len(values)} runs that differ in {', '.join(differ) or 'nothing'}; "
+            'name one, as in to={"policy": ..., "chunk": 256}'
         )
 
     def plot(
@@ -181,14 +183,13 @@ class Results:
             if name not in self.names:
                 similar = suggestion(name, self.names)
                 raise UserError(f"{name} is not one of the runs{similar}; use some of {self.names}")
-        readers = self._tables.get("iterations")
-        if not readers:
-            raise UserError("these runs have no tables of iterations; load them by their folders")
         numbers = list(map(self.names.index, names)) or self._best()
         tables = {}
         for number in numbers:
-            read_iterations = readers[number]
+            read_iterations = self._tables["iterations"][number]
             tables[self.names[number]] = read_iterations()
+        if any(table.empty for table in tables.values()):
+            raise UserError("these runs have no tables of iterations; load them by their folders")
         return curves(tables, x)
 
     def _best(self) -> list[int]:
@@ -217,15 +218,12 @@ class Results:
 
     def _tidy(self, kind: str) -> pd.DataFrame:
         """Return the rows of all runs' tables of a kind, each beside its run's settings."""
-        readers = self._tables.get(kind, ())
-        tables = [read() for read in readers]
-        if not tables:
-            return pd.DataFrame()
+        tables = [read() for read in self._tables[kind]]
         rows = pd.concat(tables, ignore_index=True)
         # A column of the tables, such as the number of an iteration, counts before a setting.
         settings = self.runs[self.settings].drop(columns=list(rows), errors="ignore")
-        texts = settings.select_dtypes(exclude="number").columns
         # As categories, texts that millions of rows repeat take a byte each.
+        texts = settings.select_dtypes(exclude="number").columns
         settings = settings.astype(dict.fromkeys(texts, "category"))
         num_rows = list(map(len, tables))
         run_of_row = np.repeat(range(len(tables)), num_rows)
@@ -259,20 +257,18 @@ def load(*places: str | Path) -> Results:
     Raises:
         UserError: For a place without runs.
     """
-    results = list(map(_load, places or [OUTPUTS]))
+    results = [_load(place) for place in places or [OUTPUTS]]
     if len(results) == 1:
         return results[0]
-    runs: list[pd.DataFrame] = []
-    settings: list[str] = []
-    tables: dict[str, list[Reader]] = {"requests": [], "iterations": []}
+    settings: set[str] = set()
+    requests: list[Reader] = []
+    iterations: list[Reader] = []
     for result in results:
-        runs.append(result.runs)
-        settings += result.settings
-        # Of records, so that the readers stay beside their runs.
-        no_tables = [pd.DataFrame] * len(result.runs)
-        for kind, readers in tables.items():
-            readers += result._tables.get(kind, no_tables)
-    return Results(pd.concat(runs, ignore_index=True), settings, tables)
+        settings.update(result.settings)
+        requests += result._tables["requests"]
+        iterations += result._tables["iterations"]
+    runs = pd.concat([result.runs for result in results], ignore_index=True)
+    return Results(runs, settings, {"requests": requests, "iterations": iterations})
 
 
 def _load(source: str | Path) -> Results:
@@ -295,13 +291,15 @@ def _load(source: str | Path) -> Results:
 
 def _load_benchmarks(path: Path) -> Results:
     """Load what a benchmark client measured."""
-    benchmarks = import_module(CLIENT_FILES).read_benchmarks(path)
+    reader = import_module(CLIENT_FILES)
+    benchmarks = reader.read_benchmarks(path)
     runs = []
     requests: list[Reader] = []
     for benchmark in benchmarks:
         runs.append({**benchmark.labels, **benchmark.summary})
         requests.append(partial(pd.DataFrame, benchmark.requests))
-    return Results(pd.DataFrame(runs), benchmarks[0].labels, {"requests": requests})
+    settings = benchmarks[0].labels
+    return Results(pd.DataFrame(runs), settings, {"requests": requests})
 
 
 def _load_folder(path: Path) -> Results:
@@ -309,8 +307,9 @@ def _load_folder(path: Path) -> Results:
     runs = files.load_runs(path)
     if runs.empty:
         raise UserError(f"{path} holds no run that can be read; name another")
-    tables: dict[str, list[Reader]] = {"requests": [], "iterations": []}
-    for run in runs["path"]:  # a folder
-        tables["requests"].append(partial(files.load_requests, run))
-        tables["iterations"].append(partial(files.load_iterations, run))
+    folders = runs["path"]
+    tables = {
+        "requests": [partial(files.load_requests, folder) for folder in folders],
+        "iterations": [partial(files.load_iterations, folder) for folder in folders],
+    }
     return Results(runs, runs.attrs["settings"], tables)

@@ -60,15 +60,19 @@ def refuse_unread(settings: object, names: Iterable[str], reason: str, prefix: s
         # A dataclass keeps the default of a field as an attribute of the class.
         default = getattr(type(settings), name, None)
         if value != default:
-            raise errors.UserError(f"{prefix}{name}={value} has no effect{reason}")
+            setting = f"{prefix}{name}={value}"
+            raise errors.UserError(f"{setting} has no effect{reason}")
 
 
 def require_order(settings: object, low: str, high: str, reason: str, prefix: str = "") -> None:
     """Raise UserError if the field `low` exceeds the field `high`; `reason` ends the sentence."""
     value = _value_of(settings, low)
     limit = _value_of(settings, high)
-    if value is not None and value > limit:
-        raise errors.UserError(f"{prefix}{low}={value} exceeds {prefix}{high}={limit}{reason}")
+    if value is None or value <= limit:
+        return
+    setting = f"{prefix}{low}={value}"
+    highest = f"{prefix}{high}={limit}"
+    raise errors.UserError(f"{setting} exceeds {highest}{reason}")
 
 
 def _value_of(settings: object, name: str) -> Any:

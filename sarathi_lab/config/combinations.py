@@ -19,9 +19,10 @@ from sarathi_lab.config.instantiate import (
 from sarathi_lab.config.jobs import MOST_JOBS, Job
 
 Settings = tuple[str, ...]  # of one job, as they are typed
+Compose = Callable[[Sequence[str]], Job]
 
 
-def combine(settings: Sequence[Override]) -> list[tuple[str, ...]]:
+def combine(settings: Sequence[Override]) -> list[Settings]:
     """All combinations of the settings' values; of two settings of a name the last counts."""
     values: dict[str, list[str]] = {}
     for setting in settings:
@@ -29,8 +30,8 @@ def combine(settings: Sequence[Override]) -> list[tuple[str, ...]]:
         line = str(setting.input_line)
         values[key] = [line]
         if setting.is_discrete_sweep():
-            first = islice(setting.sweep_string_iterator(), MOST_JOBS + 1)
-            values[key] = [f"{key}={value}" for value in first]
+            texts = islice(setting.sweep_string_iterator(), MOST_JOBS + 1)
+            values[key] = [f"{key}={text}" for text in texts]
         elif setting.is_sweep_override():
             raise UserError(f"{line} has no end of values; name them, as in {key}=1,2")
         num_jobs = math.prod(map(len, values.values()))
@@ -42,7 +43,7 @@ def combine(settings: Sequence[Override]) -> list[tuple[str, ...]]:
 
 
 def without_unread(
-    jobs: Sequence[Settings], swept: Sequence[str], compose: Callable[[Sequence[str]], Job]
+    jobs: Sequence[Settings], swept: Sequence[str], compose: Compose
 ) -> tuple[list[Settings], list[str]]:
     """Drop from each job what only other jobs' options read, and merge equal jobs.
 
@@ -58,32 +59,31 @@ def without_unread(
     if not groups:
         return list(dict.fromkeys(jobs)), []
     choosers = {*groups, *(f"{group}._target_" for group in groups)}
-    readers: dict[Settings, Mapping[str, str]] = {}
+    options_of_jobs = []
+    unread: dict[Settings, Mapping[str, str]] = {}  # by the options of a job
     for job in jobs:
         options = tuple(settings_of(job, choosers))
-        if options not in readers:
-            readers[options] = _unread(settings_without(job, choosers), options, groups, compose)
+        options_of_jobs.append(options)
+        if options not in unread:
+            others = settings_without(job, choosers)
+            unread[options] = _unread(others, options, groups, compose)
     # What no option reads is a mistake, which is refused.
-    unread_by_all = set.intersection(*map(set, readers.values()))
-    notes = []
-    for readers_of_others in readers.values():
-        for name in swept:
-            if name in readers_of_others and name not in unread_by_all:
-                owner = readers_of_others[name]
-                notes.append(f"{owner} does not read {name}: run once for all its values")
+    unread_by_all = set.intersection(*map(set, unread.values()))
     merged: dict[Settings, None] = {}
-    for job in jobs:
-        options = tuple(settings_of(job, choosers))
-        dropped = readers[options].keys() - unread_by_all
-        merged[tuple(settings_without(job, dropped))] = None
+    for job, options in zip(jobs, options_of_jobs, strict=True):
+        dropped = unread[options].keys() - unread_by_all
+        settings = tuple(settings_without(job, dropped))
+        merged[settings] = None
+    notes = []
+    for owners in unread.values():
+        for name in swept:
+            if name in owners and name not in unread_by_all:
+                notes.append(f"{owners[name]} does not read {name}: run once for all its values")
     return list(merged), notes
 
 
 def _unread(
-    settings: Sequence[str],
-    options: Settings,
-    groups: Collection[str],
-    compose: Callable[[Sequence[str]], Job],
+    settings: Sequence[str], options: Settings, groups: Collection[str], compose: Compose
 ) -> dict[str, str]:
     """Return which of `settings` a combination of `options` does not read, by name, with the
     classes of these options.
@@ -95,9 +95,10 @@ def _unread(
         if dot and group in groups:
             fields.add(name)
     # A class that lacks the fields would refuse them.
-    composition = compose([*options, *settings_without(settings, fields)]).composition
+    job = compose([*options, *settings_without(settings, fields)])
+    short_names = names & read_by().keys()
     unread = {}
-    for name in fields | (names & read_by().keys()):
-        if not composition.reads(name):
-            unread[name] = composition.reader(name)
+    for name in fields | short_names:
+        if not job.composition.reads(name):
+            unread[name] = job.composition.reader(name)
     return unread

@@ -141,11 +141,13 @@ def _with_recorded(arguments: Arguments) -> Arguments:
     no folder, or has other settings than the launcher's.
     """
     resume = settings_of(arguments.settings, ["resume"])
+    _, _, value = " ".join(resume).partition("=")
+    folder = value.strip("'\"")
     launchers = settings_without(arguments.settings, ["resume"])
-    value = " ".join(resume).partition("=")[2].strip("'\"")
-    if value.lower() in ("", "true", "false") or not all(map(_sets_launcher, launchers)):
+    if folder.lower() in ("", "true", "false") or not all(map(_sets_launcher, launchers)):
         return arguments
-    recorded = read_arguments(SweepRecord.read(Path(value)).arguments)
+    record = SweepRecord.read(Path(folder))
+    recorded = read_arguments(record.arguments)
     settings = list(recorded.settings)
     if launchers:  # in place of the recorded one
         settings = [setting for setting in settings if not _sets_launcher(setting)]
@@ -227,16 +229,24 @@ def _unknown_option(path: str, options: Sequence[str]) -> UserError:
     name = path.removeprefix(f"{group}/")
     similar = suggestion(name, options)
     if group in ("model", "hardware"):
-        # A name of the hub or of a folder ends with the model's: meta-llama/Llama-3.3-70B-Instruct.
-        nearest = nearest_option(group, name.rstrip("/").rpartition("/")[2])
-        if nearest.differences:
-            similar = f" ({nearest.option}, but for {' '.join(nearest.differences)})"
-        elif nearest.option:
-            similar = f" (did you mean {nearest.option}?)"
-    remedies = [f"use one of {', '.join(options)}"]
+        similar = _published(group, name) or similar
+    remedy = f"use one of {', '.join(options)}"
     if group in BESIDE_OPTIONS:
-        remedies.insert(0, BESIDE_OPTIONS[group])
-    return UserError(f"{group}={name} is unknown{similar}; {', or '.join(remedies)}")
+        remedy = f"{BESIDE_OPTIONS[group]}, or {remedy}"
+    return UserError(f"{group}={name} is unknown{similar}; {remedy}")
+
+
+def _published(group: str, name: str) -> str:
+    """Return which option is meant by a published name, as a question; empty for none."""
+    # A name of the hub or of a folder ends with the model's: meta-llama/Llama-3.3-70B-Instruct.
+    _, _, own_name = name.rstrip("/").rpartition("/")
+    nearest = nearest_option(group, own_name)
+    if nearest.differences:
+        differences = " ".join(nearest.differences)
+        return f" ({nearest.option}, but for {differences})"
+    if nearest.option:
+        return f" (did you mean {nearest.option}?)"
+    return ""
 
 
 def _unknown_key(key: str, node: DictConfig) -> UserError:

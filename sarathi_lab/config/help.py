@@ -58,16 +58,23 @@ def help_text(settings: Sequence[str], topics: Sequence[str] = ()) -> str:
 def _overview() -> Iterator[str]:
     """One screen: examples, flags, groups, the first settings, and where to read on."""
     command = typed("run")
-    examples = [f"  {command} {example}\n      {purpose}" for example, purpose in EXAMPLES]
+    examples = []
+    for example, purpose in EXAMPLES:
+        examples += [f"  {command} {example}", f"      {purpose}"]
     yield "\n".join(examples)
     yield f"flags:\n{FLAGS}"
     yield _list_groups()
     # As config.yaml has them: `name: value # comment; more of it`.
-    comments = dict(re.findall(r"^(\w+):.*? # ([^;\n]+)", _top_level_text(), flags=re.MULTILINE))
-    settings = [f"  {name:10} {comments[name]}" for name in FIRST_SETTINGS]
-    yield "\n".join(["settings, among others:", *settings])
-    pointers = [f"  {example:24} {purpose}" for example, purpose in POINTERS]
-    yield "\n".join(["more:", *pointers])
+    commented = re.findall(r"^(\w+):.*? # ([^;\n]+)", _top_level_text(), flags=re.MULTILINE)
+    comments = dict(commented)
+    lines = ["settings, among others:"]
+    for name in FIRST_SETTINGS:
+        lines.append(f"  {name:10} {comments[name]}")
+    yield "\n".join(lines)
+    lines = ["more:"]
+    for example, purpose in POINTERS:
+        lines.append(f"  {example:24} {purpose}")
+    yield "\n".join(lines)
 
 
 def _list_groups() -> str:

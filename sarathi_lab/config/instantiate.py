@@ -53,27 +53,29 @@ def _batches(num_measured: int, num_simulated: int, *, _root_: DictConfig) -> in
     simulated device, it is a minute of arrivals, so that a queue that grows has the time to show,
     and four turns of each user. The batch does not count then: it is no load.
     """
+    num_slots = _number_at(_root_, "batch") or PAPER_BATCH
     num_engines = 1
     for name in ENGINES:
-        number = OmegaConf.select(_root_, name)
-        if isinstance(number, int):
-            num_engines *= number
-    batch = PAPER_BATCH
-    if isinstance(_root_.batch, int):
-        batch = _root_.batch
+        num_engines *= _number_at(_root_, name) or 1
+    num_slots *= num_engines
     takes_time = is_measured(_root_)
-    num_batches = num_simulated
+    num_waiting = num_simulated * num_slots
     if takes_time:
-        num_batches = num_measured
+        num_waiting = num_measured * num_slots
     if not _arrive_over_time(_root_):
-        return num_batches * num_engines * batch
-    users = OmegaConf.select(_root_, "workload.users")  # of all engines
-    num_turns = 0
-    if isinstance(users, int):
-        num_turns = TURNS * users
+        return num_waiting
+    num_turns = TURNS * _number_at(_root_, "workload.users")  # users of all engines
     if takes_time:  # the minutes of the machine at hand
-        return max(num_batches * num_engines * batch, num_turns)
+        return max(num_waiting, num_turns)
     return max(FEWEST_ARRIVALS * num_engines, num_turns, _minute_of_arrivals(_root_))
+
+
+def _number_at(cfg: DictConfig, name: str) -> int:
+    """Return the whole number that a setting states; 0 where it states none."""
+    value = OmegaConf.select(cfg, name)
+    if isinstance(value, int):
+        return value
+    return 0
 
 
 def _drawn(number: int, *, _root_: DictConfig) -> int:
@@ -307,25 +309,25 @@ def read_by() -> dict[str, tuple[str, ...]]:
     """
     settings = {*GROUPS, *top_level()}
     settings.remove("output")  # where each run leaves its results
-    readers: dict[str, dict[str, None]] = {}
+    readers: dict[str, tuple[str, ...]] = {}
     for group in GROUPS:
-        for path in sorted(CONF.glob(f"{group}/*.yaml")):
-            for name in re.findall(r"\$\{(\w+)\}", path.read_text()):
-                if name in settings:
-                    readers.setdefault(name, {})[group] = None
-    return {name: tuple(groups) for name, groups in readers.items()}
+        texts = [path.read_text() for path in CONF.glob(f"{group}/*.yaml")]
+        names = set(re.findall(r"\$\{(\w+)\}", "".join(texts)))
+        for name in names & settings:
+            readers[name] = (*readers.get(name, ()), group)
+    return readers
 
 
 def check_structure(cfg: DictConfig) -> None:
     """Refuse settings that were added or taken out, and a value in place of settings."""
-    defaults = {**dict.fromkeys(GROUPS), **top_level()}
-    _check_keys(cfg, [*defaults, "hydra"], "")
-    for name, default in defaults.items():
-        node = cfg[name]
-        if name in GROUPS and not (OmegaConf.is_dict(node) and "_target_" in node):
-            raise UserError(f"{name}={node} is none of its options; --help shows them")
+    _check_keys(cfg, [*GROUPS, *top_level(), "hydra"], "")
+    for group in GROUPS:
+        node = cfg[group]
+        if not (OmegaConf.is_dict(node) and "_target_" in node):
+            raise UserError(f"{group}={node} is none of its options; --help shows them")
+    for name, default in top_level().items():
         if isinstance(default, DictConfig):
-            _check_keys(node, list(map(str, default)), f"{name}.")
+            _check_keys(cfg[name], list(map(str, default)), f"{name}.")
 
 
 def check_values(cfg: DictConfig) -> None:
@@ -349,11 +351,12 @@ def _check_keys(node: object, valid: Collection[str], prefix: str) -> None:
     if not isinstance(node, DictConfig):
         setting = prefix.removesuffix(".")
         raise UserError(f"{setting}={node} is no setting itself; use {', '.join(shown)}")
-    for name in map(str, node):
+    keys = list(map(str, node))
+    for name in keys:
         if name not in valid:
             raise unknown_name(f"{prefix}{name}", shown, "a setting")
     for name in valid:
-        if name not in node and name != "hydra":
+        if name not in keys and name != "hydra":
             setting = f"{prefix}{name}"
             raise UserError(f"{setting} is missing; put it back (~{setting} removed it)")
 
@@ -362,12 +365,12 @@ def option_files(group: str, folders: Sequence[Path] | None = None) -> dict[str,
     """The options of a group by name: those of conf/, and those in `folders` (None: that the
     running job's `--config-dir` or `hydra.searchpath` adds), which do not replace them.
     """
-    if folders is None:
-        folders = _added_folders()
+    sources = [CONF]  # first, as its options count
+    sources += _added_folders() if folders is None else folders
     options: dict[str, Path] = {}
-    for folder in (*reversed(folders), CONF):  # those of conf/ last, as they count
-        for path in folder.glob(f"{group}/*.yaml"):
-            options[path.stem] = path
+    for source in sources:
+        for path in source.glob(f"{group}/*.yaml"):
+            options.setdefault(path.stem, path)
     return dict(sorted(options.items()))
 
 

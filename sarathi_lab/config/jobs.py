@@ -32,6 +32,7 @@ from sarathi_lab.config.instantiate import (
 )
 from sarathi_lab.config.task_traits import traits_of
 
+Compose = Callable[[list[str]], DictConfig]
 OF_SIMULATION = ("hardware", "host")
 READ_BY_ALL_TASKS = (
     *("task", "experiment", "tracking", "output", "resume", "skip_invalid", "hydra"),
@@ -75,11 +76,11 @@ class ComposedOptions:
         # Launchers and callbacks read these from Hydra's node, as if each job had been composed.
         composed = self.composed.copy()
         _set_values(composed, values)
-        own = [setting for setting in settings if not name_of(setting).startswith("hydra")]
         hydra = composed.hydra
+        separator = hydra.job.config.override_dirname.item_sep
+        own = [setting for setting in settings if not name_of(setting).startswith("hydra")]
         with read_write(hydra), open_dict(hydra):
             hydra.overrides.task = own
-            separator = hydra.job.config.override_dirname.item_sep
             hydra.job.override_dirname = separator.join(sorted(own))
         return composed
 
@@ -209,7 +210,7 @@ class Composer:
     Composing takes Hydra 0.2 s, and a sweep of thousands of jobs has a few combinations of options.
     """
 
-    def __init__(self, compose: Callable[[list[str]], DictConfig], settings: Sequence[Override]):
+    def __init__(self, compose: Compose, settings: Sequence[Override]) -> None:
         """Make a composer of the jobs of a command line.
 
         Args:
@@ -217,12 +218,14 @@ class Composer:
             settings: All settings of the command line, with all their values.
         """
         self._compose = compose
-        self._is_single: dict[str, bool] = {}
-        for setting in settings:
-            self._is_single[setting.get_key_element()] = _has_single_values(setting, settings)
         self._compositions: dict[tuple[str, ...], ComposedOptions] = {}
         self._values: dict[str, object] = {}  # by setting, as typed
         self._parser = OverridesParser.create()
+        # Names of settings whose values are set on a composition.
+        self._single_valued: set[str] = set()
+        for setting in settings:
+            if _has_single_values(setting, settings):
+                self._single_valued.add(setting.get_key_element())
 
     def job(self, settings: Sequence[str]) -> Job:
         """Compose the job of these settings. Raises UserError, or what Hydra raises."""
@@ -230,7 +233,7 @@ class Composer:
         options: list[str] = []
         for setting in settings:
             name = setting.partition("=")[0]
-            if self._is_single.get(name, False):
+            if name in self._single_valued:
                 values[name] = self._value(setting)
                 options.append(name)
             else:

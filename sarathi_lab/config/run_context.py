@@ -123,15 +123,16 @@ def group_of(root: Path, choices: Mapping[str, str | None], swept: Sequence[str]
     """What is swept, where and when (its folder is `root`): the name that its runs share."""
     names = [name for name in swept if name != "repetition"]
     runs = " x ".join(names) or "single run"
-    if choices.get("experiment"):
-        runs = f"{choices['experiment']}: {runs}"
+    experiment = choices.get("experiment")
+    if experiment:
+        runs = f"{experiment}: {runs}"
     device = host
     if "executor" in swept or "hardware" in swept:
         device = "several devices"
     elif choices["executor"] == "simulated":
         device = f"simulated {choices['hardware']}"
-    folder = "/".join(root.absolute().parts[-2:])  # the day and the time
-    return f"{runs} on {device}, {folder}"[:MOST_CHARACTERS]
+    day_and_time = "/".join(root.absolute().parts[-2:])
+    return f"{runs} on {device}, {day_and_time}"[:MOST_CHARACTERS]
 
 
 def run_name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:
@@ -161,11 +162,13 @@ def _decides_work(name: str) -> bool:
 def _values(settings: Sequence[str]) -> dict[str, object]:
     """The values of settings by name; of those that are no scalars the text."""
     values: dict[str, object] = {}
-    for override in OverridesParser.create().parse_overrides(list(settings)):
+    parser = OverridesParser.create()
+    for override in parser.parse_overrides(list(settings)):
         value = override.value()
         if not isinstance(value, bool | int | float | str):
             value = override.get_value_element_as_str()
-        values[override.key_or_group] = value
+        name = override.key_or_group
+        values[name] = value
     return values
 
 
@@ -315,7 +318,10 @@ class SweepRecord:
 
 def fingerprint(configs: Sequence[Mapping[str, object]]) -> str:
     """Equal for sweeps whose jobs do the same work, wherever they leave the results."""
-    jobs = [{key: cfg[key] for key in cfg if key not in NOT_OF_WORK} for cfg in configs]
+    jobs = []
+    for config in configs:
+        names = config.keys() - set(NOT_OF_WORK)
+        jobs.append({name: config[name] for name in names})
     text = json.dumps(jobs, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

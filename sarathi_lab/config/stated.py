@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, read_write
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import fit_targets, name_of
@@ -77,19 +77,20 @@ def _follow_objective(cfg: DictConfig, stated: Mapping[str, str]) -> None:
     """Let a stated bound between tokens replace the option's of the other kind, and name the
     objective by what is stated: "tbt=0.05", "strict,tbt=0.05".
     """
-    typed: dict[str, str] = {}  # bounds by their names
+    bounds: dict[str, str] = {}  # as they are typed, by their names
     for name, value in stated.items():
         if name.startswith("slo."):
-            typed[name.removeprefix("slo.")] = value
-    if not typed or "_target_" in typed:
+            bounds[name.removeprefix("slo.")] = value
+    if not bounds or "_target_" in bounds:
         return
     # An objective has one bound between tokens: in seconds, or in iterations.
     for bound, replaced in (("tbt", "tbt_factor"), ("tbt_factor", "tbt")):
-        is_stated = typed.get(bound, "null") != "null"
-        if is_stated and replaced not in typed:
-            OmegaConf.update(cfg.slo, replaced, None)
-    if "name" not in typed:
-        names = [f"{name}={value}" for name, value in typed.items()]
-        if cfg.slo.name != NO_OBJECTIVE:
-            names.insert(0, cfg.slo.name)
-        cfg.slo.name = ",".join(names)
+        is_stated = bounds.get(bound, "null") != "null"
+        if is_stated and replaced not in bounds:
+            cfg.slo[replaced] = None
+    if "name" in bounds:
+        return
+    names = [f"{name}={value}" for name, value in bounds.items()]
+    if cfg.slo.name != NO_OBJECTIVE:
+        names.insert(0, cfg.slo.name)
+    cfg.slo.name = ",".join(names)

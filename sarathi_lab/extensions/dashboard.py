@@ -21,6 +21,7 @@ from sarathi_lab.results.table import MILLISECONDS, factor, heading
 from sarathi_lab.results.tracking import environment, require_login
 
 Chosen = Mapping[str, Sequence[str]]  # values of the columns `WHERE`
+Panels = Sequence[Mapping[str, Sequence[str]]]  # by kind, their axes
 COLUMNS = 3
 TIMEOUT = 60  # seconds
 BASELINES = ("request_level", "orca")  # the default's; their quantities are columns of runs
@@ -59,15 +60,18 @@ def workspace(entity: str, project: str, chosen: Chosen) -> ws.Workspace:
     )
 
 
-def _section(name: str, stated: Sequence[Mapping[str, Sequence[str]]]) -> ws.Section:
+def _section(name: str, stated: Panels) -> ws.Section:
     """Return a section with the stated panels, each by its kind and its axes."""
     panels = []
     for panel in stated:
         for kind, axes in panel.items():
-            panels.append(KINDS[kind](*axes))
+            make = KINDS[kind]
+            panels.append(make(*axes))
     num_columns = min(COLUMNS, len(panels))
-    num_rows = math.ceil(len(panels) / num_columns)
-    layout = ws.SectionLayoutSettings(columns=num_columns, rows=num_rows)
+    layout = ws.SectionLayoutSettings(
+        columns=num_columns,
+        rows=math.ceil(len(panels) / num_columns),
+    )
     return ws.Section(name=name, panels=panels, is_open=True, layout_settings=layout)
 
 
@@ -110,11 +114,16 @@ def _bars(name: str) -> PanelTypes:
 
 def _points(x: str, y: str) -> PanelTypes:
     """Return a panel with a point a run; `x` is a setting in AXES, or a quantity like `y`."""
-    title = f"{_title(y)} by {AXES.get(x) or _title(x)}"
     across: wr.Config | wr.SummaryMetric = wr.SummaryMetric(_shown(x))
+    axis = _title(x)
     if x in AXES:
         across = wr.Config(x)
-    return wr.ScatterPlot(title=title, x=across, y=wr.SummaryMetric(_shown(y)))
+        axis = AXES[x]
+    return wr.ScatterPlot(
+        title=f"{_title(y)} by {axis}",
+        x=across,
+        y=wr.SummaryMetric(_shown(y)),
+    )
 
 
 def _lines(x: str, column: str, title: str) -> PanelTypes:

@@ -30,6 +30,8 @@ PREFILL: dict[str, Any] = {"facecolor": "#31688e", "edgecolor": "black", "linewi
 DECODE: dict[str, Any] = {**PREFILL, "facecolor": "#fde725"}
 KINDS = {"prompt tokens": PREFILL, "decodes": DECODE}
 TOKENS = ["num_prefill_tokens", "num_decode_tokens"]  # as `KINDS` has them
+Tables = Mapping[str, pd.DataFrame]  # by policy
+Times = Mapping[str, NDArray[np.float64]]  # by policy
 NONE = ("", pd.DataFrame(0, index=[0], columns=["start", "end", *TOKENS]))  # of no policy
 
 
@@ -87,18 +89,16 @@ class Picture:
         self._tbt.set_yscale("log")
         self._tbt.set_ylim(FEWEST, 1)
 
-    def show(
-        self, iterations: Mapping[str, pd.DataFrame], requests: Mapping[str, pd.DataFrame]
-    ) -> None:
+    def show(self, iterations: Tables, requests: Tables) -> None:
         """Draw the iterations and requests (the ledger's tables) of one or two policies by name."""
         all_iterations = pd.concat(iterations.values())
-        duration = float(all_iterations.end.max())
-        top = 3 * int(all_iterations[TOKENS].to_numpy().max())  # room for the legend
+        duration = all_iterations.end.max()
+        most_tokens = all_iterations[TOKENS].to_numpy().max()
         # Of one policy the second panel is empty.
         panels = [*iterations.items(), NONE]
         for ax, (name, table) in zip(self._batches, panels, strict=False):
             ax.set_xlim(0, duration)
-            ax.set_ylim(BOTTOM, top)
+            ax.set_ylim(BOTTOM, 3 * most_tokens)  # with room for the legend
             _show_batches(ax, name, table)
         first_tokens = {}  # seconds
         gaps = {}  # milliseconds
@@ -125,20 +125,20 @@ def _show_batches(ax: Axes, name: str, table: pd.DataFrame) -> None:
     edges = table[["start", "end"]].to_numpy().ravel()  # gaps included
     area: Any
     for area, kind in zip(ax.patches, TOKENS, strict=True):
-        heights = np.zeros(2 * len(table))  # of iterations and, in between, of gaps
+        heights = np.zeros(len(edges))  # of iterations and, in between, of gaps
         heights[::2] = table[kind]
-        area.set_data(np.maximum(heights[:-1], BOTTOM), edges, BOTTOM)
+        heights = np.maximum(heights, BOTTOM)
+        area.set_data(heights[:-1], edges, BOTTOM)
 
 
-def _show_shares(
-    ax: Axes, times: Mapping[str, NDArray[np.float64]], *, is_above: bool = False
-) -> None:
+def _show_shares(ax: Axes, times: Times, *, is_above: bool = False) -> None:
     """Draw the share of times up to each by policy, or above it."""
     lines = ax.get_lines()
     for line, colour in zip(lines, colours(list(times)).values(), strict=False):
         line.set_color(colour)
     longest = 0.0
-    for line, seconds in zip(lines, [*times.values(), np.empty(0)], strict=False):
+    no_times = np.empty(0)  # of a second policy, where there is none
+    for line, seconds in zip(lines, [*times.values(), no_times], strict=False):
         number = len(seconds)
         shares = np.arange(1, number + 1) / max(1, number)
         if is_above:

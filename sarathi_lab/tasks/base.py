@@ -100,15 +100,15 @@ class Task(TaskTraits, ABC):
 
 def check_picture(jobs: Sequence[Job], swept: Sequence[str]) -> None:
     """Refuse names of the group `plot` that no run of a sweep has. Raises UserError."""
-    # The same for all jobs: a sweep has one picture.
-    axes = jobs[0].config["plot"]
+    config = jobs[0].config  # the same for all jobs: a sweep has one picture
+    axes = config["plot"]
     if not any(axes.values()):
         return
-    settings = dict.fromkeys([*LABELS, *OF_DEVICES])
+    settings = {*LABELS, *OF_DEVICES}
     for job in first_of_compositions(jobs):
-        settings |= dict.fromkeys(merge_settings({}, job.config))
-    own = [str(dotted).rpartition(".")[2] for dotted in jobs[0].config["metrics"]]
-    check_stated(axes, list(settings), swept, own)
+        settings.update(merge_settings({}, job.config))
+    own_metrics = [str(dotted).rpartition(".")[2] for dotted in config["metrics"]]
+    check_stated(axes, sorted(settings), swept, own_metrics)
 
 
 def _tracked_sweep(job: Job, record: SweepRecord) -> TrackedRun:

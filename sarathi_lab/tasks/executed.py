@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -139,8 +139,8 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
     plan = run.plan
     engine = plan.engine
     part = run.part
-    counted = metrics.RunTables(run.iterations, run.requests, run.peaks, run.decode_cost, plan.spec)
-    summary = metrics.summarise(run.iterations, run.requests, run.peaks, run.decode_cost, plan.spec)
+    counted = (run.iterations, run.requests, run.peaks, run.decode_cost, plan.spec)
+    summary = metrics.summarise(*counted)
     # A part counts the tokens that were emitted in it, also of requests that began before.
     if part is not None:
         summary |= part.throughput(run.tables[REQUESTS])
@@ -163,7 +163,7 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
     if run.slo_reference is not None:
         summary["slo_decode_time"] = run.slo_reference
     # A user's own come last: they may not have the name of any other.
-    own, error = own_quantities(plan.metrics, counted, summary.keys())
+    own, error = own_quantities(plan.metrics, metrics.RunTables(*counted), summary.keys())
     return summary | own, tables, error
 
 
@@ -191,12 +191,6 @@ def serving_summary_of(
     targets = replace(plan.targets, slo=slo)
     alone = request_roofline(plan.spec, requests, plan.backend.dtype_bytes, peaks)
     return serving_summary(requests, seconds, targets, plan.backend.num_stages * alone)
-
-
-# -- cautions --------------------------------------------------------------------------------------
-
-
-Caution = Callable[[ExecutedRun], list[str]]  # lines; none where there is nothing to state
 
 
 def not_steady(run: ExecutedRun) -> list[str]:
@@ -296,5 +290,9 @@ def _more_sequences(run: ExecutedRun) -> str:
     )
 
 
-CAUTIONS: Sequence[Caution] = (not_steady, host_is_busy, over_budget)
-CAUTIONS_OF_ONE: Sequence[Caution] = (*CAUTIONS, load_grows)  # a sweep's table marks its runs
+def cautions_of(run: ExecutedRun, *, is_alone: bool) -> list[str]:
+    """Return what to know of a run; of a sweep's, the table marks whether it is overloaded."""
+    cautions = [*not_steady(run), *host_is_busy(run), *over_budget(run)]
+    if is_alone:
+        cautions += load_grows(run)
+    return cautions

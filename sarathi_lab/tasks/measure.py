@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import pandas as pd
 from omegaconf import DictConfig
 
@@ -320,16 +320,15 @@ class Measure(Task):
 
     def _recomputed(self, tables: Sequence[pd.DataFrame]) -> Result:
         """Record a figure of the paper, also of points that were counted, with its errors."""
-        by_method: dict[str, list[pd.DataFrame]] = {}
+        tables_by_method = defaultdict(list)
         for table in tables:
             # Of a paper's figure the device is named with level, model and method.
             named = table.assign(device_name=table.device)
-            method = str(table.method.iloc[0])
-            by_method.setdefault(method, []).append(named)
+            tables_by_method[str(table.method.iloc[0])].append(named)
         recorded: dict[str, pd.DataFrame] = {}
-        for method, tables_of_method in by_method.items():
+        for method, named_tables in tables_by_method.items():
             ending = f"-{method}" if method else ""
-            folders = by_folder(tables_of_method)
+            folders = by_folder(named_tables)
             self._record(folders, ending)
             for folder, table in folders.items():
                 recorded[f"{folder}{ending}"] = table
@@ -374,21 +373,26 @@ class Measure(Task):
     def _measured_specs(self, cfg: DictConfig, backend: MeasuredBackend) -> list[ModelSpec]:
         """Return the chosen model, or those that the experiment compares, or the usual one."""
         compared = self._measured_sizes(backend).get("models", ())
-        if compared and not is_model_stated(cfg):
-            specs = [load_option("model", name) for name in compared]
-            return [backend.with_weights(spec, None) for spec in specs]
-        return [resolve_model(cfg, backend)[0]]
+        if not compared or is_model_stated(cfg):
+            spec, _ = resolve_model(cfg, backend)
+            return [spec]
+        specs = []
+        for name in compared:
+            spec = load_option("model", name)
+            specs.append(backend.with_weights(spec, None))
+        return specs
 
     def _measured(self, jobs: Sequence[MeasuredJob], context: RunContext) -> Result:
-        tables_by_name: dict[str, list[pd.DataFrame]] = {}
+        tables_by_name = defaultdict(list)
         for job in jobs:
             for name, table in self.declared.measure(job).items():
-                tables_by_name.setdefault(name, []).append(table)
+                tables_by_name[name].append(table)
         joined: Measured = {}
         for name, tables in tables_by_name.items():
             joined[name] = pd.concat(tables, ignore_index=True)
         points = joined.pop("")
-        device = self._folder(jobs[0].backend, jobs[0].spec.name)
+        first_job = jobs[0]
+        device = self._folder(first_job.backend, first_job.spec.name)
         folder = self.declared.folder_of(device)
         return self._result({folder: points}, context, joined)
 
@@ -436,7 +440,8 @@ class Measure(Task):
         for device, table in tables.items():
             shown.append(describe(device, table))
         if COMPOSITIONS in others:
-            shown += _host_shares(others[COMPOSITIONS])
+            host_share = float(others[COMPOSITIONS].host_share.fillna(0.0).max())
+            shown += host_caution("some of these points", host_share)
         return Result(
             tables={POINTS: points, **tables, **others},
             figures=pictures,
@@ -515,16 +520,3 @@ class Measure(Task):
             devices = replace(backend, hardware=hardware, tensor_parallel=platform.num_devices)
             pairs.append((load_option("model", platform.model), devices))
         return pairs
-
-
-def _host_shares(compositions: pd.DataFrame) -> list[str]:
-    """State how much of the single iterations that were timed is the host's work."""
-    if compositions.host_share.isna().all():
-        return []
-    row = int(np.nanargmax(compositions.host_share))
-    host_share = float(compositions.host_share.iloc[row])
-    return [
-        f"  of an iteration alone, the host's work is at most {host_share:.1%} "
-        f"({compositions.composition.iloc[row]})",
-        *host_caution("some of these points", host_share),
-    ]

@@ -9,10 +9,7 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.ledger import ITERATION_COLUMNS, Ledger
-from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.speculation import NO_SPECULATION
-from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.results.decode_cost import DecodeCost
 from sarathi_lab.results.metrics import RunTables, add_costs
@@ -50,21 +47,15 @@ def try_metrics(plan: Plan) -> None:
 
 def _trial_tables(plan: Plan) -> RunTables:
     """Return the tables of the plan's first requests, simulated with a constant iteration time."""
-    num_stages = plan.backend.num_stages
-
-    def times(batch: Batch) -> list[float]:
-        return [SECONDS] * num_stages
-
-    # Drafts would be verified by tokens, which a simulation has not.
-    engine = replace(plan.engine, speculation=NO_SPECULATION)
-    trial = replace(plan, engine=engine)
-    scheduler, executor = trial.build(lambda: PipelineExecutor(num_stages, times))
-    ledger = Ledger()
     requests = []
     for request in plan.load.requests[:NUM_REQUESTS]:
         output_len = min(request.output_len, MOST_OUTPUT_TOKENS)
         requests.append(replace(request, output_len=output_len))
-    run_engine(requests, scheduler, executor, ledger)
+    # Drafts would be verified by tokens, which a simulation has not.
+    engine = replace(plan.engine, speculation=NO_SPECULATION)
+    trial = replace(plan, engine=engine)
+    ledger = Ledger()
+    trial.simulate(lambda batch: SECONDS, requests, ledger)
     iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, PEAKS)
     iterations = _with_all_columns(iterations)
     return RunTables(iterations, ledger.requests(), PEAKS, DECODE_COST, plan.spec)
@@ -72,6 +63,8 @@ def _trial_tables(plan: Plan) -> RunTables:
 
 def _with_all_columns(iterations: pd.DataFrame) -> pd.DataFrame:
     """Add the columns that only some runs have: of drafts, CUDA graphs and clusters."""
-    empty = dict.fromkeys(ITERATION_COLUMNS, 0) | {"graph_use": "none"}
-    missing = {name: value for name, value in empty.items() if name not in iterations}
-    return iterations.assign(**missing)
+    columns: dict[str, int | str] = dict.fromkeys(ITERATION_COLUMNS, 0)
+    columns["graph_use"] = "none"
+    for name in columns.keys() & set(iterations):
+        del columns[name]
+    return iterations.assign(**columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -29,12 +29,13 @@ from sarathi_lab.config.instantiate import (
     read_option,
     resolved,
 )
+from sarathi_lab.engine.arrivals import Arrivals
 from sarathi_lab.engine.config import EngineConfig, Topology
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.queues import QueueOrder
-from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.engine.speculation import Speculation
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
@@ -52,6 +53,9 @@ from sarathi_lab.tasks.run_cache import cache_fields, explained_cache
 from sarathi_lab.tasks.server_defaults import AUTO, fill_defaults
 from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace
+
+IterationTime = Callable[[Batch], float]  # seconds
+Requests = Iterable[Request] | Arrivals
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,21 @@ class Plan:
 
     def build(self, make: Callable[[], Executor] | None = None) -> tuple[Scheduler, Executor]:
         """Build the scheduler and the warmed-up executor, by `make` in place of the backend."""
-        make = make or (lambda: self.backend.build(self.spec, self.checkpoint, self.sizes))
         link = self.engine.cluster.link_between(self.backend, self.spec)
-        return self.engine.build(make, link)
+        return self.engine.build(make or self._make_executor, link)
+
+    def _make_executor(self) -> Executor:
+        return self.backend.build(self.spec, self.checkpoint, self.sizes)
+
+    def simulate(self, iteration_time: IterationTime, requests: Requests, ledger: Ledger) -> None:
+        """Serve requests on a virtual clock, by the seconds of a batch on every stage."""
+        num_stages = self.backend.num_stages
+
+        def times(batch: Batch) -> list[float]:
+            return [iteration_time(batch)] * num_stages
+
+        scheduler, executor = self.build(lambda: PipelineExecutor(num_stages, times))
+        run_engine(requests, scheduler, executor, ledger)
 
     @property
     def num_tokens(self) -> int:
@@ -120,17 +136,14 @@ class Plan:
         """
         if not self.spec.has_formulas or math.isnan(peaks.rate(self.spec)):
             return math.nan
-        num_stages = self.backend.num_stages
 
-        def times(batch: Batch) -> list[float]:
-            seconds = float(roofline_time(self.spec, batch, self.backend.dtype_bytes, peaks))
-            return [seconds] * num_stages
+        def iteration_time(batch: Batch) -> float:
+            return float(roofline_time(self.spec, batch, self.backend.dtype_bytes, peaks))
 
-        scheduler, executor = self.build(lambda: PipelineExecutor(num_stages, times))
         ledger = Ledger()
         with progress_of("predicting the roofline", self.num_tokens, "tokens") as advance:
             ledger.on_iteration = advance
-            run_engine(self.load.arrivals(), scheduler, executor, ledger)
+            self.simulate(iteration_time, self.load.arrivals(), ledger)
         part = self.steady_part(ledger.requests())
         if part is None:  # requests arrive over time: there is no filling to leave out
             return float(ledger.iterations().end.max())

@@ -44,10 +44,9 @@ from sarathi_lab.results.sweep_analysis import SAMPLES
 from sarathi_lab.results.table import heading
 from sarathi_lab.tasks.base import Task, conclude
 from sarathi_lab.tasks.executed import (
-    CAUTIONS,
-    CAUTIONS_OF_ONE,
     OPERATIONS,
     Tables,
+    cautions_of,
     execute,
     summary_of,
 )
@@ -143,10 +142,13 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
 def run_once(work: Callable[[], Result], cfg: DictConfig, context: RunContext) -> Path:
     """Do `work` unless its folder has it; return the folder. Raises RunError if it ever stopped."""
     run_dir = context.run_dir
+    failed = run_dir / "failed.json"
+    own_lock = run_dir.parents[1] / ".locks" / run_dir.name
     # Of jobs beside each other, one runs it; run.json, which is written last, marks its end.
-    with lock(run_dir.parents[1] / ".locks" / run_dir.name, waits=True) or nullcontext():
-        if (run_dir / "failed.json").is_file():  # in another job: it would fail again
-            raise RunError(str(read_object(run_dir / "failed.json", AGAIN).get("error")))
+    with lock(own_lock, waits=True) or nullcontext():
+        if failed.is_file():  # in another job: it would fail again
+            failure = read_object(failed, AGAIN)
+            raise RunError(str(failure.get("error")))
         if not (run_dir / "run.json").is_file():
             shutil.rmtree(run_dir, ignore_errors=True)
             conclude(work, cfg, context, is_run=True)
@@ -171,22 +173,21 @@ def _executed(
     ledger = Ledger()
     try:
         run = execute(plan, ledger, context.run_dir)
-        summary, tables, error_of_metric = summary_of(run)
-    except RunError as error:
+        summary, tables, error = summary_of(run)
+    except RunError as stop:
         done = {ITERATIONS: ledger.iterations(), REQUESTS: ledger.requests()}
-        raise Stopped(str(error), replace(result, tables=done)) from error
-    if predicted is not None:
-        summary["predicted_roofline"] = predicted
-    summary |= _in_ridges(plan)
+        raise Stopped(str(stop), replace(result, tables=done)) from stop
+    summary |= predicted | _in_ridges(plan)
+    cautions = cautions_of(run, is_alone=not context.is_brief)
     summaries = {name: load_summary(path) for name, path in finished.items()}
-    cautions: list[str] = []
-    for caution in CAUTIONS if context.is_brief else CAUTIONS_OF_ONE:
-        cautions += caution(run)
     for name, baseline in summaries.items():
         summary |= metrics.compare(summary, baseline, name, plan.metrics)
         cautions += metrics.replay_caution(summary, baseline, name)
+    if error is not None and is_baseline:
+        # The run is compared with its baseline in all other quantities.
+        cautions.append(f"  {error}")
+        error = None
     graph_use = metrics.graph_use_by_kind(tables[ITERATIONS])
-    labels = {**result.labels, **_facts_after(plan, tables, graph_use)}
     shown: list[DisplayTable | str] = []
     if not context.is_brief:
         if is_baseline and not context.is_verbose:
@@ -197,11 +198,8 @@ def _executed(
             shown.append(operation_display(tables[OPERATIONS]))
         shown += graph_use_lines(graph_use)
     shown += first_of_sweep(cautions, context)
-    result = replace(result, tables=tables, summary=summary, shown=shown, labels=labels)
-    if error_of_metric is None or not is_baseline:
-        return replace(result, error=error_of_metric)
-    # The run is compared with its baseline in all other quantities.
-    return replace(result, shown=[*shown, *first_of_sweep([f"  {error_of_metric}"], context)])
+    labels = {**result.labels, **_facts_after(plan, tables, graph_use)}
+    return replace(result, tables=tables, summary=summary, shown=shown, labels=labels, error=error)
 
 
 def _labelled(
@@ -237,18 +235,18 @@ def _facts_after(
     return labels
 
 
-def _announce(plan: Plan, context: RunContext) -> float | None:
-    """Print what will run; return the seconds that the roofline predicts, None without one."""
+def _announce(plan: Plan, context: RunContext) -> dict[str, float]:
+    """Print what will run; return the quantity that the roofline predicts, if it predicts one."""
     peaks = plan.backend.peaks()
     print_plan(plan, context)
-    predicted = None
+    predicted = {}
     # A simulated run takes no longer than its prediction; which drafts will be right is not known.
     if plan.backend.computes_tokens and not plan.engine.speculation.tokens:
-        roofline = plan.roofline(peaks)
-        if math.isfinite(roofline):
-            predicted = roofline
+        seconds = plan.roofline(peaks)
+        if math.isfinite(seconds):
+            predicted["predicted_roofline"] = seconds
             if not context.is_brief:
-                print_words(f"  predicted roofline {roofline:.2f} s")
+                print_words(f"  predicted roofline {seconds:.2f} s")
     print_cautions([_describe_peaks(plan, peaks)], context)
     if plan.advice is not None:
         longest = max(request.prompt_len for request in plan.load.requests)
@@ -274,23 +272,24 @@ def _describe_peaks(plan: Plan, peaks: Peaks) -> str:
     the start, what decodes that ride can gain there: known before the run.
     """
     spec = plan.spec
-    text = f"peaks {peaks.describe(spec)}"
     dtype_bytes = plan.backend.dtype_bytes
+    facts = [f"peaks {peaks.describe(spec)}"]
     if not spec.has_formulas or math.isnan(peaks.rate(spec)):
-        return text
-    text += f"; ridge {amount(ridge_tokens(spec, dtype_bytes, peaks))} tokens"
+        return facts[0]
+    ridge = f"ridge {amount(ridge_tokens(spec, dtype_bytes, peaks))} tokens"
     if spec.num_experts:
         of_expert = expert_ridge_tokens(spec, dtype_bytes, peaks)
         # A batch's tokens are spread over all experts, each token over several.
         of_batch = of_expert * spec.num_experts / spec.experts_per_token
-        text += f", of an expert {amount(of_expert)} ({amount(of_batch)} of a batch)"
-    if not plan.load.all_wait or not plan.backend.computes_tokens:
-        return text
-    lengths = [(request.prompt_len, request.output_len) for request in plan.load.requests]
-    requests = pd.DataFrame(lengths, columns=["prompt_len", "output_len"])
-    batch_size = min(plan.engine.num_slots, len(requests))
-    gain = riding_gain(spec, requests, batch_size, dtype_bytes, peaks)
-    return f"{text}; riding decodes gain up to {gain:.2f} over request_level at the roofline"
+        ridge += f", of an expert {amount(of_expert)} ({amount(of_batch)} of a batch)"
+    facts.append(ridge)
+    if plan.load.all_wait and plan.backend.computes_tokens:
+        lengths = [(request.prompt_len, request.output_len) for request in plan.load.requests]
+        requests = pd.DataFrame(lengths, columns=["prompt_len", "output_len"])
+        batch_size = min(plan.engine.num_slots, len(requests))
+        gain = riding_gain(spec, requests, batch_size, dtype_bytes, peaks)
+        facts.append(f"riding decodes gain up to {gain:.2f} over request_level at the roofline")
+    return "; ".join(facts)
 
 
 def _in_ridges(plan: Plan) -> dict[str, float]:
