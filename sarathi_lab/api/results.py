@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError, suggestion
+from sarathi_lab.config.instantiate import Values
 from sarathi_lab.config.paths import OUTPUTS
 from sarathi_lab.results import load as files
 from sarathi_lab.results import sweep_analysis
@@ -99,9 +100,7 @@ class Results:
             names.append(name)
         return names
 
-    def compare(
-        self, to: str | Mapping[str, object] = "orca", metrics: Sequence[str] = METRICS
-    ) -> pd.DataFrame:
+    def compare(self, to: str | Values = "orca", metrics: Sequence[str] = METRICS) -> pd.DataFrame:
         """Compare each run with another on the same work.
 
         Args:
@@ -115,7 +114,7 @@ class Results:
         Raises:
             UserError: If there is no other run at all, or several for one run.
         """
-        wanted: Mapping[str, object] = {"policy": to}
+        wanted: Values = {"policy": to}
         if not isinstance(to, str):
             wanted = to
         keys = []
@@ -198,7 +197,7 @@ class Results:
         in_order = runs.sort_values("throughput", ascending=False)
         return list(in_order.drop_duplicates("policy").index[:MOST_CURVES])
 
-    def _matching(self, wanted: Mapping[str, object]) -> pd.DataFrame:
+    def _matching(self, wanted: Values) -> pd.DataFrame:
         """Return the runs with these settings, or else the baselines."""
         for name in wanted:
             if name not in self.runs:

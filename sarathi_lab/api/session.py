@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sarathi_lab.api.results import Results, load
 from sarathi_lab.config.command_line import quoted
 from sarathi_lab.config.errors import UserError, require_text
-from sarathi_lab.config.instantiate import build, option_files
+from sarathi_lab.config.instantiate import Values, build, option_files
 from sarathi_lab.config.sweeper import LabSweeper, compose
 from sarathi_lab.policy import Policy
 from sarathi_lab.run import run
@@ -79,9 +79,7 @@ def sweep(*, verbose: bool = False, **settings: object) -> Results:
 
 
 @contextmanager
-def _prepared(
-    settings: Mapping[str, object], flags: list[str], verbose: bool
-) -> Iterator[LabSweeper]:
+def _prepared(settings: Values, flags: list[str], verbose: bool) -> Iterator[LabSweeper]:
     """Compose and check the jobs of `settings`; show what is printed meanwhile if `verbose`."""
     output: AbstractContextManager[object] = redirect_stdout(StringIO())
     if verbose:
@@ -97,13 +95,13 @@ def _prepared(
         yield sweeper
 
 
-def read(settings: Mapping[str, object]) -> DictConfig:
+def read(settings: Values) -> DictConfig:
     """Return the checked configuration of a single run. Raises UserError."""
     with TemporaryDirectory() as folder:
         return compose(_arguments(settings, [], Path(folder))).jobs[0].cfg
 
 
-def _arguments(settings: Mapping[str, object], flags: Sequence[str], folder: Path) -> list[str]:
+def _arguments(settings: Values, flags: Sequence[str], folder: Path) -> list[str]:
     """Return the command line's arguments; `folder` is for options of policy objects."""
     options = PolicyOptions(folder)
     args = []

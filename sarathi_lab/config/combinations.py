@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import Override
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import (
     CHOICES,
+    Settings,
     name_of,
     read_by,
     settings_of,
@@ -18,11 +19,11 @@ from sarathi_lab.config.instantiate import (
 )
 from sarathi_lab.config.jobs import MOST_JOBS, Job
 
-Settings = tuple[str, ...]  # of one job, as they are typed
-Compose = Callable[[Sequence[str]], Job]
+JobSettings = tuple[str, ...]  # of one job, all of them
+Compose = Callable[[Settings], Job]
 
 
-def combine(settings: Sequence[Override]) -> list[Settings]:
+def combine(settings: Sequence[Override]) -> list[JobSettings]:
     """All combinations of the settings' values; of two settings of a name the last counts."""
     values: dict[str, list[str]] = {}
     for setting in settings:
@@ -43,8 +44,8 @@ def combine(settings: Sequence[Override]) -> list[Settings]:
 
 
 def without_unread(
-    jobs: Sequence[Settings], swept: Sequence[str], compose: Compose
-) -> tuple[list[Settings], list[str]]:
+    jobs: Sequence[JobSettings], swept: Sequence[str], compose: Compose
+) -> tuple[list[JobSettings], list[str]]:
     """Drop from each job what only other jobs' options read, and merge equal jobs.
 
     Args:
@@ -60,7 +61,7 @@ def without_unread(
         return list(dict.fromkeys(jobs)), []
     choosers = {*groups, *(f"{group}._target_" for group in groups)}
     options_of_jobs = []
-    unread: dict[Settings, Mapping[str, str]] = {}  # by the options of a job
+    unread: dict[JobSettings, Mapping[str, str]] = {}  # by the options of a job
     for job in jobs:
         options = tuple(settings_of(job, choosers))
         options_of_jobs.append(options)
@@ -69,7 +70,7 @@ def without_unread(
             unread[options] = _unread(others, options, groups, compose)
     # What no option reads is a mistake, which is refused.
     unread_by_all = set.intersection(*map(set, unread.values()))
-    merged: dict[Settings, None] = {}
+    merged: dict[JobSettings, None] = {}
     for job, options in zip(jobs, options_of_jobs, strict=True):
         dropped = unread[options].keys() - unread_by_all
         settings = tuple(settings_without(job, dropped))
@@ -83,7 +84,7 @@ def without_unread(
 
 
 def _unread(
-    settings: Sequence[str], options: Settings, groups: Collection[str], compose: Compose
+    settings: Settings, options: JobSettings, groups: Collection[str], compose: Compose
 ) -> dict[str, str]:
     """Return which of `settings` a combination of `options` does not read, by name, with the
     classes of these options.

@@ -18,6 +18,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from sarathi_lab.config.errors import UserError, nearest_name, suggestion, unknown_name
 from sarathi_lab.config.instantiate import (
     CHOICES,
+    Settings,
     class_name,
     name_of,
     option_files,
@@ -174,7 +175,7 @@ def _with_quotes(setting: str) -> str:
     return f"{name}={quoted(value)}"
 
 
-def _searchpath(settings: Sequence[str], folder: str) -> str:
+def _searchpath(settings: Settings, folder: str) -> str:
     """Return the setting that adds options of `folder`, which is recorded as others are."""
     if not Path(folder).is_dir():
         raise UserError(f"--config-dir {folder} is not a folder; name one that has policy/ or such")
@@ -195,7 +196,7 @@ def _with_datasheet(settings: list[str]) -> list[str]:
 
 
 @contextmanager
-def explained(settings: Sequence[str]) -> Iterator[None]:
+def explained(settings: Settings) -> Iterator[None]:
     """Raise UserError for errors of Hydra and OmegaConf about `settings`."""
     try:
         yield
@@ -203,7 +204,7 @@ def explained(settings: Sequence[str]) -> Iterator[None]:
         raise _explain(error, settings) from None
 
 
-def _explain(error: Exception, settings: Sequence[str]) -> UserError:
+def _explain(error: Exception, settings: Settings) -> UserError:
     """Return one line for an error of Hydra or OmegaConf about `settings`."""
     if isinstance(error, OverrideParseException):
         return UserError(

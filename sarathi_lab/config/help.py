@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sarathi_lab.config.console import typed
 from sarathi_lab.config.errors import unknown_name
-from sarathi_lab.config.instantiate import CHOICES, GROUPS, name_of, option_files, top_level
+from sarathi_lab.config.instantiate import (
+    CHOICES,
+    GROUPS,
+    Settings,
+    name_of,
+    option_files,
+    top_level,
+)
 from sarathi_lab.config.paths import CONF
 
 COLUMNS = 80
@@ -34,7 +42,7 @@ POINTERS = (
 FIRST_SETTINGS = ("chunk", "batch", "pd_ratio", "seq_len", "seed", "baselines", "output")
 
 
-def help_text(settings: Sequence[str], topics: Sequence[str] = ()) -> str:
+def help_text(settings: Settings, topics: Sequence[str] = ()) -> str:
     """Return what `--help` prints in lines of 80 columns.
 
     Args:
@@ -122,47 +130,35 @@ def _options_of(group: str) -> str:
 def _lines_about(name: str) -> Iterator[str]:
     """Yield where a setting stands, with its value and comment: config.yaml, or options' files."""
     group, _, parameter = name.rpartition(".")
-    if not group:
-        yield from _matching(_top_level_text().splitlines(), name)
-    elif group in top_level():
-        for line in _matching(_top_level_text().splitlines(), parameter):
-            yield f"{group}.{line.strip()}"
+    if not group or group in top_level():
+        for setting in _set_in(_top_level_text(), parameter):
+            yield name.removesuffix(parameter) + setting
     for owner in GROUPS:
         if group not in ("", owner):
             continue
-        options_by_line: dict[str, dict[str, None]] = {}  # options that have a line, each once
+        options_by_text = defaultdict(list)  # many options state a setting in the same words
         for option, path in option_files(owner, ()).items():
-            for line in _lines_in(path, parameter):
-                options_by_line.setdefault(line.strip(), {})[option] = None
-        for line, options in options_by_line.items():
-            yield f"{owner}.{line}"
+            for setting in _set_by(path, parameter):
+                options_by_text[setting].append(option)
+        for setting, options in options_by_text.items():
+            yield f"{owner}.{setting}"
             yield f"    of {owner}={', '.join(options)}"
 
 
-def _lines_in(path: Path, parameter: str) -> list[str]:
-    """Return the lines about a parameter in an option's file, which replace those in the files that
-    it takes over.
-    """
+def _set_by(path: Path, name: str) -> list[str]:
+    """Return what sets `name` in an option's file, or else in the files that it takes over."""
     for file in (path, *_shared_files(path)):
-        lines = _matching(_settings_in(file), parameter)
-        if lines:
-            return lines
+        settings = _set_in(file.read_text(), name)
+        if settings:
+            return settings
     return []
 
 
-def _matching(lines: Sequence[str], name: str) -> list[str]:
-    """Return the lines that set `name`, each with the lines below it that are its own."""
-    result: list[str] = []
-    indent = None
-    for line in lines:
-        depth = len(line) - len(line.lstrip())
-        if indent is not None and depth <= indent:
-            indent = None  # the lines that belonged to the setting are over
-        if indent is None and re.match(rf" *{re.escape(name)}:", line):
-            indent = depth
-        if indent is not None and line.strip():
-            result.append(line)
-    return result
+def _set_in(text: str, name: str) -> list[str]:
+    """Return what sets `name` in a file of settings, with the lines below it that are its own."""
+    pattern = rf"^( *){re.escape(name)}:.*(?:\n\1 +.*)*"
+    matches = re.finditer(pattern, text, flags=re.MULTILINE)
+    return [match[0].strip() for match in matches]
 
 
 def _top_level_text() -> str:

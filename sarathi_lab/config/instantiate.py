@@ -34,6 +34,8 @@ GROUPS = (
 )
 CHOICES = (*GROUPS, "experiment")  # what has options
 ROUND = "repetition"  # the setting that numbers the rounds of a sweep
+Settings = Sequence[str]  # NAME=VALUE, as they are typed
+Values = Mapping[str, object]  # of settings, by their names
 Built = TypeVar("Built")
 ENGINES = ("executor.pipeline_parallel", "cluster.num", "cluster.decode")  # numbers of them
 PAPER_BATCH = 8  # sequences of a batch where nothing else is stated
@@ -260,7 +262,7 @@ def parameter_names(node: DictConfig, group: str) -> list[str]:
     return names
 
 
-def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
+def fit_targets(cfg: DictConfig, settings: Settings) -> None:
     """Drop what the option's file lists for a class that `GROUP._target_=...` has exchanged, where
     the new one does not take it. Raises UserError for other keys that a class does not take.
     """

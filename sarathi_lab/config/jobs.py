@@ -18,6 +18,8 @@ from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.instantiate import (
     CHOICES,
     ROUND,
+    Settings,
+    Values,
     check_baselines,
     check_structure,
     check_values,
@@ -45,7 +47,7 @@ MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one r
 class ComposedOptions:
     """What Hydra makes of a combination of options, shared by all jobs that choose them."""
 
-    def __init__(self, composed: DictConfig, settings: Sequence[str]) -> None:
+    def __init__(self, composed: DictConfig, settings: Settings) -> None:
         """Check what the options decide.
 
         Args:
@@ -65,13 +67,13 @@ class ComposedOptions:
         fit_targets(self.cfg, settings)
         self._copy = copier(self.cfg)
 
-    def with_values(self, values: Mapping[str, object]) -> DictConfig:
+    def with_values(self, values: Values) -> DictConfig:
         """Return a copy of the configuration, without Hydra's node, with these values."""
         cfg = self._copy()
         _set_values(cfg, values)
         return cfg
 
-    def for_hydra(self, settings: Sequence[str], values: Mapping[str, object]) -> DictConfig:
+    def for_hydra(self, settings: Settings, values: Values) -> DictConfig:
         """Return the configuration of a job as Hydra composes it of its `settings`."""
         # Launchers and callbacks read these from Hydra's node, as if each job had been composed.
         composed = self.composed.copy()
@@ -103,7 +105,7 @@ class ComposedOptions:
         groups = read_by().get(name, (group,))
         return " and ".join(target_of(self.cfg, reader).__name__ for reader in groups)
 
-    def refuse_unread(self, settings: Sequence[str]) -> None:
+    def refuse_unread(self, settings: Settings) -> None:
         """Refuse what the task does not read, and a short name that no chosen option reads."""
         task = traits_of(self.cfg)
         read = set(READ_BY_ALL_TASKS)
@@ -125,7 +127,7 @@ class ComposedOptions:
             raise _unread(setting, name, self.reader(name), remedy)
 
 
-def _set_values(cfg: DictConfig, values: Mapping[str, object]) -> None:
+def _set_values(cfg: DictConfig, values: Values) -> None:
     """Set values in `cfg`, by their dotted names."""
     for name, value in values.items():
         OmegaConf.update(cfg, name, value)
@@ -141,7 +143,7 @@ class Job:
 
     settings: tuple[str, ...]
     composition: ComposedOptions
-    values: Mapping[str, object] = field(default_factory=dict)  # set on the composition
+    values: Values = field(default_factory=dict)  # set on the composition
     prepared: Any = None
 
     @cached_property
@@ -227,7 +229,7 @@ class Composer:
             if _has_single_values(setting, settings):
                 self._single_valued.add(setting.get_key_element())
 
-    def job(self, settings: Sequence[str]) -> Job:
+    def job(self, settings: Settings) -> Job:
         """Compose the job of these settings. Raises UserError, or what Hydra raises."""
         values: dict[str, object] = {}
         options: list[str] = []

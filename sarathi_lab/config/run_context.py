@@ -29,7 +29,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import UserError, as_user_error
-from sarathi_lab.config.instantiate import name_of, settings_of
+from sarathi_lab.config.instantiate import Settings, Values, name_of, settings_of
 from sarathi_lab.config.paths import lock, write_json
 
 RECORD = "sweep.json"
@@ -59,15 +59,15 @@ class RunContext:
     group: str  # what is swept, where, and the folder: the same of all runs of a command
     swept: Sequence[str] = ()  # the settings that the sweep varies
     # Those of them that this run reads, with its values.
-    varied: Mapping[str, object] = field(default_factory=dict)
+    varied: Values = field(default_factory=dict)
     # The values of all settings of the command that decide its work.
-    stated: Mapping[str, object] = field(default_factory=dict)
+    stated: Values = field(default_factory=dict)
     experiment: str | None = None  # the overlay of conf/experiment, if one was asked for
     task: str = "serve"  # the option of conf/task
     policy: str | None = None  # the option of conf/policy; None for a class of the user's
     prepared: Any = None
     command: str = ""  # as typed
-    settings: Sequence[str] = ()  # of this run, as typed
+    settings: Settings = ()  # of this run, as typed
     is_verbose: bool = False  # whether to print all of it
 
     @property
@@ -135,7 +135,7 @@ def group_of(root: Path, choices: Mapping[str, str | None], swept: Sequence[str]
     return f"{runs} on {device}, {day_and_time}"[:MOST_CHARACTERS]
 
 
-def run_name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:
+def run_name(policy: str, settings: Settings, swept: Sequence[str] | None) -> str:
     """The policy and what its sweep varies, or what of a single run's settings changes its work."""
     rule = policy
     named: list[str] = []
@@ -159,7 +159,7 @@ def _decides_work(name: str) -> bool:
     return group not in (*NOT_OF_WORK, "hydra")
 
 
-def _values(settings: Sequence[str]) -> dict[str, object]:
+def _values(settings: Settings) -> dict[str, object]:
     """The values of settings by name; of those that are no scalars the text."""
     values: dict[str, object] = {}
     parser = OverridesParser.create()

@@ -4,18 +4,18 @@ and output, and bounds of an objective.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from omegaconf import DictConfig, read_write
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.instantiate import fit_targets, name_of
+from sarathi_lab.config.instantiate import Settings, fit_targets, name_of
 from sarathi_lab.config.task_traits import traits_of
 
 NO_OBJECTIVE = "none"  # the option of `slo` without bounds
 
 
-def complete(cfg: DictConfig, settings: Sequence[str]) -> None:
+def complete(cfg: DictConfig, settings: Settings) -> None:
     """Fit a composed `cfg` to the classes that it names and to the `settings` that were typed for
     it. Raises UserError for what its classes do not take.
     """
@@ -23,7 +23,7 @@ def complete(cfg: DictConfig, settings: Sequence[str]) -> None:
     follow_stated(cfg, settings)
 
 
-def follow_stated(cfg: DictConfig, settings: Sequence[str]) -> None:
+def follow_stated(cfg: DictConfig, settings: Settings) -> None:
     """Set in `cfg` what follows from `settings`, and tell them to a task that asks (`task.stated`):
     what is typed means something there even where it is the default.
     """

@@ -30,6 +30,7 @@ from sarathi_lab.config.errors import UserError, require_bool
 from sarathi_lab.config.instantiate import (
     CHOICES,
     ROUND,
+    Settings,
     build,
     copied,
     make_loader,
@@ -102,7 +103,7 @@ class LabSweeper:
         elif self.is_sweep:
             self.record.check_unused()
 
-    def _settings_of_jobs(self, settings: Sequence[str]) -> list[Override]:
+    def _settings_of_jobs(self, settings: Settings) -> list[Override]:
         """Return the settings of an experiment's sweep and of the command line, without Hydra's."""
         typed = {*map(name_of, settings)}
         params: Mapping[str, object] = self.config.hydra.sweeper.params or {}
@@ -118,7 +119,7 @@ class LabSweeper:
                 of_jobs.append(override)
         return of_jobs
 
-    def _check_settings(self, settings: Sequence[str], swept: Sequence[Override]) -> None:
+    def _check_settings(self, settings: Settings, swept: Sequence[Override]) -> None:
         """Refuse settings that what is run has no use for, and several values of one."""
         hydra = self.config.hydra
         require_bool("hydra.verbose", hydra.verbose, "use true to log more, else false")
@@ -219,7 +220,7 @@ class LabSweeper:
         if len(jobs) > 1:
             check(jobs[1:])
 
-    def compose_job(self, settings: Sequence[str]) -> Job:
+    def compose_job(self, settings: Settings) -> Job:
         """Compose the job of these settings. Raises UserError."""
         with explained(settings):
             job = self._composer.job(settings)
