@@ -58,14 +58,15 @@ def verdict(name: str) -> str:
 def verdicts() -> str:
     """Return a row for each claim, with the devices on which it holds, in Markdown."""
     measured = _verdicts().query(f"verdict != '{judged.NOT_MEASURED}'")
-    # In the order of `VERDICTS`, not that of the rows.
-    columns = pd.Index(judged.VERDICTS).intersection(measured.verdict.to_list(), sort=False)
+    reached = set(measured.verdict)
+    columns = [verdict for verdict in judged.VERDICTS if verdict in reached]
     rows = [["experiment", "claim", *columns]]
     for (experiment, claim), group in measured.groupby(["experiment", "claim"]):
         cells = [str(experiment), str(claim)]
         devices = group.device.str.removeprefix("simulated-")
         for verdict in columns:
-            cells.append(", ".join(devices[group.verdict == verdict]))
+            has_verdict = group.verdict == verdict
+            cells.append(", ".join(devices[has_verdict]))
         rows.append(cells)
     return markdown(rows)
 

@@ -117,11 +117,8 @@ class Results:
         wanted: Values = {"policy": to}
         if not isinstance(to, str):
             wanted = to
-        keys = []
         # A setting that the other run is chosen by can't agree between the two.
-        for key in sweep_analysis.same_work(self.runs):
-            if key not in wanted:
-                keys.append(key)
+        keys = [key for key in sweep_analysis.same_work(self.runs) if key not in wanted]
         base = self._matching(wanted)
         self._refuse_several(base, keys, to)
         runs = sweep_analysis.without_baselines(self.runs)
@@ -129,9 +126,9 @@ class Results:
         shown = [name for name in metrics if name in self.runs]
         ratios = sweep_analysis.ratios(runs, base, shown, keys)
         # Of several settings all values, as in "throughput_vs_sarathi_256".
-        name = "_".join(map(str, wanted.values()))
+        ending = "_".join(map(str, wanted.values()))
+        with_names = ratios.add_suffix(f"_vs_{ending}")
         columns = dict.fromkeys(["policy", *self.varying, *shown])
-        with_names = ratios.add_suffix(f"_vs_{name}")
         return runs[list(columns)].join(with_names)
 
     def _refuse_several(self, base: pd.DataFrame, keys: Sequence[str], to: object) -> None:
@@ -225,7 +222,8 @@ class Results:
         texts = settings.select_dtypes(exclude="number").columns
         settings = settings.astype(dict.fromkeys(texts, "category"))
         num_rows = list(map(len, tables))
-        run_of_row = np.repeat(range(len(tables)), num_rows)
+        runs = np.arange(len(tables))
+        run_of_row = np.repeat(runs, num_rows)
         settings_of_rows = settings.take(run_of_row).reset_index(drop=True)
         return pd.concat([settings_of_rows, rows], axis="columns")
 

@@ -212,7 +212,10 @@ def _explain(error: Exception, settings: Settings) -> UserError:
             "around =, and a value with spaces is quoted: 'task.server=vllm serve MODEL'"
         )
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        return _unknown_option(error.missing_cfg_file, error.options or ())
+        path = error.missing_cfg_file  # such as policy/orcaa
+        for group in GROUPS_OF_OPTIONS:
+            if path.startswith(f"{group}/"):
+                return _unknown_option(group, path.removeprefix(f"{group}/"), error.options or ())
     # Hydra wraps OmegaConf's error, which alone has the key.
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
@@ -224,10 +227,8 @@ def _explain(error: Exception, settings: Settings) -> UserError:
     return UserError(f"{' '.join(settings)}: {reason}; --help shows the settings")
 
 
-def _unknown_option(path: str, options: Sequence[str]) -> UserError:
-    """Say what is wrong with an option that Hydra looked for at `path`, such as policy/orcaa."""
-    group = next((group for group in GROUPS_OF_OPTIONS if path.startswith(f"{group}/")), "")
-    name = path.removeprefix(f"{group}/")
+def _unknown_option(group: str, name: str, options: Sequence[str]) -> UserError:
+    """Say what is wrong with the name of an option that a group has not."""
     similar = suggestion(name, options)
     if group in ("model", "hardware"):
         similar = _published(group, name) or similar
@@ -259,18 +260,18 @@ def _unknown_key(key: str, node: DictConfig) -> UserError:
             names.append("experiment")  # which has settings of all groups
         return unknown_name(key, names, "a setting")
     owner = class_name(node)
-    options = _options_with(group, parameter)
-    if 0 < len(options) <= MOST_OPTIONS:
-        named = [f"{group}={option}" for option in options]
+    named = [f"{group}={option}" for option in _options_with(group, parameter)]
+    if 0 < len(named) <= MOST_OPTIONS:
+        remedy = f"add {' or '.join(named)}"
         return UserError(
-            f"{key} is not a parameter of {owner}, but of {' and '.join(named)}; add "
-            f"{' or '.join(named)}"
+            f"{key} is not a parameter of {owner}, but of {' and '.join(named)}; {remedy}"
         )
     names = parameter_names(node, group)
+    own_names = [name.rpartition(".")[2] for name in names]
     # Importing the class takes a second, which a typo need not wait for.
-    if nearest_name(parameter, [name.rpartition(".")[2] for name in names]) is None:
-        parameters = parameters_of(target_of({group: node}, group)) or ()
-        if parameter in parameters:
+    if nearest_name(parameter, own_names) is None:
+        target = target_of({group: node}, group)
+        if parameter in (parameters_of(target) or ()):
             return UserError(f"{key} is not listed by the option's file; write +{key}=VALUE")
     return unknown_name(key, names, f"a parameter of {owner}")
 

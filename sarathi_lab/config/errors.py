@@ -120,9 +120,10 @@ def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
         return UserError(f"{key} is not {what}: {successors[key]}")
     # The group, which all of its names share, makes none of them more likely.
     group, dot, parameter = key.rpartition(".")
-    full_names = {name.removeprefix(group + dot): name for name in valid}
-    similar = ""
+    prefix = group + dot
+    full_names = {name.removeprefix(prefix): name for name in valid}
     nearest = nearest_name(parameter, list(full_names))
+    similar = ""
     if nearest is not None:
         similar = f" (did you mean {full_names[nearest]}?)"
     remedy = "it has none; drop it"

@@ -246,7 +246,8 @@ class LabSweeper:
     def check(self) -> None:
         """Let the tasks check and prepare all jobs. Raises UserError (see `check_jobs`)."""
         # Other processes prepare theirs, and what thousands of jobs prepare would fill the memory.
-        keeps = not (self._is_remote or self._is_dry_run) and len(self.jobs) < MANY_JOBS
+        is_elsewhere = self._is_remote or self._is_dry_run
+        keeps = not is_elsewhere and len(self.jobs) < MANY_JOBS
         swept: set[str] = set()
         if self.is_sweep:
             # Rounds are alike: no job is refused for its number.
@@ -255,14 +256,16 @@ class LabSweeper:
         self.jobs, notes = check_jobs(self.jobs, swept, skips=skips, keeps=keeps)
         self.notes += notes
         if self.is_sweep:
-            build(self.jobs[0].cfg.task).check_sweep(self.jobs, self.swept)
+            task = build(self.jobs[0].cfg.task)
+            task.check_sweep(self.jobs, self.swept)
+        record = self.record
         num_jobs = len(self.jobs)
-        if self._is_resumed and num_jobs != self.record.num_jobs:
+        if self._is_resumed and num_jobs != record.num_jobs:
             raise UserError(
-                f"resume={self.record.folder} began with {self.record.num_jobs} runs, and "
-                f"{num_jobs} pass their check now; start a new sweep"
+                f"resume={record.folder} began with {record.num_jobs} runs, and {num_jobs} pass "
+                "their check now; start a new sweep"
             )
-        self.record = replace(self.record, num_jobs=num_jobs)
+        self.record = replace(record, num_jobs=num_jobs)
 
     @property
     def _is_remote(self) -> bool:

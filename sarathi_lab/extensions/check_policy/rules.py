@@ -145,18 +145,20 @@ def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> No
     one of `sequences`, also of a pool for windows, and these hold as many as they have computed.
     """
     held: list[int] = []
-    num_of_windows = blocks.window_pool.num_free
+    pool = blocks.window_pool
+    num_of_windows = pool.num_free
     for sequence in sequences:
         held += sequence.block_ids
-        num_of_windows += blocks.window_pool.held_by(sequence)
-        has_room = len(sequence.block_ids) * blocks.block_size >= sequence.num_computed
+        num_of_windows += pool.held_by(sequence)
+        room = len(sequence.block_ids) * blocks.block_size
         how = f"{sequence} has computed tokens for which it holds no block"
-        hold(has_room, "blocks", how)
+        hold(room >= sequence.num_computed, "blocks", how)
     num_held = len(held)
     hold(len(set(held)) == num_held, "blocks", "two sequences hold a block")
+    num_blocks = num_held + blocks.num_free
     how = f"{num_held} held + {blocks.num_free} free blocks are not the {blocks.num_blocks} blocks"
-    hold(num_held + blocks.num_free == blocks.num_blocks, "blocks", how)
-    how = f"{num_of_windows} held and free blocks are not the {blocks.window_pool.num_blocks}"
-    how += " of the pool for windows"
-    hold(num_of_windows == blocks.window_pool.num_blocks, "blocks", how)
-    hold(blocks.window_pool.num_free >= 0, "blocks", "the pool for windows holds more than it has")
+    hold(num_blocks == blocks.num_blocks, "blocks", how)
+    how = f"{num_of_windows} held and free blocks are not the {pool.num_blocks} of the pool for "
+    how += "windows"
+    hold(num_of_windows == pool.num_blocks, "blocks", how)
+    hold(pool.num_free >= 0, "blocks", "the pool for windows holds more than it has")
