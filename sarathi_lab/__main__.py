@@ -71,10 +71,12 @@ def main(args: Sequence[str] | None = None) -> int:
     if command == "completion":
         return print_completion(rest)
     if command in COMMANDS:
+        module, _ = COMMANDS[command]
+        handed = []
         try:
-            needs_run = command in ("claims", "leaderboard")
-            handed = [import_module("sarathi_lab.run").main] if needs_run else []
-            answer = import_module(COMMANDS[command][0]).main
+            if command in ("claims", "leaderboard"):  # which run commands
+                handed.append(import_module("sarathi_lab.run").main)
+            answer = import_module(module).main
         except ModuleNotFoundError as error:
             return report(error)
         return answer(rest, *handed)

@@ -19,7 +19,7 @@ from sarathi_lab.tasks import claim_tables, figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHARES = ("mean", "largest", "stated", "aim_mean", "aim_largest")  # columns of errors
+SHARES = ["mean", "largest", "stated", "aim_mean", "aim_largest"]  # columns of errors
 
 
 @cache
@@ -74,18 +74,10 @@ def verdicts() -> str:
 def errors() -> str:
     """Return the simulator's errors against the paper's points, in Markdown."""
     table = recorded.error_table(recorded.points_of())
-    rows = [list(map(str, table))]
-    for record in table.to_dict("records"):
-        cells = []
-        for name, value in record.items():
-            if pd.isna(value):
-                cells.append("")
-            elif name in SHARES:
-                cells.append(f"{value:.1%}")
-            else:
-                cells.append(str(value))
-        rows.append(cells)
-    return markdown(rows)
+    for name in table.columns.intersection(SHARES):
+        table[name] = table[name].map("{:.1%}".format, na_action="ignore")
+    texts = table.astype(object).fillna("").astype(str)
+    return markdown([list(map(str, texts)), *texts.to_numpy().tolist()])
 
 
 def later_claims(root: str = "") -> str:

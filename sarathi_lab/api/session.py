@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -136,8 +135,8 @@ def _values(setting: object, options: PolicyOptions) -> str:
 
 def text_of(value: object, options: PolicyOptions) -> str:
     """Return a value as it is typed on the command line; policy objects become `options`."""
-    if isinstance(value, np.generic | np.ndarray | pd.Series | pd.Index):
-        return text_of(value.tolist(), options)
+    if isinstance(value, np.generic):
+        return text_of(value.item(), options)
     if isinstance(value, Policy) or (isinstance(value, type) and issubclass(value, Policy)):
         return options.add(value)
     if inspect.isfunction(value):

@@ -65,15 +65,16 @@ def require_number(
     setting = f"{name}={value}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{setting} is not a number; {fix}")
-    is_finite = value <= sys.float_info.max  # math.isfinite fails for larger integers
+    bound = ""
+    is_within = value <= sys.float_info.max  # math.isfinite fails for larger integers
     if above is not None:
-        is_above = above < value
-        if not (is_above and is_finite):
-            raise UserError(f"{setting} must be a finite number above {above:g}; {fix}")
+        bound = f" above {above:g}"
+        is_within &= value > above
     if minimum is not None:
-        is_from_minimum = minimum <= value
-        if not (is_from_minimum and is_finite):
-            raise UserError(f"{setting} must be a finite number from {minimum:g}; {fix}")
+        bound = f" from {minimum:g}"
+        is_within &= value >= minimum
+    if bound and not is_within:
+        raise UserError(f"{setting} must be a finite number{bound}; {fix}")
     is_of_size = LEAST <= abs(value) <= MOST
     if value and not is_of_size:
         raise UserError(f"{setting} is not from {LEAST:g} to {MOST:.3g}; {fix}")
@@ -147,8 +148,9 @@ def nearest_name(name: str, names: Sequence[str]) -> str | None:
     if len(name) >= FEWEST_LETTERS:
         completions = [longer for longer in names if longer.startswith(name)]
     # The shortest adds least to what was typed: qwen2.5-7b to qwen2.5-7, not qwen2.5-72b.
-    completions.sort(key=len)
-    similar = completions or difflib.get_close_matches(name, names, n=1)
+    if completions:
+        return min(completions, key=len)
+    similar = difflib.get_close_matches(name, names, n=1)
     return next(iter(similar), None)
 
 

@@ -277,13 +277,15 @@ def _fit_target(cfg: DictConfig, group: str, typed: Collection[str]) -> None:
     """Fit the node of one group to its class, where settings of the names `typed` are stated."""
     if group not in MADE_BY_FUNCTIONS:
         class_of(cfg, group)  # raises for a function
-    valid = parameters_of(target_of(cfg, group))
+    target = target_of(cfg, group)
+    valid = parameters_of(target)
     if valid is None:
         return  # the class takes any
     node = cfg[group]
-    others = [name for name in map(str, node) if name not in valid and not name.startswith("_")]
     is_exchanged = f"{group}._target_" in typed
-    for parameter in others:
+    for parameter in list(map(str, node)):
+        if parameter in valid or parameter.startswith("_"):
+            continue
         name = f"{group}.{parameter}"
         # What is typed, or what the file of its own class lists, must be a parameter.
         if name in typed or not is_exchanged:

@@ -37,7 +37,7 @@ FINISHED = "finished.json"  # written last by every job that came to its end
 FAILED = "failed.json"  # why it did not
 OUTPUT = "output.txt"  # what a job in another process printed
 LOCK = Path(".locks") / "sweep"
-NOT_OF_WORK = ("output", "tracking", "resume", "repeat", "plot", "skip_invalid")
+NOT_OF_WORK = {"output", "tracking", "resume", "repeat", "plot", "skip_invalid"}
 MOST_CHARACTERS = 128  # of a group's name in W&B
 # Options that a run's name and device state already. Their settings are named: two tensor-parallel
 # degrees are two runs.
@@ -155,8 +155,8 @@ def run_name(policy: str, settings: Settings, swept: Sequence[str] | None) -> st
 
 
 def _decides_work(name: str) -> bool:
-    group = re.split(r"[./]", name.lstrip("+~"))[0]
-    return group not in (*NOT_OF_WORK, "hydra")
+    group = re.split(r"[./]", name)[0]
+    return group not in NOT_OF_WORK | {"hydra"}
 
 
 def _values(settings: Settings) -> dict[str, object]:
@@ -270,40 +270,26 @@ class SweepRecord:
         """Find the sweep of the same jobs that `resume` names (a folder, or "true": the latest
         unfinished one below `output`). Raises UserError if there is none, or it is complete.
         """
-        setting = f"resume={resume}"
         if resume.lower() == "true":
-            setting = "resume=true"
             records = self._recorded_below(Path(output))
         else:
-            named = self.read(Path(resume))
-            if named.fingerprint != self.fingerprint:
-                raise UserError(
-                    f"{setting} has another configuration; repeat its command, "
-                    f"{named.command}, or start a new sweep"
-                )
-            records = [named]
+            records = [self.read(Path(resume))]
         same = [record for record in records if record.fingerprint == self.fingerprint]
         unfinished = [record for record in same if not record.is_complete()]
         if unfinished:
-            return unfinished[-1]  # the latest
-        reason = f" below {output}"
-        if same:
-            reason = f": {same[-1].folder} is complete"
+            return max(unfinished, key=lambda record: record.started_at)
+        num_others = len(records) - len(same)
         raise UserError(
-            f"{setting} finds no unfinished sweep of this command{reason}; drop it to start one"
+            f"resume={resume} finds no unfinished sweep of this command: {len(same)} complete, "
+            f"{num_others} with another configuration; drop it to start one, or name "
+            "resume=FOLDER alone to continue that with its own settings"
         )
 
     def _recorded_below(self, output: Path) -> list[Self]:
-        """Return the records of sweeps below `output` and in this one's folder, oldest first."""
-        paths = {path.absolute() for path in output.rglob(RECORD)}
-        paths.add((self.folder / RECORD).absolute())
-        records: list[Self] = []
-        for path in paths:
-            record = self.find(path.parent)
-            if record is not None:
-                records.append(record)
-        records.sort(key=lambda record: record.started_at)
-        return records
+        """Return the records of sweeps below `output` and in this one's folder."""
+        folders = {path.parent.absolute() for path in output.rglob(RECORD)}
+        records = map(self.find, {*folders, self.folder})
+        return [record for record in records if record is not None]
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -320,7 +306,7 @@ def fingerprint(configs: Sequence[Mapping[str, object]]) -> str:
     """Equal for sweeps whose jobs do the same work, wherever they leave the results."""
     jobs = []
     for config in configs:
-        names = config.keys() - set(NOT_OF_WORK)
+        names = config.keys() - NOT_OF_WORK
         jobs.append({name: config[name] for name in names})
     text = json.dumps(jobs, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -93,7 +93,8 @@ def _parallel(*quantities: str) -> PanelTypes:
     columns = [wr.ParallelCoordinatesPlotColumn(wr.Config(name)) for name in SETTINGS]
     for name in quantities:
         quantity = wr.SummaryMetric(_shown(name))
-        columns.append(wr.ParallelCoordinatesPlotColumn(quantity, display_name=_title(name)))
+        column = wr.ParallelCoordinatesPlotColumn(quantity, display_name=_title(name))
+        columns.append(column)
     return wr.ParallelCoordinatesPlot(title="settings and results", columns=columns)
 
 

@@ -91,10 +91,12 @@ class Task(TaskTraits, ABC):
         baselines = ", ".join(map(str, jobs[0].cfg.baselines))
         if baselines:
             lines.append(f"baselines of each: {baselines}; runs of equal work share them")
-        step = math.ceil(len(jobs) / SAMPLED)
-        seconds = [self.expected_seconds(job.cfg) for job in jobs[::step]]
-        if not any(map(math.isnan, seconds)):
-            lines.append(f"about {duration(mean(seconds) * len(jobs))} on one core, and baselines")
+        num_jobs = len(jobs)
+        step = math.ceil(num_jobs / SAMPLED)
+        seconds_a_job = mean(self.expected_seconds(job.cfg) for job in jobs[::step])
+        if not math.isnan(seconds_a_job):
+            seconds = seconds_a_job * num_jobs
+            lines.append(f"about {duration(seconds)} on one core, and baselines")
         return lines
 
 

@@ -91,9 +91,11 @@ def execute(plan: Plan, ledger: Ledger, run_dir: Path) -> ExecutedRun:
     with progress_of("serving", plan.num_tokens, "tokens") as advance:
         ledger.on_iteration = advance
         run_engine(plan.load.arrivals(), scheduler, executor, ledger)
-    backend = plan.backend
-    peaks = backend.peaks()  # again: a busy machine may have freed up since they were printed
-    iterations = metrics.add_costs(ledger.iterations(), plan.spec, backend.dtype_bytes, peaks)
+    spec = plan.spec
+    dtype_bytes = plan.backend.dtype_bytes
+    # Again: a busy machine may have freed up since they were printed.
+    peaks = plan.backend.peaks()
+    iterations = metrics.add_costs(ledger.iterations(), spec, dtype_bytes, peaks)
     requests = ledger.requests()
     tables = {ITERATIONS: iterations, REQUESTS: requests}
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -101,9 +103,7 @@ def execute(plan: Plan, ledger: Ledger, run_dir: Path) -> ExecutedRun:
     watched = run_dir / f"{OPERATIONS}.parquet"
     if watched.is_file():
         times = pd.read_parquet(watched)
-        tables[OPERATIONS] = metrics.operation_table(
-            times, iterations, plan.spec, backend.dtype_bytes, peaks
-        )
+        tables[OPERATIONS] = metrics.operation_table(times, iterations, spec, dtype_bytes, peaks)
     part = plan.counted_part(iterations, requests)
     if part is not None:
         iterations = part.spans(iterations)

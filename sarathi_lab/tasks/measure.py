@@ -13,7 +13,7 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import checked, number, one_of, refuse_unread, whole
-from sarathi_lab.config.console import console, print_place
+from sarathi_lab.config.console import print_place
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import (
     build,
@@ -168,25 +168,25 @@ class Measure(Task):
     def _refuse_unread_by_simulation(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
         """Refuse settings that no simulation of the experiment reads."""
         declared = self.declared
-        for name in ("seconds", "max_spread"):
-            self._refuse(name, "is for measuring, and executor=simulated computes")
+        unread = ["seconds", "max_spread"]
         remedy = "drop it"
         if declared.is_in_rounds:
             remedy = f"use task.draws={NUM_DRAWS}"
         else:
             # The draws are further parts of each round; other points have all draws in any case.
-            self._refuse("draws", f"is for requests under load, and {declared.name} has all draws")
+            unread.append("draws")
             if cfg.seed != DEFAULT_SEED:
                 raise UserError(
                     f"seed={cfg.seed} has no effect: the requests of {declared.name} are the same "
                     "in every simulation; drop it"
                 )
+        if declared.has_paper or declared.is_in_rounds:
+            unread.append("setup")  # it has the paper's sizes
+        if not declared.has_paper:
+            unread.append("every")
+        self._refuse(unread, "simulated")
         reason = f": {declared.name} shows the errors of the cost model itself; {remedy}"
         refuse_unread(backend, OF_ERRORS, reason, "executor.")
-        if declared.has_paper or declared.is_in_rounds:
-            self._refuse("setup", "is for measuring: what is simulated has the paper's sizes")
-        if not declared.has_paper:
-            self._refuse("every", f"is for the paper's curves, and {declared.name} is none")
 
     def _refuse_unread_sizes(self, setup: str, taken: Sizes) -> None:
         """Refuse sizes that are typed for another set-up than `setup`, or in whose place others are
@@ -227,7 +227,7 @@ class Measure(Task):
         # The group's default stands for the GPUs of the paper, unless it is typed.
         if "hardware" in self._typed or cfg.hardware.name != PAPERS_GPU:
             return backend.hardware
-        figures = self._typed_figures()
+        figures = [typed for name, typed in self._typed.items() if name.startswith("hardware.")]
         # An experiment's own file may state some, too.
         if figures or backend.hardware != load_option("hardware", PAPERS_GPU):
             stated = figures[0] if figures else f"a figure of hardware={PAPERS_GPU}"
@@ -236,10 +236,6 @@ class Measure(Task):
                 f"the paper; choose a GPU, too, such as hardware={PAPERS_GPU} on the command line"
             )
         return None
-
-    def _typed_figures(self) -> list[str]:
-        """List the typed figures of the card."""
-        return [typed for name, typed in self._typed.items() if name.startswith("hardware.")]
 
     def _checked_measurements(self, cfg: DictConfig, backend: MeasuredBackend) -> list[MeasuredJob]:
         from sarathi_lab.executor.torch.checks import require_one_stage
@@ -252,9 +248,7 @@ class Measure(Task):
             self._require_stages(backend)
         else:
             require_one_stage(backend, "task=measure")
-        self._refuse("every", "is for the recomputed figures of executor=simulated")
-        self._refuse("processes", "is for executor=simulated, and a measurement is alone")
-        self._refuse("draws", "is of a cost model's constants, and this measures")
+        self._refuse(["every", "processes", "draws"], "measured")
         _, checkpoint = resolve_model(cfg, backend)
         if checkpoint is not None:
             raise UserError(f"task=measure takes random weights; drop model.path={cfg.model.path}")
@@ -348,8 +342,10 @@ class Measure(Task):
             )
         return self._result(by_folder(composed), context, {})
 
-    def _refuse(self, name: str, reason: str) -> None:
-        refuse_unread(self, [name], f": it {reason}; drop it", "task.")
+    def _refuse(self, names: Sequence[str], how: str) -> None:
+        """Refuse arguments of the task that it does not read for what is simulated or measured."""
+        reason = f": {self.declared.name} does not read it where it is {how}; drop it"
+        refuse_unread(self, names, reason, "task.")
 
     def _setup(self, backend: MeasuredBackend) -> str:
         """Return the set-up that was chosen, or the one that suits the device."""
@@ -459,13 +455,6 @@ class Measure(Task):
         for device, table in tables.items():
             path = load.save(table, self.experiment, device, root, ending)
             print_place("record", path)
-        figures = self._typed_figures()
-        if tables and figures and "hardware.name" not in self._typed:
-            console().print(
-                f"  the card is recorded by its file's name, without {' '.join(figures)}; "
-                "hardware.name=NAME tells it apart",
-                soft_wrap=True,
-            )
 
     def jobs(self, cfg: DictConfig, backend: SimulatedBackend) -> list[SimulatedJob]:
         """List the chosen model on the chosen device; without a choice those of the paper, each on

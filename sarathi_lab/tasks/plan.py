@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pandas as pd
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import (
@@ -186,8 +186,7 @@ def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
     setup = make_setup(cfg)
     copy = copier(cfg)
     # Each has a copy of the configuration, in which its server's defaults are filled.
-    run = _parts(copy(), setup)
-    run = _checked(run)
+    run = _checked(_parts(copy(), setup))
     plan = _fitted(run)
     options = option_files("policy")
     baselines = {}
@@ -347,11 +346,11 @@ def _with_policy(plan: Plan, policy: Policy) -> Plan:
 
 def _with_advised_chunk(plan: Plan) -> Plan:
     """Return `plan` with the chunk that is advised for it. Raises UserError where none is."""
-    policy = plan.policy
     advice = _advice(plan)
     # What is recorded and fingerprinted is the number, not "auto".
-    OmegaConf.update(plan.cfg, f"policy.{policy.budget_field}", advice.chunk)
-    advised = _with_policy(plan, policy.with_budget(advice.chunk))
+    plan.cfg.policy[plan.policy.budget_field] = advice.chunk
+    policy = plan.policy.with_budget(advice.chunk)
+    advised = _with_policy(plan, policy)
     return replace(advised, advice=advice)
 
 
@@ -360,38 +359,22 @@ def _advice(plan: Plan) -> BestChunk:
     engine = plan.engine
     load = plan.load
     predictor = plan.backend.predictor(plan.spec)
-    reason = _reason_for_no_advice(plan)
-    if reason is None and predictor is None:
-        device = plan.backend.device_name
-        reason = f"needs a cost model, as executor=simulated has; {device} has none"
-    if reason is not None:
-        raise UserError(f"chunk={AUTO} {reason}; name a number such as chunk=256")
-    assert predictor is not None
+    is_one_engine = plan.backend.num_stages == 1 and engine.cluster.is_single
+    has_known_times = not (load.waits_for_answers or engine.speculation.tokens)
+    if predictor is None or not (is_one_engine and has_known_times):
+        raise UserError(
+            f"chunk={AUTO} needs a device with a cost model (executor=simulated), one engine "
+            "without stages and drafts, and requests that do not wait for answers as those of "
+            "users and sessions do; name a number such as chunk=256"
+        )
     executor = SimulatedExecutor(predictor)
     stated = slo_in_seconds(plan.targets.slo, engine, executor)
     slo = stated if stated.bounds else None
 
     def predict_chunk(chunk: int) -> dict[str, float]:
-        with_chunk = replace(engine, policy=plan.policy.with_budget(chunk))
-        return predict(load.requests, with_chunk, executor, slo)
+        policy = plan.policy.with_budget(chunk)
+        return predict(load.requests, replace(engine, policy=policy), executor, slo)
 
+    search = ChunkSearch(predict_chunk, slo, TILE)
     first = candidates(load.requests, engine.batch_size, TILE)
-    return ChunkSearch(predict_chunk, slo, TILE).search(first, arrive=load.has_times)
-
-
-def _reason_for_no_advice(plan: Plan) -> str | None:
-    """Return the reason why a plan has no best chunk by a cost model; None if it has one."""
-    engine = plan.engine
-    load = plan.load
-    num_stages = plan.backend.num_stages
-    if num_stages > 1:
-        return f"is for one batch at a time, not for the {num_stages} of a pipeline"
-    if not engine.cluster.is_single:
-        return f"is for one engine, not for {engine.cluster.describe()}"
-    if load.waits_for_answers:
-        setting = f"workload={load.name}" if load.sessions else "workload.arrivals=users"
-        return f"is chosen by when requests arrive, which {setting} leaves to the answers"
-    drafts = engine.speculation.describe()
-    if drafts:
-        return f"is chosen without drafts, not for {drafts}"
-    return None
+    return search.search(first, arrive=load.has_times)

@@ -314,11 +314,14 @@ def _counted_of(plan: Plan, tables: Tables, summary: Mapping[str, float]) -> lis
     """State which part of a run, whose requests all waited from the start, its metrics count."""
     if "window_start" not in summary or not (plan.load.all_wait and plan.window.is_whole):
         return []
-    duration = tables[ITERATIONS].end.max()
-    seconds = f"{amount(summary['window_start'])} to {amount(summary['window_end'])} s"
+    start = amount(summary["window_start"])
+    end = amount(summary["window_end"])
+    duration = amount(tables[ITERATIONS].end.max())
+    num_counted = summary["num_requests"]
+    num_requests = len(tables[REQUESTS])
     return [
-        f"  between filling and draining: {summary['num_requests']:.0f} of "
-        f"{len(tables[REQUESTS])} requests, {seconds} of {amount(duration)} s"
+        f"  between filling and draining: {num_counted:.0f} of {num_requests} requests, {start} to "
+        f"{end} s of {duration} s"
     ]
 
 

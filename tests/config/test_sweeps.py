@@ -80,9 +80,9 @@ def test_a_failing_run_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(o
     with pytest.raises(ValueError, match="a bug with 128"):
         main([*SCRIPTED[:-1], f"output={output}", "chunk=128"])
     assert main([*args, "batch=5", "resume=true"]) == 2
-    assert "finds no unfinished sweep of this command" in capfd.readouterr().err
+    assert "finds no unfinished sweep of this command: 0 complete, 1 with" in capfd.readouterr().err
     assert main([*args, "batch=5", f"resume={sweep}"]) == 2
-    assert "has another configuration; repeat its command" in capfd.readouterr().err
+    assert "0 complete, 1 with another configuration; drop it" in capfd.readouterr().err
 
     finished = {number: contents(sweep / str(number)) for number in (0, 2)}
     (output / "fail-128").unlink()
@@ -95,7 +95,7 @@ def test_a_failing_run_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(o
     assert "(2 of 3 runs finished)" in out
     assert re.search(r"^\[3/3\] chunk=128 took", out, flags=re.MULTILINE)
     assert main([*args, "resume=true"]) == 2
-    assert f"{sweep} is complete; drop it to start one" in capfd.readouterr().err
+    assert "1 complete, 0 with another configuration; drop it" in capfd.readouterr().err
 
 
 def test_a_run_that_fails_its_check_is_named_or_left_out_and_resume_lists_what_is_left(

@@ -45,7 +45,7 @@ def test_a_run_states_what_was_accepted(tmp_path, capsys):
         ([*SIMULATED, "speculation=prompt_lookup"], "use speculation=assumed"),
         (["model=tiny", "speculation=assumed"], "add executor=simulated"),
         ([*SIMULATED, "speculation=assumed", "host=vllm_0_19"], "add host=none"),
-        ([*SIMULATED, "speculation=assumed", "chunk=auto"], "chosen without drafts"),
+        ([*SIMULATED, "speculation=assumed", "chunk=auto"], "one engine without stages and drafts"),
         ([*SIMULATED, "speculation=assumed", "speculation.tokens=0"], "use a few drafts"),
         ([*SIMULATED, "speculation=assumed", "speculation.acceptance=1.1"], "is above 1"),
     ],

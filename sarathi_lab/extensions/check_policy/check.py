@@ -103,7 +103,8 @@ def _serve(case: Case) -> Schedule:
         seconds = 0.5 + 0.1 * batch.num_tokens
         return [seconds / num_stages] * num_stages
 
-    scheduler = case.engine.make_engine(case.engine.policy)
+    engine = case.engine
+    scheduler = engine.make_engine(engine.policy)
     checker = Checker(scheduler)
     executor = PipelineExecutor(num_stages, times)
     run_engine(case.requests, scheduler, executor, checker)
@@ -112,13 +113,15 @@ def _serve(case: Case) -> Schedule:
     hold(not scheduler.has_work, "progress", "sequences are left after the last request")
     # Only in a stream, of equal requests, does overtaking show a fault.
     if len(case.requests) == STREAM:
-        _check_starvation([sequence.request.request_id for sequence in checker.finished])
+        order = [sequence.request.request_id for sequence in checker.finished]
+        _check_starvation(order)
     return checker.schedule
 
 
 def _check_starvation(order: Sequence[int]) -> None:
     """Check the numbers of a stream's requests, by their `order` in finishing."""
     for position, number in enumerate(order):
-        num_later = sum(earlier > number for earlier in order[:position])
+        finished_before = order[:position]
+        num_later = sum(earlier > number for earlier in finished_before)
         how = f"request {number} is overtaken by {num_later} of those that come after it"
         hold(num_later <= MAX_OVERTAKING, "starvation", how)

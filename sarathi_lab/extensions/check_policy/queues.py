@@ -80,6 +80,7 @@ def _queue(random: Random, max_requests: int) -> tuple[Request, ...]:
         lengths.append((prompt_len, output_len))
     times = sorted(random.choice(ARRIVALS) for _ in range(size))
     requests = []
-    for number, (prompt_len, output_len) in enumerate(lengths):
-        requests.append(Request(number, times[number], prompt_len, output_len))
+    for number, arrival_time in enumerate(times):
+        request = Request(number, arrival_time, *lengths[number])
+        requests.append(request)
     return tuple(requests)

@@ -47,8 +47,10 @@ def _sections(folder: Path) -> list[Section]:
         return sections
     if load.recorded(folder):
         return sections_of_experiments(folder)
-    problem = "has no finished run and no recorded result" if folder.is_dir() else "is no folder"
-    raise UserError(f"{folder} {problem}; name the folder of a sweep, or none for all experiments")
+    raise UserError(
+        f"{folder} has no finished run and no recorded result; name the folder of a sweep, or none "
+        "for all experiments"
+    )
 
 
 def _print(folder: Path, out: Path | None) -> int:

@@ -15,6 +15,7 @@ from sarathi_lab.results.plots.files import as_png
 from sarathi_lab.results.result import DisplayTable
 from sarathi_lab.tasks.figures import draw
 
+KINDS = [HOLDS, HOLDS_WITHIN, "fails"]
 CLAIMS_TITLE = "Which claims hold"
 CLAIMS = ["claim", "device", "verdict", "measured", "expected", "source", "note"]
 
@@ -34,13 +35,14 @@ def sections_of_experiments(root: Path) -> list[Section]:
 def _of_claims(judged: pd.DataFrame) -> Section:
     kinds = judged.verdict.map(kind_of)
     num_claims = judged.groupby(kinds).id.nunique()
+    num_holding, num_within, num_failing = num_claims.reindex(KINDS, fill_value=0)
     summary = (
-        f"Of {judged.id.nunique()} claims {num_claims.get(HOLDS, 0)} hold on at least one device, "
-        f"{num_claims.get(HOLDS_WITHIN, 0)} within a tolerance, simulated ones included, and "
-        f"{num_claims.get('fails', 0)} fail on at least one."
+        f"Of {judged.id.nunique()} claims {num_holding} hold on at least one device, {num_within} "
+        f"within a tolerance, simulated ones included, and {num_failing} fail on at least one."
     )
-    counts = pd.crosstab(judged.device, judged.verdict).reset_index().to_dict("records")
-    by_device = DisplayTable(counts, left=["device"], title="Verdicts by device")
+    counts = pd.crosstab(judged.device, judged.verdict).reset_index()
+    rows = counts.to_dict("records")
+    by_device = DisplayTable(rows, left=["device"], title="Verdicts by device")
     return Section(CLAIMS_TITLE, [summary], tables=[by_device, _claims_table(judged)])
 
 
@@ -72,7 +74,8 @@ def _pictures(folder: Path, *, is_lab: bool) -> dict[str, bytes]:
     """PNGs in `folder` by their names; of the lab's figures one is drawn if there are none."""
     pictures = {}
     for path in sorted(folder.rglob("*.png")):
-        pictures[str(path.relative_to(folder))] = path.read_bytes()
+        name = str(path.relative_to(folder))
+        pictures[name] = path.read_bytes()
     if is_lab and not pictures and folder.name in CATALOG:
         pictures[folder.name] = as_png(draw(folder.name))
     return pictures

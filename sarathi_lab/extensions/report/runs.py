@@ -39,11 +39,12 @@ def _of_sweep(sweep: Path, runs: pd.DataFrame, folder: Path) -> Section:
     title = str(swept.name.iloc[0])
     if varying:
         title = f"Sweep of {', '.join(varying)}"
+    sentences = [*notes_of(runs), *conclusion(runs)]
     facts = _facts(sweep, swept)
     facts["folder"] = str(sweep)
     return Section(
         title,
-        sentences=list(map(str.strip, [*notes_of(runs), *conclusion(runs)])),
+        sentences=[sentence.strip() for sentence in sentences],
         facts=facts,
         pictures={title: _picture(sweep, runs, folder)},
         tables=[sweep_table(runs, "Runs")],

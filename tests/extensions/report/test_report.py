@@ -85,12 +85,9 @@ def test_recorded_experiments_come_with_their_claims_and_pictures(tmp_path):
     assert "YSBwaWN0dXJl" in text
 
 
-@pytest.mark.parametrize(
-    ("folder", "words"),
-    [("missing", "missing is no folder"), (".", "has no finished run and no recorded result")],
-)
-def test_a_folder_without_results_is_one_line_and_code_2(folder, words, tmp_path, capsys):
+@pytest.mark.parametrize("folder", ["missing", "."])
+def test_a_folder_without_results_is_one_line_and_code_2(folder, tmp_path, capsys):
     assert main(["report", str(tmp_path / folder)]) == 2
     err = capsys.readouterr().err
-    assert words in err
+    assert "has no finished run and no recorded result" in err
     assert err.count("\n") == 1
