@@ -7,7 +7,7 @@ it was trained and how its weights are stored. Any other word names another card
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,14 +18,9 @@ from sarathi_lab.config.instantiate import option_files, read_option
 
 PUBLISHED = re.compile(r"[a-z].*\d")  # an option that is named as its maker does
 MAKERS = re.compile(r"^[^a-z0-9]*((nvidia|geforce|tesla|amd|instinct|meta)[^a-z0-9]*)+")
-_WORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
-FURTHER_NAMES: dict[str, dict[str, str]] = _WORDS["further_names"]
-POSITIONS_BY_DATE: dict[str, dict[str, int]] = _WORDS["positions_by_date"]
-TRAINED: list[str] = _WORDS["trained"]
-WEIGHTS_OF_WORDS: dict[str, str] = _WORDS["weights_of_words"]
-IN_16_BITS: list[str] = _WORDS["in_16_bits"]
-QUANTISED: list[str] = _WORDS["quantised"]
-FORMS: list[str] = _WORDS["forms_of_cards"]
+WORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+WEIGHTS_OF_WORDS: dict[str, str] = WORDS["weights_of_words"]
+IN_16_BITS: list[str] = WORDS["in_16_bits"]
 NUMBER_OR_WORD = re.compile(r"\d+\.\d+|\d+|[a-z]+")
 # Of what stands behind an option's name; a version's dot and a size's space do not end a word.
 WORD = re.compile(r"v\d+(?:\.\d+)+|\d+ gi?b?\b|[a-z0-9]+")
@@ -71,9 +66,10 @@ def positions_of(name: str) -> int | None:
     """Return the positions of the model of a published name, where its file in conf/model has those
     of one with another date; None: it has none of these names.
     """
-    positions = POSITIONS_BY_DATE.get(option_of("model", name), {})
+    positions: dict[str, int] = WORDS["positions_by_date"].get(option_of("model", name), {})
     dates = filter(DATE.fullmatch, words_of(name))
-    return positions.get(next(dates, ""))
+    date = next(dates, "")
+    return positions.get(date)
 
 
 def stands_for(group: str, option: str, name: str) -> bool:
@@ -85,17 +81,19 @@ def nearest_option(group: str, name: str) -> NearestOption:
     """Find the option of conf/`group` whose name, or further name, is the longest beginning of
     `name`, and what `name` has besides.
     """
-    options = option_files(group)
-    names_of_options = {option: option for option in options} | FURTHER_NAMES[group]
-    longest = ""
-    for name_of_option in names_of_options:
-        if len(name_of_option) > len(longest) and _is_beginning(name, name_of_option):
-            longest = name_of_option
-    option = names_of_options.get(longest, "")
+    files = option_files(group)
+    options = {option: option for option in files} | WORDS["further_names"][group]
+    beginnings = [first for first in options if _is_beginning(name, first)]
+    longest = max(beginnings, key=len, default="")
+    option = options.get(longest, "")
     if not option:
         return NearestOption("", [])
-    node = read_option(group, options[option])
-    differences = DIFFERENCES[group](words_behind(name, longest) or [], node)
+    behind = words_behind(name, longest) or []
+    node = read_option(group, files[option])
+    if group == "model":
+        differences = _differences_of_model(behind, node)
+    else:
+        differences = [word for word in behind if not _is_of_card(word, node)]
     return NearestOption(option, differences)
 
 
@@ -104,8 +102,10 @@ def _is_beginning(name: str, option: str) -> bool:
     (`tiny`, `7b`), which have no published names: TinyLlama is no `tiny`.
     """
     behind = words_behind(name, option)
+    if behind is None:
+        return False
     is_published = PUBLISHED.match(without_maker(option)) is not None
-    return behind is not None and (is_published or not behind)
+    return is_published or not behind
 
 
 def begins_with(name: str, first: str) -> bool:
@@ -113,7 +113,10 @@ def begins_with(name: str, first: str) -> bool:
     no GLM-4.5.
     """
     match = _match(name, first)
-    return match is not None and re.match(r"[a-z0-9]", without_maker(name)[match.end() :]) is None
+    if match is None:
+        return False
+    behind = without_maker(name)[match.end() :]
+    return re.match(r"[a-z0-9]", behind) is None
 
 
 def words_behind(name: str, first: str) -> list[str] | None:
@@ -123,13 +126,16 @@ def words_behind(name: str, first: str) -> list[str] | None:
     match = _match(name, first)
     if match is None:
         return None
-    small_name = without_maker(name)
-    glued = GLUED.match(small_name, match.end())
+    text = without_maker(name)
+    end = match.end()
+    glued = GLUED.match(text, end)
     if glued is None:
-        return words_of(small_name[match.end() :])
-    last_word = LAST_WORD.search(small_name[: match.end()])
+        return words_of(text[end:])
+    last_word = LAST_WORD.search(text[:end])
     assert last_word is not None, "it may be empty"
-    return [last_word[0] + glued[0], *words_of(small_name[glued.end() :])]
+    changed_word = last_word[0] + glued[0]
+    rest = text[glued.end() :]
+    return [changed_word, *words_of(rest)]
 
 
 def words_of(name: str) -> list[str]:
@@ -141,18 +147,17 @@ def _match(name: str, first: str) -> re.Match[str] | None:
     """Match the letters and numbers of `first` at the beginning of a name, whatever stands between
     them: but two numbers are not one (Qwen2-57B is no Qwen2.5-7B), and no longer ones.
     """
+    tokens = NUMBER_OR_WORD.findall(without_maker(first))
+    if not tokens:
+        return None
     pattern = ""
     last = ""
-    for token in NUMBER_OR_WORD.findall(without_maker(first)):
-        separator = "[^a-z0-9]*"
-        if last[-1:].isdigit() and token[0].isdigit():
-            separator = "[^a-z0-9]+"
+    for token in tokens:
         if last:
-            pattern += separator
+            are_numbers = last[-1].isdigit() and token[0].isdigit()
+            pattern += "[^a-z0-9]+" if are_numbers else "[^a-z0-9]*"
         pattern += token.replace(".", "[-_.]?")
         last = token
-    if not last:
-        return None
     pattern += r"(?!\d)" if last[-1].isdigit() else r"(?![a-z])"
     return re.match(pattern, without_maker(name))
 
@@ -164,13 +169,16 @@ def without_maker(name: str) -> str:
 
 def tells_weights(word: str) -> bool:
     """Return whether a word of a model's name tells the type of its weights."""
-    is_listed = word in WEIGHTS_OF_WORDS or word in IN_16_BITS
-    return is_listed or OTHER_WEIGHTS.fullmatch(word) is not None
+    if word in WEIGHTS_OF_WORDS or word in IN_16_BITS:
+        return True
+    return OTHER_WEIGHTS.fullmatch(word) is not None
 
 
 def is_of_training(word: str) -> bool:
     """Return whether a word of a model's name tells how or when it was trained."""
-    return word in TRAINED or DATE.fullmatch(word) is not None
+    if word in WORDS["trained"]:
+        return True
+    return DATE.fullmatch(word) is not None
 
 
 def _differences_of_model(suffixes: Sequence[str], node: DictConfig) -> list[str]:
@@ -188,19 +196,26 @@ def _differences_of_model(suffixes: Sequence[str], node: DictConfig) -> list[str
 def _is_of_model(word: str, node: DictConfig) -> bool:
     """Return whether a word behind a model's name leaves its shapes and weights as in `node`."""
     if tells_weights(word):
-        return _may_be_stored_in(word, node)
+        # A model that is published quantised has its own type of weights alone.
+        quantisation = node.get("quantisation")
+        return quantisation is None or WEIGHTS_OF_WORDS.get(word) == quantisation.name
     length = CONTEXT_LENGTH.fullmatch(word)
     if length is not None:
-        return 1024 * int(length[1]) == int(node.max_position)
-    return is_of_training(word) or word in QUANTISED or FIRST_VERSION.fullmatch(word) is not None
+        positions = 1024 * int(length[1])
+        return positions == int(node.max_position)
+    if word in WORDS["quantised"] or is_of_training(word):
+        return True
+    return FIRST_VERSION.fullmatch(word) is not None
 
 
-def _may_be_stored_in(word: str, node: DictConfig) -> bool:
-    """Return whether a model may have weights of the type that a word tells: one that is published
-    quantised has its own alone.
-    """
-    quantisation = node.get("quantisation")
-    return quantisation is None or WEIGHTS_OF_WORDS.get(word) == quantisation.name
+def _is_of_card(word: str, node: DictConfig) -> bool:
+    """Return whether a word behind a card's name leaves it that of `node`."""
+    size = MEMORY_SIZE.fullmatch(word)
+    if size is None:
+        return word in WORDS["forms_of_cards"]
+    memory = node.get("memory_bytes") or node.get("memory") or 0.0
+    printed_memory = 1e9 * int(size[1])
+    return bool(abs(printed_memory - memory) <= MEMORY_WITHIN * memory)
 
 
 def datasheet_of_card(nearest: NearestOption) -> str:
@@ -210,23 +225,3 @@ def datasheet_of_card(nearest: NearestOption) -> str:
         f"hardware=datasheet hardware.base={nearest.option} hardware.name={name} "
         "hardware.memory=BYTES and what else its datasheet has otherwise"
     )
-
-
-def _differences_of_card(suffixes: Sequence[str], node: DictConfig) -> list[str]:
-    """Return the words behind a card's name that make it another one than that of `node`."""
-    differences = []
-    for word in suffixes:
-        size = MEMORY_SIZE.fullmatch(word)
-        is_of_card = word in FORMS
-        if size is not None:
-            memory = node.get("memory_bytes") or node.get("memory") or 0.0
-            is_of_card = abs(1e9 * int(size[1]) - memory) <= MEMORY_WITHIN * memory
-        if not is_of_card:
-            differences.append(word)
-    return differences
-
-
-DIFFERENCES: dict[str, Callable[[Sequence[str], DictConfig], list[str]]] = {
-    "model": _differences_of_model,
-    "hardware": _differences_of_card,
-}

@@ -309,5 +309,5 @@ def _require_measured_model(
     raise UserError(
         f"{setting}: {tables.source} was measured with model {model}, "
         f"executor.tensor_parallel={tables.tensor} and cache.dtype=auto, not with model "
-        f"{spec.name}, {tensor} and {spec.kv_dtype}; {ANALYTIC}, or tables of these"
+        f"{spec.name}, {tensor} and cache.dtype={spec.kv_dtype}; {ANALYTIC}, or tables of these"
     )
