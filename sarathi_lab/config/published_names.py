@@ -221,7 +221,12 @@ def _is_of_card(word: str, node: DictConfig) -> bool:
 def datasheet_of_card(nearest: NearestOption) -> str:
     """Say how a card is described that differs from one with a file."""
     name = "-".join([nearest.option, *nearest.differences])
+    memory = "BYTES"
+    for difference in nearest.differences:
+        size = MEMORY_SIZE.fullmatch(difference)
+        if size is not None:
+            memory = f"{size[1]}e9"
     return (
         f"hardware=datasheet hardware.base={nearest.option} hardware.name={name} "
-        "hardware.memory=BYTES and what else its datasheet has otherwise"
+        f"hardware.memory={memory} and what else its datasheet has otherwise"
     )

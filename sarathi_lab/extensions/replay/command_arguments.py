@@ -9,14 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
-from sarathi_lab.extensions.replay.server_arguments import (
-    FALSE,
-    FLAGS,
-    TRUE,
-    as_object,
-    find,
-    table,
-)
+from sarathi_lab.extensions.replay.argument_table import FLAGS, find, table
+from sarathi_lab.extensions.replay.argument_values import FALSE, TRUE
+from sarathi_lab.extensions.replay.server_arguments import as_object
 from sarathi_lab.extensions.replay.shell import LINE
 
 REDIRECTION = re.compile(r"\d?[<>|&;#]")  # behind which no argument stands

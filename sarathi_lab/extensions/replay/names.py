@@ -18,7 +18,7 @@ from sarathi_lab.config.published_names import (
     words_behind,
     words_of,
 )
-from sarathi_lab.extensions.replay.server_arguments import SERVED_NAMES
+from sarathi_lab.extensions.replay.argument_table import SERVED_NAMES
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 CACHED_MODEL = re.compile(r"models--([^/]+)--([^/]+)")  # a folder of the hub's cache

@@ -8,23 +8,27 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 
+from sarathi_lab.extensions.replay.argument_table import find
 from sarathi_lab.extensions.replay.command_arguments import flags_of
-from sarathi_lab.extensions.replay.server_arguments import find
 from sarathi_lab.extensions.replay.server_programs import ENVIRONMENT_NAME, PROGRAM_WORDS
 from sarathi_lab.extensions.replay.shell import ShellCommand, commands_in, untold
 
-# Calls that make a server, in a script that has a word; TensorRT-LLM's is called as vLLM's.
+# Calls that make a server, by system, in a script that has a word: TensorRT-LLM's is called as
+# vLLM's.
 SERVER_CALLS = {
     "trtllm": ("tensorrt_llm", ("LLM",)),
     "sglang": ("sglang", ("Engine", "ServerArgs")),
     "vllm": ("", ("LLM", "AsyncEngineArgs", "EngineArgs")),
 }
-# Calls by which a text is a command; and those that leave a variable as it is.
+# Functions by which a text is a command, and others that leave a variable as it is.
 STARTING = re.compile(r"(?:\w+\.)*(?:Popen|run|call|check_\w+|system|exec\w+|create_\w+|split)")
 READING = re.compile(rf"{STARTING.pattern}|(?:\w+\.)*(?:print|info)|.*\.join")
+# What a literal may be part of, and stay as it is.
+KEEPING = ast.Call | ast.keyword | ast.Expr | ast.Dict
 
 
 def parsed(text: str) -> ast.Module | None:
@@ -45,42 +49,48 @@ class PythonScript:
 
     def __init__(self, tree: ast.Module, text: str) -> None:
         self._text = text
-        self._nodes = [*ast.walk(tree)]
+        self._nodes = list(ast.walk(tree))
         self._parents = dict[ast.AST, ast.AST]()
+        self._names = defaultdict[str, list[ast.Name]](list)  # by variable
         self._environment = dict[str, str]()
         for node in self._nodes:
-            self._parents |= dict.fromkeys(ast.iter_child_nodes(node), node)
+            for child in ast.iter_child_nodes(node):
+                self._parents[child] = node
             match node:
-                # Whatever value it gets, as the script may choose it.
+                case ast.Name():
+                    self._names[node.id].append(node)
                 case ast.Constant(value=str(name)) | ast.keyword(arg=str(name)):
-                    if ENVIRONMENT_NAME.fullmatch(name):
-                        self._environment[name] = untold(node.lineno)
+                    self._note_variable(name, node)
+
+    def _note_variable(self, name: str, node: ast.expr | ast.keyword) -> None:
+        """Note a server's variable, whatever value it gets: the script may choose it."""
+        if ENVIRONMENT_NAME.fullmatch(name):
+            self._environment[name] = untold(node.lineno)
 
     def commands(self) -> Iterator[ShellCommand]:
         """Yield the commands that may start a server."""
         for node in self._nodes:
             match node:
                 case ast.Call():
-                    yield ShellCommand(self._argv_of_call(node), self._environment)
+                    argv = self._argv_of_call(node)
+                    yield ShellCommand(argv, self._environment)
                 case ast.List(elts=elements) | ast.Tuple(elts=elements):
                     argv = [str(_value(element)) for element in elements]
-                    yield ShellCommand(argv + self._changes(node), self._environment)
-                case ast.Constant(value=str(text)) if self._is_command(node):
-                    for command in commands_in(text, self._environment):
-                        yield ShellCommand(command.argv + self._changes(node), command.variables)
+                    argv += self._changes(node)
+                    yield ShellCommand(argv, self._environment)
+                case ast.Constant(value=str(text)):
+                    yield from self._commands_of_text(node, text)
 
     def _argv_of_call(self, call: ast.Call) -> list[str]:
-        """Return the command with the arguments of a call that makes a server."""
+        """Return the command with the arguments of a call that makes a server; else no words."""
         name = ast.unparse(call.func).rpartition(".")[2]
         for system, (word, names) in SERVER_CALLS.items():
             if name not in names or word not in self._text:
                 continue
-            argv = [*PROGRAM_WORDS[system], *(str(_value(value)) for value in call.args)]
+            argv = [*PROGRAM_WORDS[system]]
+            argv += [str(_value(argument)) for argument in call.args]
             for keyword in call.keywords:
-                if keyword.arg is None:
-                    argv.append(_untold_flag(keyword))
-                else:
-                    argv += flags_of({keyword.arg: _value(keyword.value)})
+                argv += _flags_of_keyword(keyword)
             return argv + self._fields_set(system)
         return []
 
@@ -89,37 +99,58 @@ class PythonScript:
         flags = list[str]()
         for node in self._nodes:
             match node:
-                case ast.Attribute(value=ast.Name(id=owner), attr=name, ctx=ast.Store()):
-                    if owner != "self" and find(system, name) is not None:
+                case ast.Attribute(value=ast.Name(id="self")):
+                    continue  # of the script's own object
+                case ast.Attribute(value=ast.Name(), attr=name, ctx=ast.Store()):
+                    if find(system, name) is not None:
                         flags.append(_untold_flag(node))
         return flags
 
-    def _uses(self, literal: ast.expr) -> list[ast.AST]:
-        """Return what a literal is part of, by itself or as the value of a variable."""
-        parent = self._parents[literal]
-        match parent:
-            case ast.keyword():
-                return [self._parents[parent]]
-            case ast.Assign(targets=[ast.Name(id=variable)]):
-                names = [node for node in self._nodes if isinstance(node, ast.Name)]
-                uses = [self._parents[name] for name in names if name.id == variable]
-                return [use for use in uses if use is not parent]
-        return [parent]
+    def _commands_of_text(self, literal: ast.expr, text: str) -> Iterator[ShellCommand]:
+        """Yield the commands in a text that starts a program."""
+        functions = map(self._function_given, self._mentions(literal))
+        if not any(map(STARTING.fullmatch, functions)):
+            return
+        changes = self._changes(literal)
+        for command in commands_in(text, self._environment):
+            yield ShellCommand(command.argv + changes, command.variables)
 
-    def _is_command(self, text: ast.expr) -> bool:
-        """Return whether a text starts a program."""
-        return any(_calls(STARTING, use) for use in self._uses(text))
+    def _mentions(self, literal: ast.expr) -> list[ast.expr]:
+        """Return a literal itself, or where a script names the variable that it is given to."""
+        match self._parents[literal]:
+            case ast.Assign(targets=[ast.Name() as variable]):
+                names = self._names[variable.id]
+                return [name for name in names if name is not variable]
+        return [literal]
+
+    def _function_given(self, argument: ast.expr) -> str:
+        """Return the function that is called with an argument; "": it is none."""
+        parent = self._parents[argument]
+        if isinstance(parent, ast.keyword):
+            parent = self._parents[parent]
+        if isinstance(parent, ast.Call):
+            return ast.unparse(parent.func)
+        return ""
 
     def _changes(self, literal: ast.expr) -> list[str]:
         """Return flags that stand for what the script may make of a literal."""
-        if isinstance(self._parents[literal], ast.Call | ast.keyword | ast.Expr | ast.Dict):
-            return []
-        uses = self._uses(literal)
-        return [_untold_flag(use) for use in uses if not _calls(READING, use)]
+        changes = list[str]()
+        for mention in self._mentions(literal):
+            if mention is literal:
+                is_kept = isinstance(self._parents[literal], KEEPING)
+            else:
+                function = self._function_given(mention)
+                is_kept = READING.fullmatch(function) is not None
+            if not is_kept:
+                changes.append(_untold_flag(mention))
+        return changes
 
 
-def _calls(functions: re.Pattern[str], use: ast.AST) -> bool:
-    return isinstance(use, ast.Call) and functions.fullmatch(ast.unparse(use.func)) is not None
+def _flags_of_keyword(keyword: ast.keyword) -> list[str]:
+    """Return an argument by its name as a flag and its value."""
+    if keyword.arg is None:  # as of **options
+        return [_untold_flag(keyword)]
+    return flags_of({keyword.arg: _value(keyword.value)})
 
 
 def _value(node: ast.expr) -> object:
@@ -134,7 +165,6 @@ def _value(node: ast.expr) -> object:
     return untold(node.lineno)
 
 
-def _untold_flag(node: ast.AST) -> str:
+def _untold_flag(node: ast.expr | ast.keyword) -> str:
     """Stand for any number of words; as a flag, so that it is not the value of another one."""
-    assert isinstance(node, ast.expr | ast.stmt | ast.keyword), "others have no line"
     return f"--{untold(node.lineno)}"

@@ -18,6 +18,8 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import of_lab
 from sarathi_lab.config.published_names import begins_with, option_of
+from sarathi_lab.extensions.replay.argument_table import LOGGED_CACHE, SERVED_NAMES
+from sarathi_lab.extensions.replay.argument_values import METHODS_OF_CHECKPOINTS
 from sarathi_lab.extensions.replay.bench_files import read_benchmarks
 from sarathi_lab.extensions.replay.benchmark import Benchmark
 from sarathi_lab.extensions.replay.iteration_log import NO_LOG, read_iterations
@@ -37,10 +39,7 @@ from sarathi_lab.extensions.replay.run_folder import (
 )
 from sarathi_lab.extensions.replay.server_arguments import (
     CHUNKED_V0,
-    LOGGED_CACHE,
-    METHODS_OF_CHECKPOINTS,
     POLICIES,
-    SERVED_NAMES,
     WHOLE_PROMPTS_V0,
     Statement,
     is_of_v0,

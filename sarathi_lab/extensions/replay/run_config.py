@@ -24,6 +24,7 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.hardware import NO_HOST
 from sarathi_lab.extensions.cluster.lockstep import Lockstep, LockstepBackend
+from sarathi_lab.extensions.replay.argument_table import CACHE_BYTES, LOGGED_CACHE
 from sarathi_lab.extensions.replay.names import (
     ModelName,
     has_size,
@@ -32,9 +33,7 @@ from sarathi_lab.extensions.replay.names import (
 )
 from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.extensions.replay.server_arguments import (
-    CACHE_BYTES,
     CHUNKED_V0,
-    LOGGED_CACHE,
     POLICIES,
     WHOLE_PROMPTS_V0,
     LoggedCache,

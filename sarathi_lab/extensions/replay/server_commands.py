@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.extensions.replay.argument_table import NO_EFFECT, find
 from sarathi_lab.extensions.replay.command_arguments import CommandArguments
 from sarathi_lab.extensions.replay.python_scripts import PythonScript, parsed
 from sarathi_lab.extensions.replay.server_arguments import (
-    NO_EFFECT,
     Statement,
-    find,
     read_arguments,
     with_rules_of_v0,
     with_rules_of_version,

@@ -17,10 +17,10 @@ from pathlib import Path
 import yaml
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.extensions.replay.argument_table import LOGGED_CACHE
 from sarathi_lab.extensions.replay.iteration_log import CACHE_TOKENS
 from sarathi_lab.extensions.replay.literals import named_values
 from sarathi_lab.extensions.replay.server_arguments import (
-    LOGGED_CACHE,
     LoggedCache,
     Statement,
     arguments_of_sections,

@@ -26,8 +26,8 @@ from sarathi_lab.config.instantiate import (
     top_level,
 )
 from sarathi_lab.engine.queues import QueueOrder
+from sarathi_lab.extensions.replay.argument_values import GRAPH_MODE, UNCUT
 from sarathi_lab.extensions.replay.real_run import BLOCK_SIZE, VERSION_OF_RULES, RealRun
-from sarathi_lab.extensions.replay.server_arguments import GRAPH_MODE, UNCUT
 from sarathi_lab.policy import Policy, VllmV1
 from sarathi_lab.policy.vllm import rules_of
 

@@ -13,15 +13,10 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.sweeper import compose
+from sarathi_lab.extensions.replay.argument_table import NO_EFFECT, OF_FILES, misspelt, table
 from sarathi_lab.extensions.replay.literals import named_values
 from sarathi_lab.extensions.replay.names import ModelName, weights_in_names
-from sarathi_lab.extensions.replay.server_arguments import (
-    NO_EFFECT,
-    OF_FILES,
-    misspelt,
-    read_arguments,
-    table,
-)
+from sarathi_lab.extensions.replay.server_arguments import read_arguments
 from sarathi_lab.extensions.replay.server_commands import find_command
 from sarathi_lab.extensions.replay.server_facts import find_facts
 from sarathi_lab.extensions.replay.settings import SETTINGS
@@ -203,7 +198,15 @@ def test_every_argument_of_the_table_is_honoured_or_named(system):
     valid = {*SETTINGS, *OF_FILES, *OTHER_SETTINGS}
     policies = [OmegaConf.load(path) for path in (CONF / "policy").glob("*.yaml")]
     valid |= {f"policy.{field}" for policy in policies for field in policy}
-    samples = {"int": 7, "count": 7, "number": 0.5, "share": 0.5, "flag": True, "inverse": True}
+    samples = {
+        "int": 7,
+        "count": 7,
+        "chunk": 7,
+        "number": 0.5,
+        "share": 0.5,
+        "flag": True,
+        "inverse": True,
+    }
     samples |= {"list": [1, 2], "text": "fcfs", "any": "x"}
     for row in table(system).values():
         name, value = row.argument.replace("*", "x"), samples[row.kind]
@@ -376,18 +379,18 @@ def test_misspelt_arguments_are_refused_with_a_suggestion(result):
         with pytest.raises(UserError, match=f"did you mean {meant}") as error:
             as_vllm(result, **{name: value})
         assert "meta.json" in str(error.value)
-    with pytest.raises(UserError, match="max_num_seqs=many is not a number"):
+    with pytest.raises(UserError, match="max_num_seqs=many is not a whole number from 1 on"):
         as_vllm(result, max_num_seqs="many")
     for name, value, complaint in (
-        ("block_size", 0, "is below 1"),
-        ("max_num_seqs", 1.5, "is not a whole number"),
+        ("block_size", 0, "is not a whole number from 1 on"),
+        ("max_num_seqs", 1.5, "is not a whole number from 1 on"),
         ("gpu_memory_utilization", 90, "is not a share"),
-        ("long_prefill_token_threshold", -2, "is below 0"),
-        ("max_model_len", "nan", "is not a number"),
+        ("long_prefill_token_threshold", -2, "is not a whole number from 0 on"),
+        ("max_model_len", "nan", "is not a whole number"),
     ):
         with pytest.raises(UserError, match=f"{name}={value} {complaint}"):
             as_vllm(result, **{name: value})
-    with pytest.raises(UserError, match="enforce_eager=maybe is neither true nor false"):
+    with pytest.raises(UserError, match="enforce_eager=maybe is not true or false"):
         as_vllm(result, enforce_eager="maybe")
     meta = {"engine_kwargs": SIZES, "tensor_paralel_size": 2}
     result.with_name("meta.json").write_text(json.dumps(meta))
@@ -1093,8 +1096,8 @@ def test_weights_that_do_not_fit_are_refused_as_they_are(result):
 @pytest.mark.parametrize(
     ("argument", "complaint"),
     [
-        ("--max_batch_size 0", "max_batch_size=0 is below 1"),
-        ("--tp_size 0", "tp_size=0 is below 1"),
+        ("--max_batch_size 0", "max_batch_size=0 is not a whole number from 1 on"),
+        ("--tp_size 0", "tp_size=0 is not a whole number from 1 on"),
         ("--kv_cache_free_gpu_memory_fraction 90", "fraction=90 is not a share"),
     ],
 )

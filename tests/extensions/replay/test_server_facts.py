@@ -15,12 +15,11 @@ from sarathi_lab.config.command_line import read_arguments
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.sweeper import compose
+from sarathi_lab.extensions.replay.argument_table import table
 from sarathi_lab.extensions.replay.names import names_of_model
 from sarathi_lab.extensions.replay.real_run import ServerSettings
-from sarathi_lab.extensions.replay.server_arguments import Statement, table
-from sarathi_lab.extensions.replay.server_arguments import (
-    read_arguments as read_server_arguments,
-)
+from sarathi_lab.extensions.replay.server_arguments import Statement
+from sarathi_lab.extensions.replay.server_arguments import read_arguments as read_server_arguments
 from sarathi_lab.extensions.replay.server_commands import read_command
 from sarathi_lab.extensions.replay.server_facts import find_facts, read_facts
 from sarathi_lab.workload.text_files import COLORS
@@ -392,7 +391,7 @@ def test_a_scripts_server_is_the_command_that_starts_one(script):
 
 def test_no_flag_takes_the_model_behind_it():
     values = {"text": "x", "any": "x", "list": "1 2 --port 80"}
-    values |= {"int": "7", "count": "7", "number": "0.5", "share": "0.5"}
+    values |= {"int": "7", "count": "7", "chunk": "7", "number": "0.5", "share": "0.5"}
     for row in table("vllm").values():
         if "*" in row.argument or row.argument.startswith(("VLLM", "model", "config")):
             continue
