@@ -160,7 +160,10 @@ class Sizes:
 
 
 class Backend(Protocol):
-    """A device, real or simulated. Its constructor is cheap and checks arguments (UserError)."""
+    """A device, real or simulated. Its constructor is cheap and checks arguments (UserError).
+
+    Where a body returns something, that is what a subclass has which states nothing else.
+    """
 
     @property
     def name(self) -> str:
@@ -188,6 +191,7 @@ class Backend(Protocol):
     @property
     def request_time(self) -> float:
         """Seconds of a server's front end for a request, one after the other; 0 if measured."""
+        return 0.0
 
     @property
     def num_stages(self) -> int:
@@ -199,19 +203,23 @@ class Backend(Protocol):
 
     @property
     def num_threads(self) -> int | None:
-        """Threads that a CPU computes with; None elsewhere."""
+        """Threads that a CPU computes with, where they can be stated; None elsewhere."""
+        return None
 
     @property
     def facts(self) -> Mapping[str, object]:
         """What ran the last batches, such as a library's version; empty if the name says it."""
+        return {}
 
     @property
     def without_overlap(self) -> str:
         """The setting that makes each batch after the one before has ended; empty if that is so."""
+        return ""
 
     @property
     def serving_device(self) -> ServingDevice | None:
         """One of its devices, by which a server chooses defaults; None where none are taken."""
+        return None
 
     @property
     def default_model(self) -> str:
@@ -239,6 +247,7 @@ class Backend(Protocol):
 
     def predictor(self, spec: ModelSpec) -> Predictor | None:
         """The cost model for `spec`, by which `chunk=auto` is chosen; None if measured."""
+        return None
 
     def kv_blocks(self, spec: ModelSpec, block_size: int, setup: ServerSetup) -> int:
         """Blocks that a server started by `setup` has; on a real device, an estimate of those that
@@ -255,15 +264,20 @@ class Backend(Protocol):
         """`ModelSpec.window_in_cache` on one of the devices."""
 
     def read_model(self, checkpoint: Path) -> ModelSpec | None:
-        """The spec of a checkpoint that only this backend computes; None if it does not, either."""
+        """The spec of a checkpoint that `model.huggingface` does not read; None if this backend
+        does not compute it, either.
+        """
+        return None
 
     def with_weights(self, spec: ModelSpec, checkpoint: Path | None) -> ModelSpec:
         """The spec with the weights as this backend holds them. Raises UserError for a type that it
         does not have.
         """
+        return spec
 
     def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
         """Take note of a run to come, where several share what `build` makes first."""
+        return
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         """A warmed-up executor of `sizes`, with the weights of `checkpoint`."""

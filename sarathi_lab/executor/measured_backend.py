@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -12,7 +11,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.executor import Executor, Sizes
+from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.served_system import ServerSetup
 from sarathi_lab.executor import device as devices
 from sarathi_lab.executor.memory import Memory
@@ -31,13 +30,11 @@ class DeviceExecutor(Executor, Protocol):
     timeline: HostTimeline
 
 
-class MeasuredBackend(ABC):
+class MeasuredBackend(Backend, ABC):
     """Base of the backends whose times are measured; the fields are those of a subclass."""
 
     computes_tokens: ClassVar[bool] = True
-    request_time: ClassVar[float] = 0.0
     name: ClassVar[str]
-    serving_device: ClassVar[None] = None  # a server's sizes are for who asks for them
     dtype: str
     tensor_parallel: int = 1  # devices, where the subclass has no field for them
     pipeline_parallel: int = 1
@@ -46,22 +43,6 @@ class MeasuredBackend(ABC):
     @abstractmethod
     def torch_device(self) -> torch.device:
         """The first device. Raises UserError for one that is not there."""
-
-    @property
-    @abstractmethod
-    def device_name(self) -> str: ...
-
-    @abstractmethod
-    def check(self, spec: ModelSpec, kv_tokens: int, window_pool: float | None = None) -> None:
-        """Raise UserError for what does not run here."""
-
-    @abstractmethod
-    def peaks(self) -> Peaks:
-        """Measure the peaks of all devices together."""
-
-    @abstractmethod
-    def cautions(self, spec: ModelSpec) -> Sequence[str]:
-        """List what limits the times, a line each."""
 
     @abstractmethod
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> DeviceExecutor:
@@ -75,21 +56,6 @@ class MeasuredBackend(ABC):
     @property
     def uses_gpus(self) -> bool:
         return self.torch_device.type == "cuda"
-
-    @property
-    def num_threads(self) -> int | None:
-        """Threads that a CPU computes with, where they can be stated."""
-        return None
-
-    @property
-    def facts(self) -> Mapping[str, object]:
-        """What ran the last batches; empty where the executor's name says it."""
-        return {}
-
-    @property
-    def without_overlap(self) -> str:
-        """The setting that makes each batch after the one before has ended; empty if that is so."""
-        return ""
 
     @property
     def degrees(self) -> Degrees:
@@ -182,19 +148,3 @@ class MeasuredBackend(ABC):
             return number * gpu.total_memory, number * gpu.multi_processor_count
         num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return num_bytes, devices.num_threads(self.num_threads)
-
-    def predictor(self, spec: ModelSpec) -> None:  # noqa: B027
-        """Return None: a real device is measured, not predicted."""
-
-    def read_model(self, checkpoint: Path) -> ModelSpec | None:
-        """Return None: it computes what `model.huggingface` reads, and nothing else."""
-        return None
-
-    def with_weights(self, spec: ModelSpec, checkpoint: Path | None) -> ModelSpec:
-        """Return `spec`: weights are in the run's type."""
-        return spec
-
-    def expect(  # noqa: B027
-        self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes
-    ) -> None:
-        """Do nothing: every run has an executor of its size."""

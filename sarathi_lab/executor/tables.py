@@ -315,15 +315,14 @@ def _folder_of(tables: str) -> Path | None:
     return None
 
 
-def tables_stamp(folder: str | None) -> list[tuple[str, int, int]]:
-    """List the files below a folder of tables, as `read_tables` names it, with the time of their
-    last change [ns] and their size [bytes]: equal as long as the tables are the same.
+def newest_change(folder: str | None) -> int:
+    """Return when a file below a folder of tables, as `read_tables` names it, was last changed
+    [ns]; 0 without one.
     """
     root = None if folder is None else _folder_of(folder)
     if root is None:
-        return []
-    files = [path.absolute() for path in sorted(root.rglob("*")) if path.is_file()]
-    return [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files]
+        return 0
+    return max(path.stat().st_mtime_ns for path in root.rglob("*"))
 
 
 def _files(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import ClassVar, get_args
 
 from sarathi_lab.config.checked import check_fields, number, one_of, whole
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.executor import Executor, Predictor, Sizes
+from sarathi_lab.engine.executor import Backend, Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.engine.served_system import ServerSetup, ServingDevice
 from sarathi_lab.executor.simulated.cautions import cautions_of
@@ -39,7 +39,7 @@ from sarathi_lab.executor.simulated.kv_capacity import (
     served_tokens,
     tokens_in,
 )
-from sarathi_lab.executor.tables import read_tables, tables_stamp
+from sarathi_lab.executor.tables import newest_change, read_tables
 from sarathi_lab.model.layers import CachedWindow
 from sarathi_lab.model.quantisation import STORED
 from sarathi_lab.model.roofline import Peaks
@@ -58,7 +58,7 @@ def _no_option(group: str, value: object) -> UserError:
 
 
 @dataclass(frozen=True)
-class SimulatedBackend:
+class SimulatedBackend(Backend):
     """Predicted times of devices, without token ids.
 
     Attributes:
@@ -81,8 +81,6 @@ class SimulatedBackend:
     name: ClassVar[str] = "simulated"
     computes_tokens: ClassVar[bool] = False
     default_model: ClassVar[str] = "13b"
-    num_threads: ClassVar[None] = None
-    facts: ClassVar[Mapping[str, object]] = {}
     hardware: Hardware
     dtype: str = "auto"
     cost_model: str = "analytic"
@@ -217,10 +215,10 @@ class SimulatedBackend:
         fix = "use executor.draw=0, executor.slower_shape=null and task.draws=0"
         if self.cost_model == "analytic" and unknown[0] in self.hardware.uncertainty:
             fix = f"state it, such as hardware.uncertainty.{unknown[0]}=0.1, or {fix}"
-        setting, *_ = [f"executor.{name}={value}" for name, value in self.altered.items()]
+        settings = [f"executor.{name}={value}" for name, value in self.altered.items()]
         raise UserError(
-            f"{setting}: times err by the errors that the cost model states, and it states none of "
-            f"{', '.join(unknown)}; {fix}"
+            f"{' '.join(settings)}: times err by the errors that the cost model states, and it "
+            f"states none of {', '.join(unknown)}; {fix}"
         )
 
     def peaks(self) -> Peaks:
@@ -306,16 +304,6 @@ class SimulatedBackend:
         self.parallel.check(spec)
         return self.parallel.with_heads_of_device(spec).window_in_cache(pool)
 
-    def read_model(self, checkpoint: Path) -> None:
-        """Return None: it has formulas for what `model.huggingface` reads, and for nothing else."""
-
-    def with_weights(self, spec: ModelSpec, checkpoint: Path | None) -> ModelSpec:
-        """Return `spec`, which has the weights that are stated."""
-        return spec
-
-    def expect(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> None:
-        """Do nothing: every run has an executor of its size."""
-
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         """Make the virtual clock over the cost model; no size costs time or memory here. Raises
         UserError where only iterations of some sizes have times.
@@ -365,11 +353,11 @@ class SimulatedBackend:
         spec = SimulatedBackend._held(self, spec)
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
-        files = None if self.cost_model == "analytic" else tables_stamp(hardware.tables)
+        changed = None if self.cost_model == "analytic" else newest_change(hardware.tables)
         graphs = self.host.graphs
         fused = tuple(self.host.fused or ())
         settings = (self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, graphs, fused)
-        key = repr((settings, files))
+        key = repr((settings, changed))
         if key not in cost_models:
             if len(cost_models) == MOST_COST_MODELS:
                 oldest = next(iter(cost_models))

@@ -74,12 +74,13 @@ class Experts:
                 f"experts by {shape.num_experts} of {shape.hidden_size} x {shape.expert_size} on a "
                 f"device, {shape.top_k} a token, each chosen at random"
             )
-        is_fitted = self.hardware.expert_traffic > 0
-        source = "fitted to other models" if is_fitted else "without a fit"
+        caution = "the experts' times are a roofline without a fit"
+        if self.hardware.expert_traffic > 0:
+            caution = "the experts' times are a roofline fitted to other models"
         stored = self.spec.stored
-        if stored is not None:
-            source += f", none of it with weights in {stored.name}"
-        return f"the experts' times are a roofline {source}"
+        if stored is None:
+            return caution
+        return f"{caution}, none of it with weights in {stored.name}"
 
     def _seconds(self, num_tokens: int) -> float:
         if num_tokens == 0:

@@ -310,15 +310,13 @@ class Hardware:
     @property
     def link_rate(self) -> float:
         """Bytes/s within a node. Raises UserError if unknown."""
-        setting = "executor.tensor_parallel"
-        rate = self.required("link_bytes_per_second", f"{setting} above 1", f"{setting}=1")
+        rate = self.required("link_bytes_per_second", "executor.tensor_parallel above 1")
         return self.link_efficiency * rate
 
     @property
     def network_rate(self) -> float:
         """Bytes/s to another node. Raises UserError if unknown."""
-        setting = "executor.pipeline_parallel"
-        rate = self.required("network_bytes_per_second", f"{setting} above 1", f"{setting}=1")
+        rate = self.required("network_bytes_per_second", "executor.pipeline_parallel above 1")
         return self.link_efficiency * rate
 
     def for_products(self, stored: Quantisation | None) -> Hardware | None:
@@ -339,7 +337,7 @@ class Hardware:
             efficiency = self.matmul_efficiency
         return replace(self, flops_per_second=peak, matmul_efficiency=efficiency)
 
-    def required(self, figure: str, setting: str, alternative: str) -> float:
+    def required(self, figure: str, setting: str) -> float:
         """Return the rate of a link that `setting` needs. Raises UserError if unknown."""
         rates = {
             "link_bytes_per_second": self.link_bytes_per_second,
@@ -349,7 +347,7 @@ class Hardware:
         if rate is None:
             raise UserError(
                 f"hardware {self.name} has no {figure}, which {setting} needs; state "
-                f"{self.setting_of(figure)}, or set {alternative}"
+                f"{self.setting_of(figure)}"
             )
         return rate
 

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Numbers = Floats | pd.Series | Sequence[float]
+Shape = tuple[int, ...]  # sizes
+Curve = Callable[[int], float]  # seconds by size
 
 
-def curve(sizes: Numbers, seconds: Numbers) -> Callable[[int], float]:
+def curve(sizes: Numbers, seconds: Numbers) -> Curve:
     """Make a function of seconds by size, linear between the ascending `sizes`, constant below.
 
     Above the last size a token costs as much as in the cheapest row of the upper half, so that a
@@ -56,7 +58,12 @@ class Grid:
 
     def clamp(self, point: Sequence[float]) -> list[float]:
         """Move `point` to the nearest edge if it is outside."""
-        return [min(max(x, axis[0]), axis[-1]) for x, axis in zip(point, self._axes, strict=True)]
+        clamped = []
+        for x, axis in zip(point, self._axes, strict=True):
+            smallest = axis[0]
+            largest = axis[-1]
+            clamped.append(min(max(x, smallest), largest))
+        return clamped
 
     def corners(self, point: Sequence[float]) -> list[tuple[int, float]]:
         """Return the corners of the cell around a point as pairs of a place in the grid's values,
@@ -91,8 +98,10 @@ class GridInterpolation(Grid):
 
     def at(self, point: Sequence[float]) -> float:
         """Interpolate at `point`."""
-        values = self._values
-        return sum([values[place] * weight for place, weight in self.corners(point)])
+        value = 0.0
+        for place, weight in self.corners(point):
+            value += self._values[place] * weight
+        return value
 
 
 def interval(axis: Sequence[float], x: float) -> tuple[int, float]:
@@ -204,18 +213,24 @@ def _without_gaps(logs: pd.DataFrame) -> pd.DataFrame:
 
 
 def nearest_shape(
-    rows: pd.DataFrame, columns: Sequence[str], distance: Callable[[tuple[int, ...]], float]
-) -> tuple[tuple[int, ...], pd.DataFrame]:
+    rows: pd.DataFrame, columns: Sequence[str], distance: Callable[[Shape], float]
+) -> tuple[Shape, pd.DataFrame]:
     """Return the values of `columns` at the least `distance`, and the rows that have them."""
     by_shape = rows.groupby(list(columns), sort=False)
-    shapes = [tuple(map(int, cast(tuple[int, ...], shape))) for shape in by_shape.groups]
-    nearest = min(shapes, key=distance)
-    return nearest, by_shape.get_group(nearest)
+    rows_of_shapes: dict[Shape, pd.DataFrame] = {}
+    for key, group in by_shape:
+        sizes = map(int, cast(Shape, key))
+        rows_of_shapes[tuple(sizes)] = group
+    nearest = min(rows_of_shapes, key=distance)
+    return nearest, rows_of_shapes[nearest]
 
 
 def log_distance(shape: Sequence[float], other: Sequence[float]) -> float:
     """Compute the distance of two shapes: the logarithms of their sizes' ratios, summed."""
-    return sum(abs(math.log(size / own)) for size, own in zip(shape, other, strict=True))
+    distance = 0.0
+    for size, other_size in zip(shape, other, strict=True):
+        distance += abs(math.log(size / other_size))
+    return distance
 
 
 class Costs:
@@ -235,8 +250,10 @@ class Costs:
         costs = fitted_costs(features, seconds)
         self._costs: list[float] = costs.tolist()
         # What the costs leave: the mean ratio by size.
-        ratios = pd.Series(seconds / (features @ costs)).groupby(sizes).mean()
-        self._ratios = GridInterpolation([ratios.index.tolist()], np.asarray(ratios, float))
+        ratios = pd.Series(seconds / (features @ costs))
+        mean_ratios = ratios.groupby(sizes).mean()
+        measured_sizes = mean_ratios.index.tolist()
+        self._ratios = GridInterpolation([measured_sizes], np.asarray(mean_ratios, float))
 
     def time(self, size: float, *features: float) -> float:
         """Compute the seconds of one row."""

@@ -9,7 +9,7 @@ attention must be there, and without an output head an iteration that emits has 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import get_args
 
@@ -18,8 +18,8 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.interpolation import Floats, RatioInterpolation
+from sarathi_lab.executor.simulated.analytic import AnalyticOperations, prefills
+from sarathi_lab.executor.simulated.interpolation import Curve, Floats, RatioInterpolation
 from sarathi_lab.executor.simulated.kernel_times import CallTimes
 from sarathi_lab.executor.tables import MICROSECOND, SHAPE, TIME, Layer, OperationTables, Per
 from sarathi_lab.model.spec import ModelSpec
@@ -48,7 +48,7 @@ class MeasuredKernels:
         self.tables = tables
         self._formula = formula
         self._in_one_call = formula.hardware.hybrid_call
-        self._times_of: dict[Per, dict[str, Callable[[int], float]]] = {}
+        self._times_of: dict[Per, dict[str, Curve]] = {}
         self._covered = set(tables.included)
         for layer, rows in tables.layers.values():
             self._add(layer, rows)
@@ -148,12 +148,12 @@ def equal_prompts(batch: Batch) -> tuple[float, float, float]:
     """Return number, tokens and context of a batch's chunks; NaN where they are not alike, of which
     no table has calls.
     """
-    chunks = {(chunk.num_tokens, chunk.start) for chunk in batch.chunks if not chunk.is_decode}
+    chunks = set(prefills(batch))
     if not chunks:
         return NO_PROMPTS
-    tokens, start = chunks.pop()
-    if chunks:
+    if len(chunks) > 1:
         return math.nan, math.nan, math.nan
+    start, tokens = chunks.pop()
     return batch.num_prefills, tokens, start
 
 
@@ -247,7 +247,8 @@ def bends(sizes: Floats, seconds: Floats) -> Floats:
     after = gaps[1:]
     most = np.maximum(PRODUCT_STEP, REACH * sizes[1:-1])
     is_near = (before <= most) & (after <= most)
-    on_line = (seconds[:-2] * after + seconds[2:] * before) / (before + after)
+    weighted = seconds[:-2] * after + seconds[2:] * before
+    on_line = weighted / (before + after)
     return (seconds[1:-1] / on_line - 1)[is_near]
 
 

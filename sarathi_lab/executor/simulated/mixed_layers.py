@@ -70,6 +70,13 @@ class LatentTimes:
         query_size = heads * (latent.cached_size + latent.rank)
         query_bytes = query_size * formula.dtype_bytes
         self._query_time = 2 * query_bytes / hardware.memory_rate
+        # Mean relative error of held-out calls, NaN without a fit.
+        self.error: float = math.nan
+        fit = "without a fit to"
+        if formula.hardware.latent:
+            self.error = formula.hardware.latent["uncertainty"]["attention"]
+            fit = "by figures fitted to"
+        self.caution = f"latent attention {fit} measured calls, none of which had a context"
 
     def prefill(self, chunks: Chunks) -> float:
         """Compute the seconds of `chunks` (start, num_tokens)."""
@@ -79,18 +86,6 @@ class LatentTimes:
             rank = self.latent.rank
             seconds += self.formula.layer_product_time(context, rank, self._expanded_size)
         return seconds
-
-    @property
-    def error(self) -> float:
-        """Mean relative error of held-out calls, NaN without a fit."""
-        errors = self.formula.hardware.latent.get("uncertainty", {})
-        return float(errors.get("attention", math.nan))
-
-    @property
-    def caution(self) -> str:
-        """Source of the times."""
-        fit = "by figures fitted to" if self.formula.hardware.latent else "without a fit to"
-        return f"latent attention {fit} measured calls, none of which had a context"
 
     def times(self, batch: Batch) -> CallTimes:
         """Compute the seconds of prefills and of decodes."""

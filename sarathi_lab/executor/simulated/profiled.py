@@ -18,6 +18,7 @@ from sarathi_lab.executor.simulated.analytic import ALL_REDUCES, AnalyticOperati
 from sarathi_lab.executor.simulated.attention_tables import AttentionTable, attention_table
 from sarathi_lab.executor.simulated.hardware import UNCERTAIN, none_as_nan
 from sarathi_lab.executor.simulated.interpolation import (
+    Curve,
     Floats,
     Grid,
     curve,
@@ -39,7 +40,6 @@ REMAINDER = "others"  # a layer of tables that contain all that an iteration cos
 ANALYTIC = "use executor.cost_model=analytic"  # the remedy where tables lack what is run
 PRODUCT_SHAPE = ["in_features", "out_features"]
 Shape = tuple[float, ...]  # values of these
-Curve = Callable[[int], float]
 ProductFormula = Callable[[int, int, int], float]  # seconds by tokens, in_features, out_features
 
 

@@ -180,7 +180,7 @@ class Disaggregated(Several):
         """
         device = self.simulated(backend)
         hardware = device.hardware
-        stated = hardware.required(LINKS[self.link], f"cluster.link={self.link}", "cluster=single")
+        stated = hardware.required(LINKS[self.link], f"cluster.link={self.link}")
         rate = device.num_devices * hardware.link_efficiency * stated
         # A head that several devices hold is sent to each of them.
         on_device = device.parallel.with_heads_of_device(spec)
