@@ -31,6 +31,7 @@ share = partial(checked, errors.require_share)  # a number from 0 to 1
 text = partial(checked, errors.require_text)  # that is not blank
 flag = partial(checked, errors.require_bool)
 one_of = partial(checked, errors.require_one_of)  # of the names `valid`
+instance = partial(checked, errors.require_instance)  # of the class `kind`
 listed = partial(checked, errors.require_list)  # each value of which passes `each`
 
 

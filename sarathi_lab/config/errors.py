@@ -94,6 +94,12 @@ def require_text(name: str, value: object, fix: str) -> None:
         raise UserError(f"{name}={value!r} must be a non-empty string; {fix}")
 
 
+def require_instance(name: str, value: object, kind: type, fix: str) -> None:
+    """Raise `UserError` unless `value` is of a `kind`."""
+    if not isinstance(value, kind):
+        raise UserError(f"{name}={value} is no {kind.__name__}; {fix}")
+
+
 def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
     """Raise `UserError` unless `value` is one of `valid`."""
     options = tuple(valid)

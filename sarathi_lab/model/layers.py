@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar, get_args
 
-from sarathi_lab.config.checked import check_fields, checked, flag, one_of, whole
-from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.config.checked import check_fields, flag, instance, one_of, whole
+from sarathi_lab.config.errors import UserError
 
 if TYPE_CHECKING:  # which takes a second to import
     import pandas as pd
@@ -63,6 +63,23 @@ class WindowSums(NamedTuple):
     window_pairs: int  # causal query-key pairs of prompts
     window_prefill_kv_tokens: int
     window_decode_kv_tokens: int
+
+
+class AttentionFlops(NamedTuple):
+    """FLOPs of attention in all layers."""
+
+    pair: float  # of a query-key pair of the whole context
+    window_pair: float = 0  # of one within the window
+    token: float = 0  # of a token that is computed
+    earlier_token: float = 0  # of a token of a prompt's earlier chunks
+
+
+class AttentionReads(NamedTuple):
+    """Bytes that attention in all layers reads of the cache."""
+
+    token: float  # of a token of the whole context
+    window_token: float = 0  # of one within the window
+    local_token: float = 0  # of one in the windows beside a compressed cache
 
 
 def capped_sum(count: int, first: int, step: int, cap: int) -> int:
@@ -132,12 +149,11 @@ class Window:
     num_layers: int = size_field()
     size: int = size_field()
     kind: WindowKind = one_of("sliding", valid=get_args(WindowKind))
-    heads: HeadSizes | None = None
+    heads: HeadSizes | None = instance(None, kind=HeadSizes, fix=FIX)
     borrowing: int = count_field(0, minimum=0)
 
     def __post_init__(self) -> None:
         check_fields(self, "layers.window.")
-        _require_kind("window.heads", self.heads, HeadSizes)
 
     @property
     def num_caching_layers(self) -> int:
@@ -251,7 +267,7 @@ class Latent:
 
     rank: int = size_field()
     rope_size: int = size_field()
-    query_rank: int | None = checked(require_int, minimum=1, fix=FIX, optional=True)
+    query_rank: int | None = size_field(optional=True)
     value_size: int = size_field()
 
     def __post_init__(self) -> None:
@@ -280,10 +296,6 @@ class Latent:
     def expanded_size(self, num_heads: int, head_size: int) -> int:
         """Values of a token's keys and values, but the rotated ones, in all heads of a layer."""
         return num_heads * (head_size - self.rope_size + self.value_size)
-
-    def expanded_flops(self, head_size: int) -> int:
-        """FLOPs of one head and query-key pair of prompts: 2 (d_qk + d_v)."""
-        return 2 * (head_size + self.value_size)
 
     @property
     def absorbed_flops(self) -> int:
@@ -405,17 +417,29 @@ class CompressedCache:
             products.append(Linear("mixing", self.streams * hidden, width, 2 * count))
         return products
 
-    def flops(
-        self, heads: HeadSizes, num_layers: int, tokens: AmountT, pairs: AmountT, selected: AmountT
-    ) -> AmountT:
-        """Compute the FLOPs of attention of `tokens` queries with `pairs` of a whole context, of
-        which `selected` are within `seen_tokens`. Each query counts a whole window.
+    def flops(self, heads: HeadSizes, num_layers: int) -> AttentionFlops:
+        """Return the FLOPs of attention in all layers: to a whole window of each query, to entries
+        that an index scores and selects, and to all entries of others.
         """
-        local = num_layers * heads.pair_flops * self.window * tokens
-        scored = self.sparse_layers * self.index.pair_flops * pairs / self.sparse_rate
-        sparse = self.sparse_layers * heads.pair_flops * selected / self.sparse_rate
-        heavy = self.heavy_layers * heads.pair_flops * pairs / self.heavy_rate
-        return local + scored + sparse + heavy
+        scored = self.sparse_layers * self.index.pair_flops / self.sparse_rate
+        heavy = self.heavy_layers * heads.pair_flops / self.heavy_rate
+        return AttentionFlops(
+            pair=scored + heavy,
+            window_pair=self.sparse_layers * heads.pair_flops / self.sparse_rate,
+            token=num_layers * heads.pair_flops * self.window,
+        )
+
+    def reads(self, num_layers: int, entry_bytes: int) -> AttentionReads:
+        """Return the bytes that attention in all layers reads: windows, keys of the index, and
+        entries: those that it selects, and all of others.
+        """
+        keys = self.sparse_layers * self.index.cached_bytes / self.sparse_rate
+        heavy = self.heavy_layers * entry_bytes / self.heavy_rate
+        return AttentionReads(
+            token=keys + heavy,
+            window_token=self.sparse_layers * entry_bytes / self.sparse_rate,
+            local_token=num_layers * entry_bytes,
+        )
 
 
 @dataclass(frozen=True)
@@ -519,11 +543,6 @@ class LinearAttention:
         return output_gate, []
 
 
-def _require_kind(name: str, value: object, kind: type) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise UserError(f"layers.{name}={value} is no {kind.__name__}; {FIX}")
-
-
 @dataclass(frozen=True)
 class Layers:
     """What the layers of a model have, if they are not alike: so many have `attention`, so many an
@@ -545,25 +564,20 @@ class Layers:
     dense_ffn_size: int = count_field(0, minimum=0)
     shared_gate: bool = flag(True)  # of a shared expert
     output_gate: bool = flag(False)
-    latent: Latent | None = None
-    linear: LinearAttention | None = None
-    window: Window | None = None
+    latent: Latent | None = instance(None, kind=Latent, fix=FIX)
+    linear: LinearAttention | None = instance(None, kind=LinearAttention, fix=FIX)
+    window: Window | None = instance(None, kind=Window, fix=FIX)
     borrowing: int = count_field(0, minimum=0)
     parallel: bool = flag(False)
-    index: Index | None = None
+    index: Index | None = instance(None, kind=Index, fix=FIX)
     value_size: int | None = size_field(None)
     value_product: bool = flag(True)
     further: tuple[Linear, ...] = ()
     table_params: int = whole(0, minimum=0, fix=FIX)
-    compressed: CompressedCache | None = None
+    compressed: CompressedCache | None = instance(None, kind=CompressedCache, fix=FIX)
 
     def __post_init__(self) -> None:
         check_fields(self, "layers.")
-        _require_kind("compressed", self.compressed, CompressedCache)
-        _require_kind("latent", self.latent, Latent)
-        _require_kind("index", self.index, Index)
-        _require_kind("linear", self.linear, LinearAttention)
-        _require_kind("window", self.window, Window)
 
     @property
     def num_borrowing(self) -> int:

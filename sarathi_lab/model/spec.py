@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Literal, get_args
 
-from sarathi_lab.config.checked import check_fields, flag, number, one_of, share
+from sarathi_lab.config.checked import check_fields, flag, instance, number, one_of, share, text
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.model.layers import (
     ALIKE,
     FIX,
     AmountT,
+    AttentionFlops,
+    AttentionReads,
     CachedWindow,
-    CompressedCache,
     HeadSizes,
-    Index,
-    Latent,
     Layers,
     Linear,
     Window,
@@ -78,7 +78,7 @@ class ModelSpec:
     has the bytes of their weights: both for simulation, as is what the formulas leave `uncounted`.
     """
 
-    name: str
+    name: str = text(fix=FIX)
     num_layers: int = size_field(maximum=MAX_LAYERS)
     hidden_size: int = size_field()
     num_heads: int = size_field()
@@ -96,7 +96,7 @@ class ModelSpec:
     ffn_bias: bool = flag(False)
     qk_norm: bool = flag(False)
     rope_theta: float = number(10000.0, minimum=1, fix=FIX)
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RopeScaling | None = instance(None, kind=RopeScaling, fix=FIX)
     rotary_fraction: float = share(1.0, fix=FIX)  # of each head that is rotated, from its start
     sliding_window: int | None = size_field(None)
     tie_embeddings: bool = flag(False)
@@ -104,102 +104,77 @@ class ModelSpec:
     experts_per_token: int = count_field(0, minimum=0)
     shared_expert_size: int = count_field(0, minimum=0)  # 0: none
     normalise_experts: bool = flag(True)
-    layers: Layers = ALIKE
+    layers: Layers = instance(ALIKE, kind=Layers, fix=FIX)
     simulation_only: bool = flag(False)
     # of the cache: as the rest, or 8 bits with a scale
     kv_dtype: KvDtype = one_of("auto", valid=get_args(KvDtype))
     # of the layers' products: as the rest, or in fewer bits, of which engines have 8
     weight_dtype: StoredDtype = one_of("auto", valid=get_args(StoredDtype))
-    quantisation: Quantisation | None = None
+    quantisation: Quantisation | None = instance(None, kind=Quantisation, fix=FIX)
     # in which its authors publish them, for advice where neither of these states fewer bits
     usual_weights: StoredDtype = one_of("auto", valid=get_args(StoredDtype))
     published_dtype: str = one_of("auto", valid=("auto", *DTYPE_BYTES))  # of its file's elements
-    uncounted: Sequence[str] = ()  # parts of the model, by the fields of config.json that have them
+    # parts of the model, by the fields of config.json that have them
+    uncounted: Sequence[str] = instance((), kind=tuple, fix=FIX)
 
     def __post_init__(self) -> None:
         model = f"model {self.name}:"
         check_fields(self, f"{model} ")
-        complaint = self._complaint()
-        if complaint is not None:
-            raise UserError(f"{model} {complaint}; {FIX}")
+        for contradiction in chain(self._contradictions(), self._contradictions_of_layers()):
+            raise UserError(f"{model} {contradiction}; {FIX}")
 
-    def _complaint(self) -> str | None:
-        """Describe a contradiction between fields that are valid one by one."""
-        stored = self.quantisation
-        if not isinstance(self.name, str) or not self.name:
-            return f"name={self.name} is not a name"
-        if not isinstance(self.rope_scaling, RopeScaling | None):
-            return f"rope_scaling={self.rope_scaling} is no RopeScaling"
-        if not isinstance(self.layers, Layers):
-            return f"layers={self.layers} is no Layers"
-        if not isinstance(stored, Quantisation | None):
-            return f"quantisation={stored} is no Quantisation"
-        if stored is not None and stored.of == "experts" and not self.num_experts:
-            return "num_experts=0 has none of the experts that the quantisation is of"
-        if not isinstance(self.uncounted, tuple):
-            return f"uncounted={self.uncounted} is no tuple of names"
+    def _contradictions(self) -> Iterator[str]:
+        """Describe contradictions between fields that are valid one by one."""
         if self.num_heads % self.num_kv_heads:
             heads = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
-            return f"{heads} does not divide num_heads"
+            yield f"{heads} does not divide num_heads"
         num_rotated = self.rotary_size + self.rotary_size % 2
         if not 0 < num_rotated <= self.head_size:
-            return (
+            yield (
                 f"rotary_fraction={self.rotary_fraction}, head_size={self.head_size} rotates "
                 f"{self.rotary_size} entries, which must be pairs within the head"
             )
         has_experts = self.num_experts or self.experts_per_token or self.shared_expert_size
         if has_experts and not 0 < self.experts_per_token <= self.num_experts:
-            return (
+            yield (
                 f"num_experts={self.num_experts}, experts_per_token={self.experts_per_token}, "
                 f"shared_expert_size={self.shared_expert_size} needs experts_per_token up to "
                 "num_experts"
             )
-        complaint = self._complaint_of_layers()
-        if complaint is not None:
-            return complaint
-        if self.num_params > MAX_PARAMS:
-            return f"it would have {self.num_params:.1e} parameters, of {MAX_PARAMS:.0e} at most"
-        return None
+        stored = self.quantisation
+        if stored is not None and stored.of == "experts" and not self.num_experts:
+            yield "num_experts=0 has none of the experts that the quantisation is of"
 
-    def _complaint_of_layers(self) -> str | None:
-        """Describe a contradiction between `layers` and the other fields."""
+    def _contradictions_of_layers(self) -> Iterator[str]:
+        """Describe contradictions between `layers` and the other fields."""
         layers = self.layers
-        for name, count in (("attention", layers.attention), ("ffn", layers.ffn)):
-            if count is not None and count > self.num_layers:
-                return f"layers.{name}={count} exceeds num_layers={self.num_layers}"
-        complaint = self._complaint_of_attention()
-        if complaint is not None:
-            return complaint
-        if layers.dense > self.num_ffn_layers:
-            return f"layers.dense={layers.dense} exceeds layers.ffn={self.num_ffn_layers}"
+        num_attention = self.num_attention_layers
+        limits = [
+            ("attention", num_attention, self.num_layers),
+            ("ffn", self.num_ffn_layers, self.num_layers),
+            ("borrowing", layers.num_borrowing, num_attention - 1),  # the first has its own
+            ("dense", layers.dense, self.num_ffn_layers),
+        ]
+        if layers.window is not None:
+            limits.append(("window.num_layers", layers.window.num_layers, num_attention))
+        if layers.linear is not None and not layers.parallel:
+            num_others = self.num_layers - num_attention
+            limits.append(("linear.num_layers", layers.linear.num_layers, num_others))
+        for name, count, limit in limits:
+            if count > limit:
+                yield f"layers.{name}={count} exceeds {limit}"
         has_dense = layers.dense > 0
         has_dense_size = layers.dense_ffn_size > 0
         if has_dense != has_dense_size or (has_dense and not self.num_experts):
-            return f"layers.dense={layers.dense} needs layers.dense_ffn_size and num_experts"
+            yield f"layers.dense={layers.dense} needs layers.dense_ffn_size and num_experts"
         if layers.latent is not None and self.num_kv_heads != self.num_heads:
-            return f"num_kv_heads={self.num_kv_heads} is not num_heads, which share the latents"
-        return None
-
-    def _complaint_of_attention(self) -> str | None:
-        """Describe a contradiction between the kinds of attention of `layers`."""
-        layers = self.layers
-        num_attention = self.num_attention_layers
-        if layers.linear is not None and not layers.parallel:
-            num_linear = layers.linear.num_layers
-            if num_linear > self.num_layers - num_attention:
-                return (
-                    f"layers.linear.num_layers={num_linear} exceeds {self.num_layers} - "
-                    f"{num_attention}"
-                )
-        if layers.window is not None and layers.window.num_layers > num_attention:
-            return f"layers.window.num_layers={layers.window.num_layers} exceeds {num_attention}"
-        if layers.window is not None and layers.latent is not None:
-            return "layers.window is not counted with layers.latent"
-        if layers.index is not None and layers.latent is None:
-            return "layers.index needs layers.latent"
-        if layers.num_borrowing >= num_attention:
-            return f"layers.borrowing={layers.num_borrowing} leaves no layer with keys and values"
-        return None
+            yield f"num_kv_heads={self.num_kv_heads} is not num_heads, which share the latents"
+        if layers.latent is not None and layers.window is not None:
+            yield "layers.window is not counted with layers.latent"
+        if layers.latent is None and layers.index is not None:
+            yield "layers.index needs layers.latent"
+        if self.num_params > MAX_PARAMS:
+            yield f"it would have {self.num_params:.1e} parameters, of {MAX_PARAMS:.0e} at most"
 
     def require_runnable(self) -> None:
         """Raise UserError for a shape that the lab's model does not compute."""
@@ -597,43 +572,34 @@ class ModelSpec:
 
     def kv_read_bytes(self, work: Work[AmountT], dtype_bytes: int) -> AmountT:
         """KV bytes that attention reads, earlier chunks of a prompt included (section 4.3.2)."""
-        num_tokens = work.prefill_kv_tokens + work.decode_kv_tokens
+        reads = self._attention_reads(dtype_bytes)
+        num_bytes = (work.prefill_kv_tokens + work.decode_kv_tokens) * reads.token
+        # Tables of iterations have no sums of windows unless their model has some.
+        if reads.window_token:
+            in_window = work.window_prefill_kv_tokens + work.window_decode_kv_tokens
+            num_bytes = num_bytes + in_window * reads.window_token
+        compressed = self.layers.compressed
+        if compressed is not None:
+            num_sequences = work.num_prefills + work.num_decode_tokens
+            num_local = num_sequences * compressed.window + work.num_prefill_tokens
+            num_bytes = num_bytes + num_local * reads.local_token
+        return num_bytes
+
+    def _attention_reads(self, dtype_bytes: int) -> AttentionReads:
         layers = self.layers
         if layers.compressed is not None:
-            return self._compressed_read_bytes(layers.compressed, work, dtype_bytes)
+            entry_bytes = self.kv_head_bytes(dtype_bytes)
+            return layers.compressed.reads(self.num_attention_layers, entry_bytes)
         layer_bytes = self.kv_layer_bytes(dtype_bytes)
         if layers.index is not None:
             # Keys of the index of all tokens, and the latents of those that it selects.
             index_bytes = self.num_index_layers * layers.index.cached_bytes
-            selected = work.window_prefill_kv_tokens + work.window_decode_kv_tokens
-            return num_tokens * index_bytes + selected * self.num_attention_layers * layer_bytes
-        # Tables of iterations have no sums of windows unless their model has some.
-        if layers.window is None and not layers.borrowing:
-            return num_tokens * self.kv_bytes_per_token(dtype_bytes)
-        read = num_tokens * (self.num_full_layers * layer_bytes)
-        if layers.window is None:
-            return read
-        in_window = work.window_prefill_kv_tokens + work.window_decode_kv_tokens
-        window_bytes = self._heads_bytes(self.window_heads, dtype_bytes)
-        return read + in_window * (layers.window.num_layers * window_bytes)
-
-    def _compressed_read_bytes(
-        self, compressed: CompressedCache, work: Work[AmountT], dtype_bytes: int
-    ) -> AmountT:
-        """Windows, keys of the index, and entries: those that it selects, and all of others."""
-        entry_bytes = self.kv_head_bytes(dtype_bytes)
-        num_tokens = work.prefill_kv_tokens + work.decode_kv_tokens
-        selected = work.window_prefill_kv_tokens + work.window_decode_kv_tokens
-        num_sequences = work.num_prefills + work.num_decode_tokens
-        in_windows = num_sequences * compressed.window + work.num_prefill_tokens
-        keys = num_tokens * compressed.index.cached_bytes
-        sparse = compressed.sparse_layers * (keys + selected * entry_bytes)
-        heavy = compressed.heavy_layers * num_tokens * entry_bytes
-        return (
-            self.num_attention_layers * in_windows * entry_bytes
-            + sparse / compressed.sparse_rate
-            + heavy / compressed.heavy_rate
-        )
+            return AttentionReads(index_bytes, self.num_attention_layers * layer_bytes)
+        window_bytes = 0
+        if layers.window is not None:
+            heads_bytes = self._heads_bytes(self.window_heads, dtype_bytes)
+            window_bytes = layers.window.num_layers * heads_bytes
+        return AttentionReads(self.num_full_layers * layer_bytes, window_bytes)
 
     def weight_read_bytes(self, work: Work[AmountT], dtype_bytes: int) -> AmountT:
         """Weight bytes of one iteration: the layers', and the output head's if a row emits."""
@@ -680,81 +646,50 @@ class ModelSpec:
         """Compute the FLOPs of attention for prompts and for decodes: those of each causal
         query-key pair, and of linear attention a constant a token.
         """
+        of_prompts, of_decodes = self._attention_flops
+        prompts = of_prompts.pair * work.prefill_query_key_pairs
+        decodes = of_decodes.pair * work.decode_kv_tokens
+        if of_prompts.window_pair:  # else the work may have no sums of windows
+            prompts = prompts + of_prompts.window_pair * work.window_pairs
+            decodes = decodes + of_decodes.window_pair * work.window_decode_kv_tokens
+        if of_prompts.earlier_token:
+            earlier = work.prefill_kv_tokens - work.num_prefill_tokens
+            prompts = prompts + of_prompts.earlier_token * earlier
+        token_flops = of_prompts.token
+        if self.layers.linear is not None:
+            token_flops += self.layers.linear.num_layers * self.layers.linear.token_flops
+        if token_flops:
+            prompts = prompts + token_flops * work.num_prefill_tokens
+            decodes = decodes + token_flops * work.num_decode_tokens
+        return prompts, decodes
+
+    @cached_property
+    def _attention_flops(self) -> tuple[AttentionFlops, AttentionFlops]:
+        """For prompts and for decodes, without linear attention."""
         layers = self.layers
-        if layers.compressed is not None:
-            prompts, decodes = self._compressed_flops(layers.compressed, work)
-        elif layers.index is not None and layers.latent is not None:
-            prompts, decodes = self._indexed_flops(layers.index, layers.latent, work)
-        elif layers.latent is not None:
-            prompts, decodes = self._latent_flops(layers.latent, work)
-        else:
-            prompts, decodes = self._head_flops(work)
-        if layers.linear is None:
-            return prompts, decodes
-        token_flops = layers.linear.num_layers * layers.linear.token_flops
-        prompts = prompts + token_flops * work.num_prefill_tokens
-        decodes = decodes + token_flops * work.num_decode_tokens
-        return prompts, decodes
-
-    def _compressed_flops(
-        self, compressed: CompressedCache, work: Work[AmountT]
-    ) -> tuple[AmountT, AmountT]:
-        """Windows, entries that an index selects, and all entries of others (`CompressedCache`)."""
-        heads = self.heads
-        num_layers = self.num_attention_layers
-        prompts = compressed.flops(
-            heads,
-            num_layers,
-            work.num_prefill_tokens,
-            work.prefill_query_key_pairs,
-            work.window_pairs,
-        )
-        decodes = compressed.flops(
-            heads,
-            num_layers,
-            work.num_decode_tokens,
-            work.decode_kv_tokens,
-            work.window_decode_kv_tokens,
-        )
-        return prompts, decodes
-
-    def _head_flops(self, work: Work[AmountT]) -> tuple[AmountT, AmountT]:
-        """4 L n_heads d_head a pair, the products for scores and values; in layers with a window of
-        the pairs within it.
-        """
-        pair_flops = self.num_full_layers * self.heads.pair_flops
-        prompts = pair_flops * work.prefill_query_key_pairs
-        decodes = pair_flops * work.decode_kv_tokens
-        window = self.layers.window
-        if window is None:  # the work may have no sums of windows
-            return prompts, decodes
-        window_flops = window.num_layers * self.window_heads.pair_flops
-        prompts = prompts + window_flops * work.window_pairs
-        decodes = decodes + window_flops * work.window_decode_kv_tokens
-        return prompts, decodes
-
-    def _latent_flops(self, latent: Latent, work: Work[AmountT]) -> tuple[AmountT, AmountT]:
-        """Prompts attend to expanded keys and values, decodes to the latents (`Latent`)."""
+        latent = layers.latent
         num_heads = self.num_full_layers * self.num_heads  # of all layers
-        pair_flops = num_heads * latent.expanded_flops(self.head_size)
+        if layers.compressed is not None:
+            flops = layers.compressed.flops(self.heads, self.num_attention_layers)
+            return flops, flops
+        if latent is None:
+            # 4 L n_heads d_head a pair, the products for scores and values.
+            pair = self.num_full_layers * self.heads.pair_flops
+            window_pair = 0
+            if layers.window is not None:
+                window_pair = layers.window.num_layers * self.window_heads.pair_flops
+            flops = AttentionFlops(pair, window_pair)
+            return flops, flops
+        absorbed = num_heads * latent.absorbed_flops
+        if layers.index is not None:
+            # The index scores all pairs; attention sees what it selects, in the absorbed form also
+            # for prompts, as each of their tokens sees others.
+            score = self.num_index_layers * layers.index.pair_flops
+            flops = AttentionFlops(score, absorbed)
+            return flops, flops
+        # Prompts attend to expanded keys and values, 2 (d_qk + d_v) a pair, decodes to the latents.
+        pair = num_heads * 2 * (self.head_size + latent.value_size)
         # Only latents are cached: each chunk expands those of the chunks before it again.
-        cached_tokens = work.prefill_kv_tokens - work.num_prefill_tokens
         expansion_size = latent.rank * latent.expanded_size(self.num_heads, self.head_size)
-        expansion = 2 * self.num_attention_layers * expansion_size * cached_tokens
-        prompts = pair_flops * work.prefill_query_key_pairs + expansion
-        decodes = num_heads * latent.absorbed_flops * work.decode_kv_tokens
-        return prompts, decodes
-
-    def _indexed_flops(
-        self, index: Index, latent: Latent, work: Work[AmountT]
-    ) -> tuple[AmountT, AmountT]:
-        """The index scores all pairs; attention sees what it selects, in the absorbed form also for
-        prompts, as each of their tokens sees others.
-        """
-        score_flops = self.num_index_layers * index.pair_flops
-        selected_flops = self.num_full_layers * self.num_heads * latent.absorbed_flops
-        scores_of_prompts = score_flops * work.prefill_query_key_pairs
-        scores_of_decodes = score_flops * work.decode_kv_tokens
-        prompts = scores_of_prompts + selected_flops * work.window_pairs
-        decodes = scores_of_decodes + selected_flops * work.window_decode_kv_tokens
-        return prompts, decodes
+        expansion = 2 * self.num_attention_layers * expansion_size
+        return AttentionFlops(pair, earlier_token=expansion), AttentionFlops(absorbed)
