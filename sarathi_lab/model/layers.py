@@ -16,17 +16,16 @@ if TYPE_CHECKING:  # which takes a second to import
 FIX = "correct the model's settings"
 count_field = partial(whole, maximum=2**31 - 1, fix=FIX)  # token ids and kernels' sizes: 32 bits
 size_field = partial(count_field, minimum=1)
-Rule = Literal["gated_delta", "kda", "mamba2", "short_conv"]
+Rule = Literal["gated_delta", "kda", "mamba2"]
 WindowKind = Literal["sliding", "chunked"]
 # What is counted: a number of one iteration, or a column of a table of iterations.
 AmountT = TypeVar("AmountT", float, "pd.Series")
 AmountT_co = TypeVar("AmountT_co", float, "pd.Series", covariant=True)
 # Products of [key_size] by [key_size, value_size] for a token in a head, by rule: both write to the
 # state and read the output from it; the delta rule first reads what the state has for the key.
-PRODUCTS = {"gated_delta": 3, "kda": 3, "mamba2": 2, "short_conv": 0}
-DELTA_RULES = ("gated_delta", "kda")
+PRODUCTS = {"gated_delta": 3, "kda": 3, "mamba2": 2}
 # Of a head: decay and strength, or step size.
-GATES = {"gated_delta": 2, "kda": 1, "mamba2": 1, "short_conv": 0}
+GATES = {"gated_delta": 2, "kda": 1, "mamba2": 1}
 INDEX_SCALE_BYTES = 4  # of a token's key in a cache of an `Index`, whose values have 8 bits
 
 
@@ -142,23 +141,17 @@ class HeadSizes:
 class Window:
     """`num_layers` of the attention layers in which a token sees at most `size` tokens, itself
     included: the newest ("sliding"), or those since the last multiple of `size` ("chunked", as in
-    Llama 4). `heads` are theirs where the other layers have different ones; `borrowing` of them use
-    the keys and values of another. Raises UserError for impossible sizes.
+    Llama 4). `heads` are theirs where the other layers have different ones. Raises UserError for
+    impossible sizes.
     """
 
     num_layers: int = size_field()
     size: int = size_field()
     kind: WindowKind = one_of("sliding", valid=get_args(WindowKind))
     heads: HeadSizes | None = instance(None, kind=HeadSizes, fix=FIX)
-    borrowing: int = count_field(0, minimum=0)
 
     def __post_init__(self) -> None:
         check_fields(self, "layers.window.")
-
-    @property
-    def num_caching_layers(self) -> int:
-        """Layers that write keys and values of their own."""
-        return self.num_layers - self.borrowing
 
     def sums(self, chunks: Iterable[tuple[object, int, int, bool, bool]]) -> WindowSums:
         """Sum what attention in the window computes and reads for `chunks` (of anything, their
@@ -450,10 +443,9 @@ class LinearAttention:
 
     `rule` is the gated delta rule (arXiv 2412.06464; Qwen3-Next), that with a decay for each entry
     of a key (arXiv 2510.26692; Kimi Linear), Mamba-2's (arXiv 2405.21060; `num_key_heads` are its
-    groups, `key_size` its state size), or a short convolution without states (LFM2). Gates pass
-    `gate_rank` entries, or none. Kernels take `chunk` tokens of a prompt at once. `state_bytes` is
-    of an element of the states; None: as the rest of the cache. Raises UserError for impossible
-    sizes.
+    groups, `key_size` its state size). Gates pass `gate_rank` entries, or none. Kernels take
+    `chunk` tokens of a prompt at once. `state_bytes` is of an element of the states; None: as the
+    rest of the cache. Raises UserError for impossible sizes.
     """
 
     num_layers: int = size_field()
@@ -476,16 +468,12 @@ class LinearAttention:
 
     @property
     def num_channels(self) -> int:
-        """Width of the convolution: queries, keys and values, or the latter alone."""
-        if self.rule == "short_conv":
-            return self.inner_size
+        """Width of the convolution: queries, keys and values."""
         return 2 * self.num_key_heads * self.key_size + self.inner_size
 
     @property
     def state_size(self) -> int:
         """Elements of one layer's states of a sequence, without the convolution's."""
-        if self.rule == "short_conv":
-            return 0
         return self.inner_size * self.key_size
 
     def sequence_bytes(self, dtype_bytes: int) -> int:
@@ -505,42 +493,30 @@ class LinearAttention:
     @property
     def chunk_flops(self) -> int:
         """FLOPs of a token in one layer in chunks: with the chunk's other tokens, and the state."""
-        within = self.num_key_heads * self.key_size + self.inner_size
-        if self.rule in DELTA_RULES:
+        if self.rule == "mamba2":
+            within = self.num_key_heads * self.key_size + self.inner_size
+        else:
             within = self.num_heads * (3 * self.key_size + 2 * self.value_size)
-        if self.rule == "short_conv":
-            within = 0
         with_state = PRODUCTS[self.rule] * self.state_size
         return 2 * (self.chunk * within + with_state)
 
     def linears(self, hidden: int) -> list[Linear]:
         """List the products of all layers."""
-        gate_width, gate_products = self._gates()
+        gates = self.inner_size  # of the output, as wide as the values
+        if self.rule == "kda":
+            gates += self.num_heads * self.key_size  # decays of the keys' entries
+        gate_width = gates
+        products = list[Linear]()
+        if self.gate_rank is not None:
+            # Decays and the output gate are made from a vector of the rank each.
+            gate_width = 2 * self.gate_rank
+            products.append(Linear("state_gates", self.gate_rank, gates, self.num_layers))
         width = self.num_channels + GATES[self.rule] * self.num_heads + gate_width
         return [
             Linear("state_in", hidden, width, self.num_layers),
             Linear("state_out", self.inner_size, hidden, self.num_layers),
-            *gate_products,
+            *products,
         ]
-
-    def _gates(self) -> tuple[int, list[Linear]]:
-        """Return the width of the gates in the first product, and the products that make further
-        ones.
-        """
-        output_gate = self.inner_size  # as wide as the values
-        if self.rule == "short_conv":
-            input_gate = self.inner_size
-            return input_gate + output_gate, []
-        if self.rule == "kda":
-            decays = self.num_heads * self.key_size  # of the keys' entries
-            gates = decays + output_gate
-            if self.gate_rank is None:
-                return gates, []
-            # Decays and the output gate are made from a vector of the rank each.
-            return 2 * self.gate_rank, [
-                Linear("state_gates", self.gate_rank, gates, self.num_layers)
-            ]
-        return output_gate, []
 
 
 @dataclass(frozen=True)
@@ -550,12 +526,10 @@ class Layers:
 
     Of the layers with experts `dense` have one FFN of `dense_ffn_size` instead. An `output_gate` is
     as wide as the queries. With `latent` attention, `ModelSpec.num_kv_heads` is `num_heads`, and an
-    `index` may select what it sees. Some of the attention layers have a `window`, and `borrowing`
-    of the others the keys and values of another. Values of attention have `value_size` entries
-    (None: as the keys), and maybe no `value_product`. Layers that are `parallel` have both kinds of
-    attention side by side (Falcon-H1). `further` products are those of parts that few models have,
-    and `table_params` are looked up, as an embedding's. A `compressed` cache stands for keys and
-    values of all attention layers.
+    `index` may select what it sees. Some of the attention layers have a `window`. Values of
+    attention have `value_size` entries (None: as the keys), and maybe no `value_product`. Layers
+    that are `parallel` have both kinds of attention side by side (Falcon-H1). A `compressed` cache
+    stands for keys and values of all attention layers.
     """
 
     attention: int | None = size_field(None)
@@ -567,24 +541,14 @@ class Layers:
     latent: Latent | None = instance(None, kind=Latent, fix=FIX)
     linear: LinearAttention | None = instance(None, kind=LinearAttention, fix=FIX)
     window: Window | None = instance(None, kind=Window, fix=FIX)
-    borrowing: int = count_field(0, minimum=0)
     parallel: bool = flag(False)
     index: Index | None = instance(None, kind=Index, fix=FIX)
     value_size: int | None = size_field(None)
     value_product: bool = flag(True)
-    further: tuple[Linear, ...] = ()
-    table_params: int = whole(0, minimum=0, fix=FIX)
     compressed: CompressedCache | None = instance(None, kind=CompressedCache, fix=FIX)
 
     def __post_init__(self) -> None:
         check_fields(self, "layers.")
-
-    @property
-    def num_borrowing(self) -> int:
-        """Layers that use the keys and values of another, with a window or without."""
-        if self.window is None:
-            return self.borrowing
-        return self.borrowing + self.window.borrowing
 
     @property
     def description(self) -> str:

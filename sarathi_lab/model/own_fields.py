@@ -50,7 +50,7 @@ def _of_blocks(facts: Facts) -> Config:
         if not ffn.flag("no_op", default=False):
             # Two thirds of the stated multiple, as a gate takes a third, in whole 256.
             width = 2 * ffn.number("ffn_mult") * facts.size("hidden_size") / 3
-            widths.append(_rounded_up(int(width), 256))
+            widths.append(math.ceil(int(width) / 256) * 256)
     if len(groups) != 1 or not widths:
         raise UserError(
             f"block_configs: n_heads_in_group of {sorted(groups)} with {len(widths)} FFNs has no "
@@ -73,23 +73,8 @@ def _part_of(block: object, name: str) -> Facts:
     return Facts(stated)
 
 
-def _rounded_up(width: int, multiple: int) -> int:
-    return math.ceil(width / multiple) * multiple
-
-
-def _of_lfm2(facts: Facts) -> Config:
-    """LFM2 states the width of its FFNs before a gate takes a third of it."""
-    if not facts.flag("block_auto_adjust_ff_dim", default=False):
-        return {}
-    width = int(2 * facts.size("intermediate_size") / 3)
-    width = int(facts.number("block_ffn_dim_multiplier", 1.0) * width)
-    return {"intermediate_size": _rounded_up(width, facts.count("block_multiple_of", 256))}
-
-
 def _of_gemma4(facts: Facts) -> Config:
-    """Gemma 4 states the heads of layers with a window, and others of the whole context; FFNs of
-    layers that borrow keys and values may be twice as wide.
-    """
+    """Gemma 4 states the heads of layers with a window, and others of the whole context."""
     sizes = [*facts.object(SIZES_OF_LAYERS).values()]
     if any(of_layer != sizes[0] for of_layer in sizes):
         raise UserError(f"{SIZES_OF_LAYERS} gives layers different sizes, which has no formula")
@@ -99,20 +84,15 @@ def _of_gemma4(facts: Facts) -> Config:
     num_full_kv_heads = full.size("num_key_value_heads")
     if facts.flag("attention_k_eq_v", default=False):
         num_full_kv_heads = facts.count("num_global_key_value_heads", num_full_kv_heads)
-    width = facts.size("intermediate_size")
-    # FFNs of two widths count by their mean, as all products of a kind are one sum here.
-    if facts.flag("use_double_wide_mlp", default=False):
-        num_wide = facts.count("num_kv_shared_layers")
-        width = round(width * (1 + num_wide / facts.num_layers()))
     fields: dict[str, object] = {
         "swa_head_dim": facts.size("head_dim"),
         "swa_num_key_value_heads": facts.size("num_key_value_heads"),
         "head_dim": full.count("global_head_dim", 512),
         "num_key_value_heads": num_full_kv_heads,
-        "intermediate_size": width,
     }
     if facts.flag("enable_moe_block", default=False):
-        fields["shared_expert_intermediate_size"] = width  # beside the experts of each layer
+        # Beside the experts of each layer.
+        fields["shared_expert_intermediate_size"] = facts.size("intermediate_size")
     else:
         fields["num_experts"] = None
     return fields
@@ -126,7 +106,6 @@ def _of_nemotron_h(facts: Facts) -> Config:
 
 
 OF_TYPES: Mapping[str, Callable[[Facts], Config]] = {
-    "lfm2": _of_lfm2,
     "gemma4": _of_gemma4,
     "gemma4_unified": _of_gemma4,
     "nemotron_h": _of_nemotron_h,

@@ -7,7 +7,7 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from sarathi_lab.model.layers import (
     Index,
     Latent,
     Layers,
-    Linear,
     LinearAttention,
     Window,
 )
@@ -311,9 +310,6 @@ class Reader:
         dense_ffn_size = 0
         if num_dense:
             dense_ffn_size = facts.size("dense_ffn_size", "intermediate_size")
-        # The last layers use the keys and values of others.
-        num_owning = self.num_layers - facts.count("num_kv_shared_layers")
-        borrowing = self.kinds[num_owning:]
         compressed = self._compressed()
         index = None
         if compressed is None:
@@ -327,14 +323,11 @@ class Reader:
             output_gate=facts.flag("attn_output_gate", default=family.has_output_gate),
             latent=latent,
             linear=self._states(),
-            window=None if compressed else self._window(borrowing),
-            borrowing=borrowing.count(FULL),
+            window=None if compressed else self._window(),
             parallel=family.has_both,
             index=index,
             value_size=self._value_size(latent),
             value_product=not facts.flag("attention_k_eq_v", default=False),
-            further=self._further(),
-            table_params=self._table_params(),
             compressed=compressed,
         )
         if layers == ALIKE:
@@ -364,17 +357,17 @@ class Reader:
             return replace(states, state_bytes=FLOAT_BYTES)
         return states
 
-    def _window(self, borrowing: Sequence[str]) -> Window | None:
+    def _window(self) -> Window | None:
         facts = self.facts
         heads = self._window_heads()
         if SLIDING in self.kinds:
             num_layers = self.kinds.count(SLIDING)
             size = facts.size("sliding_window")
-            return Window(num_layers, size, "sliding", heads, borrowing.count(SLIDING))
+            return Window(num_layers, size, "sliding", heads)
         if CHUNKED in self.kinds:
             num_layers = self.kinds.count(CHUNKED)
             size = facts.size("attention_chunk_size")
-            return Window(num_layers, size, "chunked", heads, borrowing.count(CHUNKED))
+            return Window(num_layers, size, "chunked", heads)
         return None
 
     def _window_heads(self) -> HeadSizes | None:
@@ -428,41 +421,6 @@ class Reader:
             output_rank=facts.size("o_lora_rank"),
             streams=facts.count("hc_mult", 1),
         )
-
-    # -- parts that few models have ----------------------------------------------------------------
-
-    def _further(self) -> tuple[Linear, ...]:
-        """List the products of inputs of single layers, of low-rank residuals and of several
-        residual streams (Gemma 3n and 4).
-        """
-        facts = self.facts
-        hidden = facts.size("hidden_size")
-        layers = self.num_layers
-        products = list[Linear]()
-        width = facts.count("hidden_size_per_layer_input")
-        if width:
-            products += [
-                Linear("inputs_of_layers", hidden, layers * width, 1),
-                Linear("input_gate", hidden, width, layers),
-                Linear("input_up", width, hidden, layers),
-            ]
-        rank = facts.count("laurel_rank")
-        if rank:
-            products.append(Linear("residual_down", hidden, rank, layers))
-            products.append(Linear("residual_up", rank, hidden, layers))
-        streams = facts.count("altup_num_inputs", 1)
-        if streams > 1:
-            # To and from the streams; their coefficients in the layers are too few to count.
-            products.append(Linear("streams", hidden, hidden, 2 * (streams - 1)))
-        return tuple(products)
-
-    def _table_params(self) -> int:
-        """Count the parameters of tables that are looked up, but for the embedding."""
-        width = self.facts.count("hidden_size_per_layer_input")
-        if not width:
-            return 0
-        vocab = self.facts.size("vocab_size_per_layer_input", "vocab_size")
-        return vocab * self.num_layers * width
 
     # -- FFNs and experts --------------------------------------------------------------------------
 

@@ -26,9 +26,6 @@ KINDS_OF_PRODUCTS: Mapping[str, KindName | None] = {
     "state": "linear attention",
     "ffn": "FFNs",
     "dense": "FFNs",
-    "input": "FFNs",
-    "residual": "FFNs",
-    "streams": "FFNs",
     "mixing": None,
 }
 

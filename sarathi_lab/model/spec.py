@@ -152,7 +152,6 @@ class ModelSpec:
         limits = [
             ("attention", num_attention, self.num_layers),
             ("ffn", self.num_ffn_layers, self.num_layers),
-            ("borrowing", layers.num_borrowing, num_attention - 1),  # the first has its own
             ("dense", layers.dense, self.num_ffn_layers),
         ]
         if layers.window is not None:
@@ -253,22 +252,12 @@ class ModelSpec:
         return self.num_attention_layers - window.num_layers
 
     @property
-    def num_caching_layers(self) -> int:
-        """Layers with attention that write keys and values of their own."""
-        return self.num_attention_layers - self.layers.num_borrowing
-
-    @property
     def num_index_layers(self) -> int:
         """Layers with an index that selects what attention sees."""
         index = self.layers.index
         if index is None:
             return 0
         return index.num_layers or self.num_attention_layers
-
-    @property
-    def num_full_caching_layers(self) -> int:
-        """Those of them without a window."""
-        return self.num_full_layers - self.layers.borrowing
 
     @cached_property
     def attention_window(self) -> Window | None:
@@ -292,15 +281,15 @@ class ModelSpec:
         window = self.attention_window
         if window is None:
             return None
-        num_full = self.num_full_caching_layers
+        num_full = self.num_full_layers
         if num_full == 0 or self.layers.index is not None or self.layers.compressed is not None:
             return CachedWindow(window, 0.0)
         # A layer's room, by that of one without a window.
         size = self._cached_values(self.window_heads) / self._cached_values(self.heads)
-        if window.num_caching_layers < num_full:
-            return CachedWindow(window, size * window.num_caching_layers / num_full)
+        if window.num_layers < num_full:
+            return CachedWindow(window, size * window.num_layers / num_full)
         # Groups of as many layers as the whole context has: the last may have empty places.
-        return CachedWindow(window, size * -(-window.num_caching_layers // num_full))
+        return CachedWindow(window, size * -(-window.num_layers // num_full))
 
     def window_in_cache(self, pool: float | None) -> CachedWindow | None:
         """Return `cached_window` in a server whose windows have a `pool` (None: have not)."""
@@ -315,10 +304,10 @@ class ModelSpec:
         (`Latent.cached_size`).
         """
         window = self.layers.window
-        values = self.num_full_caching_layers * self._cached_values(self.heads)
+        values = self.num_full_layers * self._cached_values(self.heads)
         if window is not None:
-            values += window.num_caching_layers * self._cached_values(self.window_heads)
-        return values / self.num_caching_layers
+            values += window.num_layers * self._cached_values(self.window_heads)
+        return values / self.num_attention_layers
 
     @staticmethod
     def _cached_values(heads: HeadSizes) -> int:
@@ -360,7 +349,6 @@ class ModelSpec:
         linears = list(self._attention_linears())
         if layers.linear is not None:
             linears += layers.linear.linears(self.hidden_size)
-        linears += layers.further
         if not self.num_experts:
             linears += self._ffn("ffn", self.ffn_size, self.num_ffn_layers, self.ffn_bias)
             return tuple(linears)
@@ -389,27 +377,21 @@ class ModelSpec:
         window = layers.window
         if window is None or window.heads is None:
             count = self.num_attention_layers
-            return self._products_of("", self.heads, count, layers.num_borrowing)
+            return self._products_of("", self.heads, count)
         return [
-            *self._products_of("", self.heads, self.num_full_layers, layers.borrowing),
-            *self._products_of("window_", window.heads, window.num_layers, window.borrowing),
+            *self._products_of("", self.heads, self.num_full_layers),
+            *self._products_of("window_", window.heads, window.num_layers),
         ]
 
-    def _products_of(
-        self, prefix: str, heads: HeadSizes, num_layers: int, borrowing: int
-    ) -> list[Linear]:
-        """List the products of layers with `heads`, `borrowing` of which have only queries."""
+    def _products_of(self, prefix: str, heads: HeadSizes, num_layers: int) -> list[Linear]:
+        """List the products of layers with `heads`."""
         hidden = self.hidden_size
         queries = heads.query_size * (1 + self.layers.output_gate)
         width = queries + heads.projected_size
-        caching = num_layers - borrowing
-        products = [
-            Linear(f"{prefix}qkv_proj", hidden, width, caching, self.qkv_bias),
+        return [
+            Linear(f"{prefix}qkv_proj", hidden, width, num_layers, self.qkv_bias),
             Linear(f"{prefix}out_proj", heads.output_size, hidden, num_layers, self.out_bias),
         ]
-        if borrowing:
-            products.append(Linear(f"{prefix}q_proj", hidden, queries, borrowing, self.qkv_bias))
-        return products
 
     @cached_property
     def expert_linears(self) -> tuple[Linear, ...]:
@@ -447,7 +429,7 @@ class ModelSpec:
     @cached_property
     def num_params(self) -> int:
         """All matrices: layers, embedding and, unless tied, output head; no norms and biases."""
-        tables = self.lm_head.num_params + self.layers.table_params
+        tables = self.lm_head.num_params
         if not self.tie_embeddings:
             tables += self.lm_head.num_params
         return self.num_linear_params + tables
@@ -491,8 +473,7 @@ class ModelSpec:
 
     def weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of all matrices; a tied output head is stored once."""
-        table_params = self.lm_head.num_params + self.layers.table_params
-        tables: float = table_params * dtype_bytes
+        tables: float = self.lm_head.num_params * dtype_bytes
         if not self.tie_embeddings:
             tables += self.lm_head.num_params * self.head_bytes(dtype_bytes)
         return self.layer_weight_bytes(dtype_bytes) + math.ceil(tables)
@@ -516,14 +497,12 @@ class ModelSpec:
         if self.layers.compressed is not None:
             return math.ceil(self.layers.compressed.token_bytes(self.kv_head_bytes(dtype_bytes)))
         window = self.layers.window
-        written = self.num_full_caching_layers * self.kv_layer_bytes(dtype_bytes)
+        written = self.num_full_layers * self.kv_layer_bytes(dtype_bytes)
         if self.layers.index is not None:
             written += self.num_index_layers * self.layers.index.cached_bytes
         if window is None:
             return written
-        return written + window.num_caching_layers * self._heads_bytes(
-            self.window_heads, dtype_bytes
-        )
+        return written + window.num_layers * self._heads_bytes(self.window_heads, dtype_bytes)
 
     def kv_layer_bytes(self, dtype_bytes: int) -> int:
         """Keys and values of one token in one layer without a window, without an index's key."""
@@ -548,7 +527,7 @@ class ModelSpec:
         every = self.kv_bytes_per_token(dtype_bytes)
         if cached_window is None or cached_window.share == 0:
             return every
-        full = self.num_full_caching_layers * self.kv_layer_bytes(dtype_bytes)
+        full = self.num_full_layers * self.kv_layer_bytes(dtype_bytes)
         if pool is None:
             return full
         return full + pool * (every - full)

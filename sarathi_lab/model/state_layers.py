@@ -10,8 +10,6 @@ CHUNK_OF_MAMBA = 128  # tokens, where a file does not say
 
 def read_states(rule: Rule, facts: Facts, num_layers: int) -> LinearAttention:
     """Read `num_layers` layers that keep states by a `rule`. Raises UserError, naming the field."""
-    if rule == "short_conv":
-        return _short_conv(facts, num_layers)
     num_heads = facts.size("linear_num_heads")
     is_kda = rule == "kda"  # which has as many heads of keys
     num_key_heads = num_heads if is_kda else facts.size("linear_num_key_heads")
@@ -38,17 +36,3 @@ def _value_size(facts: Facts, num_heads: int) -> int:
         return facts.size("linear_value_size")
     inner_size = facts.size("mamba_expand") * facts.size("hidden_size")
     return inner_size // num_heads
-
-
-def _short_conv(facts: Facts, num_layers: int) -> LinearAttention:
-    """Read LFM2's short convolutions, as wide as the hidden state."""
-    return LinearAttention(
-        num_layers,
-        # The last inputs of the convolution are all that is kept; the rule has no further state.
-        num_heads=1,
-        num_key_heads=1,
-        key_size=1,
-        value_size=facts.size("hidden_size"),
-        rule="short_conv",
-        conv_size=facts.count("conv_L_cache", 3),
-    )

@@ -24,7 +24,6 @@ from sarathi_lab.model.spec import ModelSpec
 # Products whose partial sums are added over the devices (Megatron-LM).
 CUT_BY_ROWS = (
     *("out_proj", "window_out_proj", "state_out", "ffn_down", "dense_down", "shared_down"),
-    "state_keys",
 )
 # Kernels before a layer's products, which may convert to 8 bits what they write.
 BEFORE = {"qkv_proj": "norm", "out_proj": "attention", "ffn_up": "norm", "ffn_down": "activation"}
@@ -151,13 +150,13 @@ class AnalyticOperations:
             width = on_device.head_size  # keys and values are one vector
         read_bytes = width * self.dtype_bytes
         token_bytes = on_device.kv_bytes_per_token(self.dtype_bytes)  # of all layers
-        return read_bytes + token_bytes / on_device.num_caching_layers
+        return read_bytes + token_bytes / on_device.num_attention_layers
 
     def _cache_write_time(self, num_tokens: int) -> float:
         """Compute the mean layer's seconds of writing new keys and values."""
         num_bytes = int(num_tokens * self._written_bytes)
-        caching_layers = self.spec.num_caching_layers / self.spec.num_layers
-        return caching_layers * self._streaming_time(num_bytes)
+        share = self.spec.num_attention_layers / self.spec.num_layers
+        return share * self._streaming_time(num_bytes)
 
     def attention_times(self, batch: Batch) -> CallTimes:
         """Compute the seconds of prefills and of decodes; in one call, decodes count as what they

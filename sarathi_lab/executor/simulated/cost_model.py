@@ -41,16 +41,15 @@ DENSE = ("dense_up", "dense_down")  # of the layers without experts
 # Operations by kind, as the paper's figures name them; any other is overhead.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "preproj": (
-        *("qkv_proj", "q_proj", "window_qkv_proj", "window_q_proj"),
+        *("qkv_proj", "window_qkv_proj"),
         *("latent_down", "query_up", "latent_up", "index_up", "index_down"),
         *("sparse_down", "heavy_down"),
-        *("state_in", "state_gates", "state_keys"),
+        *("state_in", "state_gates"),
     ),
     "attn": ("prefill_attention", "decode_attention", "kv_write"),
     "postproj": ("out_groups", "out_proj", "window_out_proj", "state_out"),
     "ffn": (
         *("ffn_up", "ffn_down", "activation", "ffn", "router", "experts", *SHARED, *DENSE),
-        *("input_gate", "input_up", "inputs_of_layers", "residual_down", "residual_up", "streams"),
         "mixing",
     ),
     "elementwise": ("norms", "final_norm", "qk_norm", "rotary", "elementwise"),

@@ -518,8 +518,7 @@ class Parallel(Degrees):
         tables = spec.weight_bytes(dtype_bytes) - layers
         if self.pipeline > 1:
             # The first stage, which has no less than the last.
-            num_params = spec.lm_head.num_params + spec.layers.table_params
-            tables = num_params * dtype_bytes
+            tables = spec.lm_head.num_params * dtype_bytes
         copied = 0.0
         for linear in spec.layer_linears:
             columns = self.copied_columns(spec, linear.name)
