@@ -127,6 +127,11 @@ class HeadSizes:
         return self.num_kv_heads * (self.key_size + values)
 
     @property
+    def cached_size(self) -> int:
+        """Entries of a token in the cache of a layer."""
+        return self.num_kv_heads * (self.key_size + self.value_size)
+
+    @property
     def output_size(self) -> int:
         """Width of attention's output before its last product."""
         return self.num_heads * self.value_size

@@ -221,9 +221,13 @@ class ModelSpec:
     def heads(self) -> HeadSizes:
         """Heads of the attention layers without a window."""
         layers = self.layers
-        value_size = layers.value_size or self.head_size
-        sizes = (self.num_heads, self.num_kv_heads, self.head_size, value_size)
-        return HeadSizes(*sizes, has_value_product=layers.value_product)
+        return HeadSizes(
+            self.num_heads,
+            self.num_kv_heads,
+            key_size=self.head_size,
+            value_size=layers.value_size or self.head_size,
+            has_value_product=layers.value_product,
+        )
 
     @cached_property
     def window_heads(self) -> HeadSizes:
@@ -244,12 +248,15 @@ class ModelSpec:
         return self.layers.attention or self.num_layers
 
     @property
+    def num_windowed_layers(self) -> int:
+        """Layers with attention in a window."""
+        window = self.layers.window
+        return 0 if window is None else window.num_layers
+
+    @property
     def num_full_layers(self) -> int:
         """Layers with attention to the whole context."""
-        window = self.layers.window
-        if window is None:
-            return self.num_attention_layers
-        return self.num_attention_layers - window.num_layers
+        return self.num_attention_layers - self.num_windowed_layers
 
     @property
     def num_index_layers(self) -> int:
@@ -282,14 +289,15 @@ class ModelSpec:
         if window is None:
             return None
         num_full = self.num_full_layers
-        if num_full == 0 or self.layers.index is not None or self.layers.compressed is not None:
+        if num_full == 0 or window is not self.layers.window:
             return CachedWindow(window, 0.0)
         # A layer's room, by that of one without a window.
-        size = self._cached_values(self.window_heads) / self._cached_values(self.heads)
+        size = self.window_heads.cached_size / self.heads.cached_size
         if window.num_layers < num_full:
             return CachedWindow(window, size * window.num_layers / num_full)
         # Groups of as many layers as the whole context has: the last may have empty places.
-        return CachedWindow(window, size * -(-window.num_layers // num_full))
+        num_groups = math.ceil(window.num_layers / num_full)
+        return CachedWindow(window, size * num_groups)
 
     def window_in_cache(self, pool: float | None) -> CachedWindow | None:
         """Return `cached_window` in a server whose windows have a `pool` (None: have not)."""
@@ -303,16 +311,9 @@ class ModelSpec:
         """Entries of a token's keys and values in the mean layer that writes some, without latents
         (`Latent.cached_size`).
         """
-        window = self.layers.window
-        values = self.num_full_layers * self._cached_values(self.heads)
-        if window is not None:
-            values += window.num_layers * self._cached_values(self.window_heads)
-        return values / self.num_attention_layers
-
-    @staticmethod
-    def _cached_values(heads: HeadSizes) -> int:
-        """Entries of a token in the cache of a layer with `heads`."""
-        return heads.num_kv_heads * (heads.key_size + heads.value_size)
+        full = self.num_full_layers * self.heads.cached_size
+        windowed = self.num_windowed_layers * self.window_heads.cached_size
+        return (full + windowed) / self.num_attention_layers
 
     @property
     def num_ffn_layers(self) -> int:
@@ -328,10 +329,9 @@ class ModelSpec:
     @property
     def num_sublayers(self) -> int:
         """Attentions of either kind and FFNs of all layers, each with a norm before it."""
-        number = self.num_attention_layers + self.num_ffn_layers
-        if self.layers.linear is not None:
-            number += self.layers.linear.num_layers
-        return number
+        linear = self.layers.linear
+        num_linear = 0 if linear is None else linear.num_layers
+        return self.num_attention_layers + num_linear + self.num_ffn_layers
 
     @property
     def activations(self) -> list[tuple[int, int]]:
@@ -374,14 +374,11 @@ class ModelSpec:
                 rank = layers.latent.query_rank
                 products += layers.index.linears(hidden, rank, self.num_index_layers)
             return products
-        window = layers.window
-        if window is None or window.heads is None:
-            count = self.num_attention_layers
-            return self._products_of("", self.heads, count)
-        return [
-            *self._products_of("", self.heads, self.num_full_layers),
-            *self._products_of("window_", window.heads, window.num_layers),
-        ]
+        if self.window_heads is self.heads:
+            return self._products_of("", self.heads, self.num_attention_layers)
+        full = self._products_of("", self.heads, self.num_full_layers)
+        windowed = self._products_of("window_", self.window_heads, self.num_windowed_layers)
+        return full + windowed
 
     def _products_of(self, prefix: str, heads: HeadSizes, num_layers: int) -> list[Linear]:
         """List the products of layers with `heads`."""
@@ -401,9 +398,10 @@ class ModelSpec:
         return self._ffn("ffn", self.ffn_size, self.num_expert_layers * self.num_experts)
 
     def _ffn(self, name: str, width: int, count: int, has_bias: bool = False) -> tuple[Linear, ...]:
-        rows = width * (1 + self.gated_ffn)
-        up = Linear(f"{name}_up", self.hidden_size, rows, count, has_bias)
-        down = Linear(f"{name}_down", width, self.hidden_size, count, has_bias)
+        hidden = self.hidden_size
+        num_rows = 2 * width if self.gated_ffn else width
+        up = Linear(f"{name}_up", hidden, num_rows, count, has_bias)
+        down = Linear(f"{name}_down", width, hidden, count, has_bias)
         return up, down
 
     @cached_property
@@ -414,7 +412,8 @@ class ModelSpec:
     @cached_property
     def num_linear_params(self) -> int:
         """Parameters of the layers' products, of which unchosen experts are not read."""
-        return sum(linear.num_params for linear in (*self.layer_linears, *self.expert_linears))
+        over_all_tokens = sum(linear.num_params for linear in self.layer_linears)
+        return over_all_tokens + self.num_expert_params
 
     @cached_property
     def num_expert_params(self) -> int:
@@ -445,31 +444,35 @@ class ModelSpec:
         """Bytes of one parameter of the products over all tokens, not of the embedding; the mean
         where they differ.
         """
-        if self.stored is None or self.stored.of == "experts":
-            return dtype_bytes
-        if self.stored.of == "layers":
-            return self.stored.weight_bytes
-        sizes = [(linear.num_params, linear.name) for linear in self.layer_linears]
-        stored = sum(size * self.product_bytes(name, dtype_bytes) for size, name in sizes)
-        return stored / sum(size for size, _ in sizes)
+        if self.stored is None or self.stored.of != "parts":
+            return self.product_bytes("qkv_proj", dtype_bytes)  # as all others
+        num_params = 0
+        num_bytes = 0.0
+        for linear in self.layer_linears:
+            num_params += linear.num_params
+            num_bytes += linear.num_params * self.product_bytes(linear.name, dtype_bytes)
+        return num_bytes / num_params
 
     def product_bytes(self, name: str, dtype_bytes: int) -> float:
         """Bytes of one parameter of the product `name` among `layer_linears`."""
-        if self.stored is None or self.stored.of != "parts":
-            return self.linear_bytes(dtype_bytes)
-        return self.stored.part(kind_of_product(name)).mean_bytes(dtype_bytes)
+        if self.stored is None:
+            return dtype_bytes
+        part = self.stored.part(kind_of_product(name))
+        return part.mean_bytes(dtype_bytes)
 
     def expert_bytes(self, dtype_bytes: int) -> float:
         """Bytes of one parameter of the experts that a router chooses among."""
         if self.stored is None:
             return dtype_bytes
-        return self.stored.part("experts").mean_bytes(dtype_bytes)
+        part = self.stored.part("experts")
+        return part.mean_bytes(dtype_bytes)
 
     def head_bytes(self, dtype_bytes: int) -> float:
         """Bytes of one parameter of the output head."""
-        if self.tie_embeddings or self.stored is None or self.stored.head_bytes is None:
+        stored = self.stored
+        if self.tie_embeddings or stored is None:
             return dtype_bytes
-        return self.stored.head_bytes
+        return stored.head_bytes or dtype_bytes
 
     def weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of all matrices; a tied output head is stored once."""
@@ -480,9 +483,13 @@ class ModelSpec:
 
     def layer_weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of the layers' matrices."""
-        num_others = self.num_linear_params - self.num_expert_params
-        others = num_others * self.linear_bytes(dtype_bytes)
-        return math.ceil(others + self.num_expert_params * self.expert_bytes(dtype_bytes))
+        experts = self.num_expert_params * self.expert_bytes(dtype_bytes)
+        return math.ceil(self._other_bytes(dtype_bytes) + experts)
+
+    def _other_bytes(self, dtype_bytes: int) -> float:
+        """Bytes of the layers' matrices but the experts."""
+        num_params = self.num_linear_params - self.num_expert_params
+        return num_params * self.linear_bytes(dtype_bytes)
 
     def kv_head_bytes(self, dtype_bytes: int) -> int:
         """Bytes of one token's keys in one head: d_head entries, or d_head bytes and a scale."""
@@ -494,15 +501,16 @@ class ModelSpec:
         """Keys and values that one token writes: 2 L n_kv kv_head_bytes (819,200 B for the paper's
         13B), or L (rank + d_rope) latent ones; L counts layers with a cache of tokens.
         """
-        if self.layers.compressed is not None:
-            return math.ceil(self.layers.compressed.token_bytes(self.kv_head_bytes(dtype_bytes)))
-        window = self.layers.window
-        written = self.num_full_layers * self.kv_layer_bytes(dtype_bytes)
-        if self.layers.index is not None:
-            written += self.num_index_layers * self.layers.index.cached_bytes
-        if window is None:
-            return written
-        return written + window.num_layers * self._heads_bytes(self.window_heads, dtype_bytes)
+        layers = self.layers
+        if layers.compressed is not None:
+            entry_bytes = self.kv_head_bytes(dtype_bytes)
+            return math.ceil(layers.compressed.token_bytes(entry_bytes))
+        full = self.num_full_layers * self.kv_layer_bytes(dtype_bytes)
+        window_bytes = self._heads_bytes(self.window_heads, dtype_bytes)
+        written = full + self.num_windowed_layers * window_bytes
+        if layers.index is not None:
+            written += self.num_index_layers * layers.index.cached_bytes
+        return written
 
     def kv_layer_bytes(self, dtype_bytes: int) -> int:
         """Keys and values of one token in one layer without a window, without an index's key."""
@@ -514,10 +522,9 @@ class ModelSpec:
 
     def _heads_bytes(self, heads: HeadSizes, dtype_bytes: int) -> int:
         """Keys and values of one token in one layer with `heads`."""
-        values = self._cached_values(heads)
         if self.kv_dtype == "auto":
-            return values * dtype_bytes
-        return values + 2 * heads.num_kv_heads * KV_SCALE_BYTES
+            return heads.cached_size * dtype_bytes
+        return heads.cached_size + 2 * heads.num_kv_heads * KV_SCALE_BYTES
 
     def cache_bytes_per_token(self, dtype_bytes: int, pool: float | None = None) -> float:
         """Bytes that each further token of a context takes of a cache, beside what `cached_window`
@@ -574,25 +581,24 @@ class ModelSpec:
             # Keys of the index of all tokens, and the latents of those that it selects.
             index_bytes = self.num_index_layers * layers.index.cached_bytes
             return AttentionReads(index_bytes, self.num_attention_layers * layer_bytes)
-        window_bytes = 0
-        if layers.window is not None:
-            heads_bytes = self._heads_bytes(self.window_heads, dtype_bytes)
-            window_bytes = layers.window.num_layers * heads_bytes
-        return AttentionReads(self.num_full_layers * layer_bytes, window_bytes)
+        window_bytes = self._heads_bytes(self.window_heads, dtype_bytes)
+        return AttentionReads(
+            token=self.num_full_layers * layer_bytes,
+            window_token=self.num_windowed_layers * window_bytes,
+        )
 
     def weight_read_bytes(self, work: Work[AmountT], dtype_bytes: int) -> AmountT:
         """Weight bytes of one iteration: the layers', and the output head's if a row emits."""
         # The head is read whole, however many rows emit.
-        head = (work.num_emits > 0) * self.lm_head.num_params * self.head_bytes(dtype_bytes)
+        has_emits = work.num_emits > 0
+        head = has_emits * self.lm_head.num_params * self.head_bytes(dtype_bytes)
+        others = self._other_bytes(dtype_bytes)
         if not self.num_experts:
-            return self.num_linear_params * self.linear_bytes(dtype_bytes) + head
-        others = (self.num_linear_params - self.num_expert_params) * self.linear_bytes(dtype_bytes)
-        return others + self.expert_read_bytes(work, dtype_bytes) + head
-
-    def expert_read_bytes(self, work: Work[AmountT], dtype_bytes: int) -> AmountT:
-        """Expert weights among these bytes."""
-        chosen = self.share_of_experts(work.num_prefill_tokens + work.num_decode_tokens)
-        return chosen * self.num_expert_params * self.expert_bytes(dtype_bytes)
+            return others + head
+        num_tokens = work.num_prefill_tokens + work.num_decode_tokens
+        chosen = self.share_of_experts(num_tokens)
+        experts = chosen * self.num_expert_params * self.expert_bytes(dtype_bytes)
+        return others + experts + head
 
     def min_bytes(self, work: Work[AmountT], dtype_bytes: int) -> AmountT:
         """Least memory traffic of one iteration: weights read, KV read, new KV written, and each
@@ -600,12 +606,13 @@ class ModelSpec:
         """
         num_tokens = work.num_prefill_tokens + work.num_decode_tokens
         written = num_tokens * self.kv_bytes_per_token(dtype_bytes)
-        read = self.weight_read_bytes(work, dtype_bytes) + self.kv_read_bytes(work, dtype_bytes)
+        weights = self.weight_read_bytes(work, dtype_bytes)
+        moved = weights + self.kv_read_bytes(work, dtype_bytes) + written
         if self.layers.linear is None:
-            return read + written
+            return moved
         # A sequence's states are read and written once, whatever its tokens.
         num_sequences = work.num_prefills + work.num_decode_tokens
-        return read + written + 2 * num_sequences * self.state_bytes(dtype_bytes)
+        return moved + 2 * num_sequences * self.state_bytes(dtype_bytes)
 
     def flops(self, work: Work[AmountT]) -> AmountT:
         """All FLOPs of one iteration that no implementation can avoid: 2 per parameter and token in
@@ -653,11 +660,10 @@ class ModelSpec:
             return flops, flops
         if latent is None:
             # 4 L n_heads d_head a pair, the products for scores and values.
-            pair = self.num_full_layers * self.heads.pair_flops
-            window_pair = 0
-            if layers.window is not None:
-                window_pair = layers.window.num_layers * self.window_heads.pair_flops
-            flops = AttentionFlops(pair, window_pair)
+            flops = AttentionFlops(
+                pair=self.num_full_layers * self.heads.pair_flops,
+                window_pair=self.num_windowed_layers * self.window_heads.pair_flops,
+            )
             return flops, flops
         absorbed = num_heads * latent.absorbed_flops
         if layers.index is not None:

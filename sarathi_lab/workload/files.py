@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.config.paths import of_lab
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.base import Encode, LoadedRequests
-from sarathi_lab.workload.text_files import json_rows, kind_of_text, read_text
+from sarathi_lab.workload.text_files import JsonRows, json_rows, kind_of_text, read_text
 
 MAX_VOCAB_SIZE = 2**31  # token ids are int32
 
@@ -30,7 +30,7 @@ TURNS = ("conversations", "items", "conversation", "messages")
 SPEAKERS = ("from", "role")
 TEXTS = ("value", "content")
 OF_MODEL = ("gpt", "assistant", "model", "chatgpt", "bing", "bard")
-Row = Mapping[str, object]
+Fields = Mapping[str, object]
 
 
 def named_file(path: str | None, option: str) -> Path:
@@ -56,38 +56,26 @@ class Prompts:
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         file = named_file(self.path, self.name)
-        remedy = f"name a file of prompts{EXAMPLES[self.name]}"
-        text = read_text(file, f"workload.path={file}", remedy)
-        if not text.strip():
-            raise UserError(f"{file} is empty; name a file with at least one request")
-        rows = json_rows(text)
-        if rows is None:
-            raise UserError(f"{file} is {kind_of_text(text)}, not JSON; {remedy}")
-        if rows.damaged:
-            raise UserError(f"{file} {rows.damaged[0]}; write one object a line")
+        rows = _json_rows(file)
         requests = list[Request]()
         num_unanswered = 0
         num_later_turns = 0
         for line, entry in zip(rows.lines, rows.objects, strict=True):
-            source = f"{file} line {line}"
-            row: Row = entry
-            turns = _turns_of(entry)
-            if turns is not None:
+            row = Row(entry, f"{file} line {line}", encode, vocab_size)
+            turns = row.turns()
+            if turns is None:
+                requests.append(row.request(len(requests)))
+            elif len(turns) < 2:
+                num_unanswered += 1
+            else:
                 # A prompt and its answer are two turns, of which the first pair is replayed.
-                num_later_turns += max(0, len(turns) // 2 - 1)
-                if len(turns) < 2:
-                    num_unanswered += 1
-                    continue
-                row = _first_exchange(turns, encode, source)
-            request = _prompt_request(len(requests), row, vocab_size, encode, source)
-            requests.append(request)
-        if num_unanswered and not requests:
+                num_later_turns += len(turns) // 2 - 1
+                requests.append(row.first_exchange(turns).request(len(requests)))
+        if not requests:
             raise UserError(
-                f"{file} has conversations without an answer, whose length nothing tells; write "
+                f"{file} has no request with an answer, whose length is that of the output; write "
                 "prompt and output_len of each"
             )
-        if not requests:
-            raise UserError(f"{file} has no request; name a file with at least one request")
         dropped = {"blank": rows.num_blank, "without an answer": num_unanswered}
         num_rows = len(rows.objects) + rows.num_blank
         notes = []
@@ -96,72 +84,82 @@ class Prompts:
         return LoadedRequests(f"{self.name} {file.name}", requests, num_rows, dropped, notes)
 
 
-def _turns_of(row: Row) -> Sequence[Row] | None:
-    """Return the turns of a conversation from its first question on; None for other rows."""
-    stated = _first_of(row, TURNS)
-    if not isinstance(stated, list):
-        return None
-    turns: list[Row] = [turn for turn in stated if isinstance(turn, Mapping)]
-    speakers = [str(_first_of(turn, SPEAKERS)).lower() for turn in turns]
-    # Some conversations begin with a system prompt, or with an answer to what was cut off.
-    for number, speaker in enumerate(speakers):
-        if speaker not in (*OF_MODEL, "system"):
-            return turns[number:]
-    return []
+def _json_rows(file: Path) -> JsonRows:
+    remedy = f"name a file of prompts{EXAMPLES['prompts']}"
+    text = read_text(file, f"workload.path={file}", remedy)
+    rows = json_rows(text)
+    if rows is None:
+        raise UserError(f"{file} is {kind_of_text(text)}, not JSON; {remedy}")
+    if rows.damaged:
+        raise UserError(f"{file} {rows.damaged[0]}; write one object a line")
+    return rows
 
 
-def _first_exchange(turns: Sequence[Row], encode: Encode | None, source: str) -> Row:
-    """Make a prompt and its length of output of a conversation's first question and answer."""
-    answer = _text_tokens(_first_of(turns[1], TEXTS), encode, source)
-    question = _first_of(turns[0], TEXTS)
-    return {"prompt": question, "output_len": max(1, len(answer))}
+@dataclass(frozen=True)
+class Row:
+    """An object of a file. Raises UserError, naming its `source`, for what is no request."""
+
+    fields: Fields
+    source: str
+    encode: Encode | None
+    vocab_size: int | None
+
+    def turns(self) -> Sequence[Fields] | None:
+        """Return the turns of a conversation from its first question on; None for other rows."""
+        stated = _first_of(self.fields, TURNS)
+        if not isinstance(stated, list):
+            return None
+        turns: list[Fields] = [turn for turn in stated if isinstance(turn, Mapping)]
+        # Some conversations begin with a system prompt, or with an answer to what was cut off.
+        for number, turn in enumerate(turns):
+            speaker = str(_first_of(turn, SPEAKERS)).lower()
+            if speaker not in (*OF_MODEL, "system"):
+                return turns[number:]
+        return []
+
+    def first_exchange(self, turns: Sequence[Fields]) -> Row:
+        """Return the first question of a conversation, with as many tokens as its answer has."""
+        question = _first_of(turns[0], TEXTS)
+        answer = self._tokens(_first_of(turns[1], TEXTS))
+        return replace(self, fields={"prompt": question, "output_len": max(1, len(answer))})
+
+    def request(self, request_id: int) -> Request:
+        """Return the row as a request."""
+        fields = self.fields
+        if ("prompt" in fields) == ("prompt_token_ids" in fields):
+            raise UserError(f"{self.source} needs either prompt or prompt_token_ids; give one")
+        token_ids = fields.get("prompt_token_ids")
+        if "prompt" in fields:
+            token_ids = self._tokens(fields["prompt"])
+        if not isinstance(token_ids, list) or not token_ids:
+            raise UserError(f"{self.source} has an empty prompt; give at least one token")
+        largest = (self.vocab_size or MAX_VOCAB_SIZE) - 1
+        remedy = "correct the prompt or take another model"
+        for token_id in token_ids:
+            require_int(f"{self.source}: token id", token_id, 0, remedy, maximum=largest)
+        prompt = np.asarray(token_ids, dtype=np.int32)
+        output_len = _first_of(fields, OUTPUT_LENGTHS)
+        name = f"{self.source}: output_len"
+        output_len = require_int(name, output_len, 1, "give the tokens to generate")
+        name = f"{self.source}: arrival_time"
+        time = fields.get("arrival_time", 0.0)
+        time = require_number(name, time, minimum=0, fix="use seconds from 0")
+        name = f"{self.source}: priority"
+        priority = fields.get("priority", 0)
+        priority = require_int(name, priority, -sys.maxsize, "use one such as 0, lower ones first")
+        return Request(request_id, time, len(prompt), output_len, prompt, priority)
+
+    def _tokens(self, text: object) -> list[int]:
+        if not isinstance(text, str):
+            raise UserError(
+                f"{self.source}: prompt is not text; correct it, or use prompt_token_ids for token "
+                "ids"
+            )
+        as_bytes = text.encode("utf-8", "replace")  # halves of surrogate pairs
+        if self.encode is None:  # without a tokenizer, a byte is a token
+            return list(as_bytes)
+        return self.encode(as_bytes.decode())
 
 
-def _first_of(row: Row, names: Sequence[str]) -> object:
-    return next((row[name] for name in names if name in row), None)
-
-
-def _prompt_request(
-    request_id: int, row: Row, vocab_size: int | None, encode: Encode | None, source: str
-) -> Request:
-    if ("prompt" in row) == ("prompt_token_ids" in row):
-        raise UserError(f"{source} needs either prompt or prompt_token_ids; give one of them")
-    token_ids = row.get("prompt_token_ids")
-    if "prompt" in row:
-        token_ids = _text_tokens(row["prompt"], encode, source)
-    if not isinstance(token_ids, list) or not token_ids:
-        raise UserError(f"{source} has an empty prompt; give at least one token")
-    largest = (vocab_size or MAX_VOCAB_SIZE) - 1
-    remedy = "correct the prompt or take another model"
-    for token_id in token_ids:
-        require_int(f"{source}: token id", token_id, 0, remedy, maximum=largest)
-    output_len = _output_len(row, source)
-    time = row.get("arrival_time", 0.0)
-    time = require_number(f"{source}: arrival_time", time, minimum=0, fix="use seconds from 0")
-    priority = row.get("priority", 0)
-    remedy = "use one such as 0, lower ones first"
-    priority = require_int(f"{source}: priority", priority, -sys.maxsize, remedy)
-    prompt = np.asarray(token_ids, dtype=np.int32)
-    return Request(request_id, time, len(prompt), output_len, prompt, priority)
-
-
-def _output_len(row: Row, source: str) -> int:
-    remedy = "give the tokens to generate"
-    for name in OUTPUT_LENGTHS:
-        if name in row:
-            return require_int(f"{source}: {name}", row[name], 1, remedy)
-    raise UserError(f"{source} has no output_len; {remedy}")
-
-
-def _text_tokens(text: object, encode: Encode | None, source: str) -> list[int]:
-    remedy = "correct it, or use prompt_token_ids for token ids"
-    message = f"{source}: prompt is not text; {remedy}"
-    if not isinstance(text, str):
-        raise UserError(message)
-    try:
-        as_bytes = text.encode("utf-8")
-    except UnicodeEncodeError:  # half of a surrogate pair
-        raise UserError(message) from None
-    if encode is None:  # without a tokenizer, a byte is a token
-        return list(as_bytes)
-    return encode(text)
+def _first_of(fields: Fields, names: Sequence[str]) -> object:
+    return next((fields[name] for name in names if name in fields), None)

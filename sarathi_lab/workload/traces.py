@@ -19,7 +19,6 @@ from sarathi_lab.workload.base import (
     Arriving,
     Encode,
     LoadedRequests,
-    Shape,
     random_prompt,
 )
 from sarathi_lab.workload.files import named_file
@@ -91,19 +90,16 @@ class Trace(Arriving):
         used, dropped = self._usable(file, trace)
         kind = self._kind_for(trace)
         has_sessions = has_turns(used.session.tolist(), used.delay.tolist())
-        name = f"{self.name} {file.name}"
-        load = self.loaded(
-            name,
-            self._times(file, trace, used, has_sessions=has_sessions),
-            self._shapes(used, trace.block_size, vocab_size, has_sessions=has_sessions),
-            used.priority.astype(int).tolist(),
-        )
+        times = self._times(file, trace, used, has_sessions=has_sessions)
+        prompts = self._prompts(used, trace.block_size, vocab_size, has_sessions=has_sessions)
+        shapes = zip(used.prompt_len.tolist(), used.output_len.tolist(), prompts, strict=True)
+        priorities = used.priority.astype(int).tolist()
         load = replace(
-            load,
+            self.loaded(f"{self.name} {file.name}", times, shapes, priorities),
             rows_read=trace.num_rows,
             dropped=dropped,
             notes=trace.notes,
-            shares_blocks=bool(used.block_ids.map(len).any()),
+            shares_blocks=bool(used.block_ids.map(bool).any()),
             arrival_kind=kind,
         )
         if not has_sessions:
@@ -111,7 +107,7 @@ class Trace(Arriving):
         rows = []
         for request, session, delay in zip(load.requests, used.session, used.delay, strict=True):
             rows.append(SessionRow(request, session, delay))
-        sessions = turns_of(rows, partial(self._new_tokens, vocab_size=vocab_size))
+        sessions = turns_of(rows, partial(self._own_tokens, vocab_size=vocab_size))
         note = f"{len(sessions)} sessions, whose turns wait for their answers"
         return replace(load, sessions=sessions, notes=[*load.notes, note])
 
@@ -138,23 +134,25 @@ class Trace(Arriving):
             short = filled[filled.prompt_len <= self.max_len - filled.output_len]
         first = self.part * (self.max_requests or 0)
         used = short[first:][: self.max_requests]
-        others = f"after workload.max_requests={self.max_requests}, of which null takes all"
+        reason_of_others = (
+            f"after workload.max_requests={self.max_requests}, of which null takes all"
+        )
         if self.part:
-            others = f"outside part={self.part}"
-        damaged = "damaged"
+            reason_of_others = f"outside part={self.part}"
+        reason_of_damaged = "damaged"
         if trace.recording.example:
-            damaged = f"damaged ({trace.recording.example})"
+            reason_of_damaged = f"damaged ({trace.recording.example})"
         dropped = {
-            damaged: sum(trace.recording.left_out.values()),
+            reason_of_damaged: sum(trace.recording.left_out.values()),
             "without prompt or output": len(table) - len(filled),
             f"over max_len={self.max_len}": len(filled) - len(short),
-            others: len(short) - len(used),
+            reason_of_others: len(short) - len(used),
         }
         if used.empty:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
+            reasons = [f"{count} {reason}" for reason, count in dropped.items() if count]
             raise UserError(
-                f"{file}: all {trace.num_rows} rows were dropped ({reasons}); name another file or "
-                "raise max_len"
+                f"{file}: all {trace.num_rows} rows were dropped ({', '.join(reasons)}); name "
+                "another file or raise max_len"
             )
         return used, dropped
 
@@ -185,56 +183,51 @@ class Trace(Arriving):
         rate_in_file = float((num_arrivals - 1) / duration)
         return times * (rate_in_file / self.rate)
 
-    def _shapes(
+    def _prompts(
         self,
         used: pd.DataFrame,
         block_size: int,
         vocab_size: int | None,
         *,
         has_sessions: bool,
-    ) -> list[Shape]:
-        """Return prompt and output tokens, and token ids, of each request; those of conversations
-        follow from their turns, unless they have ids of blocks.
+    ) -> list[NDArray[np.int32] | None]:
+        """Return the token ids of each request: blocks by seed and id only, and tokens of its own
+        behind them. Without ids there are none in simulations, and those of conversations follow
+        from their turns.
         """
-        shapes = list[Shape]()
-        columns = (used.prompt_len.tolist(), used.output_len.tolist(), used.block_ids.tolist())
-        for prompt_len, output_len, ids in zip(*columns, strict=True):
+        prompts = list[NDArray[np.int32] | None]()
+        lengths = used.prompt_len.tolist()
+        for number, (length, ids) in enumerate(zip(lengths, used.block_ids, strict=True)):
             prompt = None
-            if ids or not has_sessions:
-                prompt = self._prompt(len(shapes), prompt_len, ids, block_size, vocab_size)
-            shapes.append((prompt_len, output_len, prompt))
-        return shapes
+            needs_tokens = vocab_size is not None and not has_sessions
+            if ids or needs_tokens:
+                prompt = self._own_tokens(number, length, vocab_size)
+                self._fill_blocks(prompt, ids, block_size, vocab_size)
+            prompts.append(prompt)
+        return prompts
 
-    def _new_tokens(
+    def _own_tokens(
         self, request_id: int, num_tokens: int, vocab_size: int | None
     ) -> NDArray[np.int32]:
-        """Token ids of a turn that no other request has."""
+        """Token ids that no other request has."""
         prompt = random_prompt(request_id, num_tokens, vocab_size, self.seed)
         return placeholders(request_id, num_tokens) if prompt is None else prompt
 
-    def _prompt(
+    def _fill_blocks(
         self,
-        request_id: int,
-        prompt_len: int,
+        prompt: NDArray[np.int32],
         ids: Sequence[int],
         block_size: int,
         vocab_size: int | None,
-    ) -> NDArray[np.int32] | None:
-        """Token ids [prompt_len]: blocks by seed and id only, then `random_prompt`'s; in
-        simulations numbers that only tell blocks apart, or None without ids.
-        """
+    ) -> None:
+        """Write the tokens of blocks into `prompt`, whose end may cut the last one."""
         if vocab_size is None:
-            if not ids:
-                return None
             # Any numbers do that tell blocks apart, but they must fit a token id.
-            shared = np.repeat([number % 2**31 for number in ids], block_size)[:prompt_len]
-            rest = placeholders(request_id, prompt_len - len(shared))
-            return np.concatenate([shared, rest]).astype(np.int32)
-        prompt = random_prompt(request_id, prompt_len, vocab_size, self.seed)
-        assert prompt is not None, "there is a vocabulary"
-        # Blocks of equal ids have equal tokens; the last one may be cut.
-        for start, block_id in zip(range(0, prompt_len, block_size), ids, strict=False):
+            numbers = np.array([number % 2**31 for number in ids], dtype=np.int32)
+            shared = np.repeat(numbers, block_size)[: len(prompt)]
+            prompt[: len(shared)] = shared
+            return
+        for start, block_id in zip(range(0, len(prompt), block_size), ids, strict=False):
             rng = np.random.default_rng([self.seed, 5, block_id])
             block = rng.integers(0, vocab_size, block_size, dtype=np.int32)
-            prompt[start : start + block_size] = block[: prompt_len - start]
-        return prompt
+            prompt[start : start + block_size] = block[: len(prompt) - start]
