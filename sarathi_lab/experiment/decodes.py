@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from sarathi_lab.experiment.bench import COMPUTE, EVERYTHING, FOUR, Bench
 from sarathi_lab.experiment.grid import Grid, Map
@@ -78,10 +79,12 @@ def fig10(
 
 def _operations(bench: Bench, panel: str, scenario: Scenario) -> Iterator[Point]:
     size = scenario.batch_size
-    for system, served in (("baseline", scenario.baseline), ("sarathi", scenario)):
-        for operation, kinds in {**OPERATIONS, "total": FOUR}.items():
-            y = bench.seconds(request(served), kinds) * size
-            yield Point(panel, f"{system} {operation}", size, y, "s")
+    work_of_systems = {"baseline": request(scenario.baseline), "sarathi": request(scenario)}
+    kinds_of_series = {**OPERATIONS, "total": FOUR}
+    for system, work in work_of_systems.items():
+        for operation, kinds in kinds_of_series.items():
+            seconds = bench.seconds(work, kinds) * size
+            yield Point(panel, f"{system} {operation}", size, seconds, "s")
 
 
 @experiment(
@@ -141,23 +144,24 @@ def hybrid_attention(spec: ModelSpec, *, chunks: Ints, decodes: Ints, contexts: 
 
 def _hybrid_attention(bench: Bench, chunk: int, context: int, number: int) -> Iterator[Point]:
     """The chunk's context is half of the decodes', as of a prompt that is half done."""
-    start = context // 2
-    prompt = batch(prefill_tokens=chunk, start=start)
-    decodes = batch(num_decodes=number, context=context)
-    both = batch(prefill_tokens=chunk, start=start, num_decodes=number, context=context)
-    together = bench.seconds(both, ("attn",))
-    apart = bench.seconds(prompt + decodes, ("attn",))
-    alone = bench.seconds(decodes)
-    # What they add to as many tokens, so that products have one size, whose error cancels.
-    shorter = batch(prefill_tokens=chunk - number, start=start)
-    full = batch(prefill_tokens=chunk - number, start=start, num_decodes=number, context=context)
-    added = bench.seconds(full - prompt)
-    # With a call for each, decodes pay for their own attention and ride in all else.
-    attention_apart = bench.seconds(shorter + decodes - prompt, ("attn",))
-    added_apart = bench.seconds(full - prompt, NOT_ATTENTION) + attention_apart
+    attention = ("attn",)
     series = f"chunk {chunk}, context {context}"
+    chunk_at = partial(batch, start=context // 2)
+    with_decodes = partial(chunk_at, num_decodes=number, context=context)
+    prompt = chunk_at(prefill_tokens=chunk)
+    decodes = batch(num_decodes=number, context=context)
+    together = bench.seconds(with_decodes(prefill_tokens=chunk), attention)
+    apart = bench.seconds(prompt + decodes, attention)
     yield Point("attention / apart", series, number, together / apart)
+    # What they add to as many tokens, so that products have one size, whose error cancels.
+    alone = bench.seconds(decodes)
+    full = with_decodes(prefill_tokens=chunk - number)
+    added = bench.seconds(full - prompt)
     yield Point("decode speed-up", series, number, alone / added)
+    # With a call for each, decodes pay for their own attention and ride in all else.
+    shorter = chunk_at(prefill_tokens=chunk - number)
+    added_attention = bench.seconds(shorter + decodes - prompt, attention)
+    added_apart = bench.seconds(full - prompt, NOT_ATTENTION) + added_attention
     yield Point("decode speed-up, apart", series, number, alone / added_apart)
 
 

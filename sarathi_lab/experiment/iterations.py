@@ -45,9 +45,10 @@ def _token_costs(bench: Bench, number: int, seq_len: int) -> Iterator[Point]:
     decodes = batch(num_decodes=number, context=seq_len)
     series = {**OPERATIONS, "others": ("elementwise", "others"), "total": EVERYTHING}
     for panel, phase in (("prefill", prefills), ("decode", decodes)):
+        of_token = 1e3 / phase.num_tokens
         for name, kinds in series.items():
-            y = bench.seconds(phase, kinds) * (1e3 / phase.num_tokens)
-            yield Point(panel, name, number, y, "ms/token")
+            milliseconds = bench.seconds(phase, kinds) * of_token
+            yield Point(panel, name, number, milliseconds, "ms/token")
     # Per token: a prefill has `seq_len` of them for each decode.
     prefilled = bench.seconds(prefills) * (1 / prefills.num_tokens)
     decoded = bench.seconds(decodes) * (1 / number)
@@ -276,11 +277,13 @@ def _prompt_in_chunks(
 
 def _chunk_at_context(bench: Bench, spec: ModelSpec, start: int, chunk: int) -> Iterator[Point]:
     """Yield a chunk's attention behind `start` cached tokens, and the keys and values it reads."""
+    series = f"C={chunk}"
     work = batch(prefill_tokens=chunk, start=start)
-    attention = bench.seconds(work, ("attn",)) * 1e3
-    megabytes = float((start + chunk) * spec.kv_bytes_per_token(KV_BYTES) / 1e6)
-    yield Point("attention [ms]", f"C={chunk}", start, attention, "ms")
-    yield Point("KV read [MB]", f"C={chunk}", start, Estimate(megabytes), "MB")
+    attention = bench.seconds(work, ("attn",))
+    yield Point("attention [ms]", series, start, attention * 1e3, "ms")
+    num_read = start + chunk
+    megabytes = num_read * spec.kv_bytes_per_token(KV_BYTES) / 1e6
+    yield Point("KV read [MB]", series, start, Estimate(megabytes), "MB")
 
 
 @experiment(

@@ -250,9 +250,11 @@ def ratios_of_requests(requests: pd.DataFrame, baseline: pd.DataFrame) -> tuple[
     """Return the median bubble time and the completion time of a baseline's requests over those of
     the same `requests` under another policy.
     """
-    bubbles = baseline.bubble_time.median() / requests.bubble_time.median()
-    completion = completion_time(baseline.finish_time) / completion_time(requests.finish_time)
-    return float(bubbles), completion
+    bubbles = requests.bubble_time.median()
+    bubbles_of_baseline = baseline.bubble_time.median()
+    completion = completion_time(requests.finish_time)
+    completion_of_baseline = completion_time(baseline.finish_time)
+    return float(bubbles_of_baseline / bubbles), completion_of_baseline / completion
 
 
 def _orca_over_sarathi(sarathi: pd.DataFrame, orca: pd.DataFrame) -> Iterator[Point]:

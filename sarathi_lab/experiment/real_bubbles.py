@@ -109,11 +109,17 @@ class StagedExperiment(Experiment):
         """Return the room of the micro-batches of all stages at their longest, so that nothing is
         evicted.
         """
-        blocks_each = math.ceil(sizes["longest"] / LARGEST_BLOCK)
-        num_sequences = backend.num_stages * sizes["batch"]
+        batch = sizes["batch"]
+        longest = sizes["longest"]
+        num_sequences = backend.num_stages * batch
+        blocks_each = math.ceil(longest / LARGEST_BLOCK)
         num_blocks = math.ceil(WATERMARK * num_sequences * blocks_each)
-        whole_prompt = sizes["longest"] + sizes["batch"]  # with decodes: Orca's largest batch
-        return Room(num_blocks * LARGEST_BLOCK, sizes["batch"], sizes["longest"], whole_prompt)
+        return Room(
+            kv_tokens=num_blocks * LARGEST_BLOCK,
+            batch_size=batch,
+            longest=longest,
+            batch_tokens=longest + batch,  # of Orca: a whole prompt with decodes
+        )
 
     def measure(self, job: MeasuredJob) -> Measured:
         from sarathi_lab.experiment.measure import (  # torch takes seconds
@@ -234,6 +240,10 @@ def _idle_shares(bench: PipelineBench, how: str, policy: Policy, ledger: Ledger)
 
 def _point(bench: PipelineBench, panel: str, series: str, value: float, how: str) -> Point:
     model = bench.spec.name
-    num_stages = float(bench.num_stages)
-    labels = (("model", model), ("how", how))
-    return Point(panel, f"{model}, {series}", num_stages, Estimate(float(value)), labels=labels)
+    return Point(
+        panel,
+        f"{model}, {series}",
+        x=float(bench.num_stages),
+        y=Estimate(float(value)),
+        labels=(("model", model), ("how", how)),
+    )

@@ -114,9 +114,10 @@ def _recorded(name: str) -> pd.DataFrame:
 
 def _device_and_model(table: pd.DataFrame) -> pd.Series:
     """Return the device of each point, with the model unless the series has its name."""
+    is_named_by_series = table.model == table.series
+    has_no_name = table.model == ""
     with_model = table.device + ", " + table.model
-    is_named = (table.model == "") | (table.model == table.series)
-    return with_model.mask(is_named, table.device)
+    return with_model.mask(has_no_name | is_named_by_series, table.device)
 
 
 def compare(points: pd.DataFrame) -> pd.DataFrame:

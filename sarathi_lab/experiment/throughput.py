@@ -266,8 +266,8 @@ def batch_size(spec: ModelSpec, *, seq_len: int, batches: Ints, chunk: int) -> P
 
 def _speedups_and_gains(panel: str, sizes: Sequence[tuple[int, int, int]], chunk: int) -> Parts:
     """List the decode speed-up, then the throughput gain, at each of `sizes`: x, length, batch."""
-    for x, seq_len, batch in sizes:
-        yield part(speedup, panel, "decode_speedup", x, seq_len, batch, chunk)
+    for size in sizes:
+        yield part(speedup, panel, "decode_speedup", *size, chunk)
     for x, seq_len, batch in sizes:
         pd_ratio = best_pd_ratio(chunk, batch)
         scenario = Scenario.of("sarathi", seq_len, pd_ratio, batch, chunk)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sarathi_lab.experiment.bench import Bench
+from sarathi_lab.experiment.bench import EVERYTHING, Bench
 from sarathi_lab.experiment.grid import Grid
 from sarathi_lab.experiment.points import Parts, Point, part
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, experiment
@@ -70,9 +70,9 @@ def expert_reload(
 def _alone(bench: Bench, model: str, prompt_len: int, chunk: int) -> Iterator[Point]:
     uncut = chunked(prompt_len, prompt_len)
     cut = chunked(prompt_len, chunk)
-    of_ffn = bench.seconds(cut, ("ffn",)) / bench.seconds(uncut, ("ffn",))
-    yield Point(FFN, model, chunk, of_ffn)
-    yield Point(PREFILL, model, chunk, bench.seconds(cut) / bench.seconds(uncut))
+    for panel, kinds in ((FFN, ("ffn",)), (PREFILL, EVERYTHING)):
+        ratio = bench.seconds(cut, kinds) / bench.seconds(uncut, kinds)
+        yield Point(panel, model, chunk, ratio)
 
 
 def _beside_decodes(

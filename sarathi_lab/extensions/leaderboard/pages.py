@@ -21,6 +21,10 @@ SCORES = EXPERIMENTS / "lab" / "rankings" / "results" / "scores.csv"
 RUNS = "runs.csv.gz"  # of a sweep, and recorded: ten thousand rows are large as text
 PREDICTION = "rereads"  # that its README takes for the lab's
 FEWEST_PAIRS = 30  # of a GPU, for a share that says something
+SCORE = (
+    "{row.called_right:.0f} of {row.called:.0f} called, of {row.pairs:.0f} ({row.gpu}; "
+    "share {row.share_low:.2f} to {row.share_high:.2g}; a rule {row.rule_right_called:.0f})"
+)
 NOTES = (
     "Simulated, by operation times measured on the GPU and vLLM's host time; one engine.",
     "Group 1: the policies than which none is better by more than 1 % on the same requests; group "
@@ -109,14 +113,12 @@ def score() -> str:
     those that it calls, with the interval of that share and what a rule without a simulator has.
     """
     table = pd.read_csv(SCORES)
-    scores = table[(table.prediction == PREDICTION) & (table.pairs >= FEWEST_PAIRS)]
-    pairs = []
+    scores = table.query(f"prediction == '{PREDICTION}' and pairs >= {FEWEST_PAIRS}")
+    sentences = []
     for row in scores.groupby("gpu").tail(1).itertuples():  # of all models, each GPU's last
-        called = f"{row.called_right:.0f} of {row.called:.0f} called"
-        interval = f"share {row.share_low:.2f} to {row.share_high:.2g}"
-        rule = f"a rule {row.rule_right_called:.0f}"
-        pairs.append(f"{called}, of {row.pairs:.0f} ({row.gpu}; {interval}; {rule})")
-    return f"Pairs of real runs in their real order: {'; '.join(pairs)}; see lab/rankings."
+        sentence = SCORE.format(row=row)
+        sentences.append(sentence)
+    return f"Pairs of real runs in their real order: {'; '.join(sentences)}; see lab/rankings."
 
 
 def facts_of(runs: pd.DataFrame) -> dict[str, str]:

@@ -200,12 +200,15 @@ class LoadExperiment(Experiment):
         of the draws of the cost model's constants, if any are among the parts of each round.
         """
         num_parts = len(points_of_parts) // FEWEST_PAIRS
+        by_draw = []
         # The parts of a round follow one another: without a draw, then one for each draw.
-        by_draw: list[Samples] = [{} for _ in range(num_parts)]
-        for number, points in enumerate(points_of_parts):
-            keep(by_draw[number % num_parts], points)
-        samples, *drawn = by_draw
-        return table_of(self.name, samples, math.inf, is_series=False, drawn=drawn)
+        for number in range(num_parts):
+            samples: Samples = {}
+            for points in points_of_parts[number::num_parts]:
+                keep(samples, points)
+            by_draw.append(samples)
+        undrawn, *drawn = by_draw
+        return table_of(self.name, undrawn, math.inf, is_series=False, drawn=drawn)
 
 
 def _replayed_table(bench: ServingBench) -> dict[str, pd.DataFrame]:
@@ -353,8 +356,8 @@ class ServingBench:
         """Serve a round's requests at the data set's rate under a policy; return their table."""
         requests = self.requests(dataset, self.sizes["num_requests"], seed)
         arriving = at_rate(requests, self.rate(dataset))
-        batch = self.batch_of(name)
-        return self.run(arriving, policy, batch_size=batch).requests()
+        ledger = self.run(arriving, policy, batch_size=self.batch_of(name))
+        return ledger.requests()
 
 
 def policy_of(name: str, budget: int) -> Policy:
