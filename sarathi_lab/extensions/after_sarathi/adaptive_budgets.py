@@ -69,53 +69,44 @@ class Search:
             self.served[key] = ledger.requests()
         return self.served[key]
 
-    def are_within(self, policies: Sequence[Policy], kind: str, step: int) -> bool:
+    def is_met(self, policies: Sequence[Policy], kind: str, step: int) -> bool:
         """Whether one of `policies` serves enough of the requests within the objective."""
         slo = self.bench.slo(kind)
-        for policy in policies:
-            are_within = within(self.table(policy, step), slo, kind)
-            if are_within.mean() >= self.attained:
-                return True
-        return False
+        shares = (within(self.table(policy, step), slo, kind).mean() for policy in policies)
+        return any(share >= self.attained for share in shares)
 
-    def could_be_within(self, kind: str, step: int) -> bool:
+    def could_be_met(self, kind: str, step: int) -> bool:
         """Whether the device has time for the prompts alone."""
         requests = at_rate(self.requests, self.grid.rate(step))
         ttft, _ = times_of(self.bench.slo(kind))
         share_missed = 1 - self.attained
-        queue = longest_queue(requests, self.tokens_per_second, share_missed)
-        return queue <= ttft
+        return longest_queue(requests, self.tokens_per_second, share_missed) <= ttft
 
     def capacities(
         self, kind: str, policies: Mapping[str, Policy], fixed: Sequence[Policy]
-    ) -> Iterator[tuple[str, float]]:
+    ) -> dict[str, float]:
         """Each policy's, hindsight's of the `fixed` ones and the bound, in requests a second;
         searches begin where the ones before ended.
         """
+        tests: dict[str, Callable[[int], bool]] = {}
+        for name, policy in policies.items():
+            tests[name] = partial(self.is_met, [policy], kind)
+        tests[HINDSIGHT] = partial(self.is_met, fixed, kind)
+        tests[BOUND] = partial(self.could_be_met, kind)
         saturation = self.bench.saturation_rate(self.dataset)
         lowest = self.grid.step(LOWEST * saturation)
         highest = self.grid.step(HIGHEST * saturation)
         step = self.grid.step(saturation)
         starts = self.bench.starts.setdefault((self.dataset, kind), {})
-        for name, passes in self._tests(kind, policies, fixed).items():
+        rates = {}
+        for name, passes in tests.items():
             start = starts.get(name, step)
             step = highest_passing(passes, start, lowest, highest)
             starts[name] = step
-            capacity = math.nan
+            rates[name] = math.nan
             if step >= lowest:
-                capacity = self.grid.rate(step)
-            yield name, capacity
-
-    def _tests(
-        self, kind: str, policies: Mapping[str, Policy], fixed: Sequence[Policy]
-    ) -> dict[str, Callable[[int], bool]]:
-        """Return by series whether a step of the grid is within the objective."""
-        tests: dict[str, Callable[[int], bool]] = {}
-        for name, policy in policies.items():
-            tests[name] = partial(self.are_within, [policy], kind)
-        tests[HINDSIGHT] = partial(self.are_within, fixed, kind)
-        tests[BOUND] = partial(self.could_be_within, kind)
-        return tests
+                rates[name] = self.grid.rate(step)
+        return rates
 
     def overloaded(
         self, kind: str, policies: Mapping[str, Policy], usual: str, step: int
@@ -130,8 +121,7 @@ class Search:
             requests = self.table(policy, step)
             is_in_time = within(requests, slo, kind)
             misses[name] = 1 - is_in_time.mean()
-            duration = requests.finish_time.max()
-            goodput = is_in_time.sum() / duration
+            goodput = is_in_time.sum() / requests.finish_time.max()
             yield labelled("goodput", "1/s", name, goodput, kind="share")
         if "niyama" in misses and misses[usual]:
             ratio = misses["niyama"] / misses[usual]
@@ -139,8 +129,7 @@ class Search:
         if "lprs" in policies:
             aged = policies["lprs"]
             first_come = aged.with_fields(prompt_weight=0.0)
-            by_age = self.mean_latency(aged, step)
-            in_order = self.mean_latency(first_come, step)
+            by_age, in_order = (self.mean_latency(policy, step) for policy in (aged, first_come))
             yield labelled(f"mean latency / {FCFS}", "ratio", "lprs", by_age / in_order)
 
     def mean_latency(self, policy: Policy, step: int) -> float:
@@ -189,10 +178,8 @@ def adaptive_budgets(
             policies = dict(fixed)
             for name, policy in bench.named(adaptive, largest).items():
                 policies[name] = aimed(policy, bench.slo(kind), kind)
-            searched = search.capacities(kind, policies, list(fixed.values()))
-            capacities = dict(searched)
-            resolution = Steps(precision)
-            point_of_kind = partial(point, dataset, slo=kind, resolution=resolution)
+            capacities = search.capacities(kind, policies, list(fixed.values()))
+            point_of_kind = partial(point, dataset, slo=kind, resolution=Steps(precision))
             for name, capacity in capacities.items():
                 yield point_of_kind("capacity", "1/s", name, capacity)
             for name in (*policies, BOUND):
@@ -302,14 +289,11 @@ def within(requests: pd.DataFrame, slo: Slo, kind: str) -> NDArray[np.bool_]:
 
 def prompt_speed(bench: ServingBench, requests: Sequence[Request], budget: int) -> float:
     """Prompt tokens a second where there is nothing else to do."""
-    prompts = []
-    num_tokens = 0
-    for request in requests:
-        # One token ends a request with its prompt.
-        prompts.append(replace(request, arrival_time=0.0, output_len=1))
-        num_tokens += request.prompt_len
+    # One token ends a request with its prompt.
+    prompts = [replace(request, arrival_time=0.0, output_len=1) for request in requests]
     ledger = bench.run(prompts, bench.chunking(budget))
     duration = float(ledger.iterations().end.max())
+    num_tokens = sum(request.prompt_len for request in requests)
     return num_tokens / duration
 
 
@@ -317,14 +301,10 @@ def longest_queue(requests: Sequence[Request], tokens_per_second: float, missed:
     """Seconds of prompts that wait at most, right after an arrival, where a share `missed` of the
     requests, those of the longest prompts, costs nothing.
     """
-    lengths = []
-    arrivals = []
-    for request in requests:
-        lengths.append(request.prompt_len)
-        arrivals.append(request.arrival_time)
-    seconds = np.array(lengths) / tokens_per_second
+    lengths = np.array([request.prompt_len for request in requests])
+    seconds = lengths / tokens_per_second
     # How late each would end if the device had never idled; idling shifts what comes after it.
-    behind = np.cumsum(seconds) - arrivals
+    behind = np.cumsum(seconds) - [request.arrival_time for request in requests]
     idled = np.minimum.accumulate(behind - seconds)
     longest = np.max(behind - idled)
     num_requests = len(requests)
