@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import number, whole
@@ -35,6 +34,9 @@ from sarathi_lab.tasks import serve
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.executed import serving_summary_of
 from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCALED = ("poisson", "gamma")  # arrivals with a rate
 OF_TABLE = ("policy", "slo", "model", "device")  # labels
@@ -109,7 +111,7 @@ class FindCapacity(Task):
         searched = self._search(plan)
         slo = searched.slo
         capacity = searched.capacity
-        runs = [searched.search.runs[key] for key in sorted(searched.search.runs)]
+        runs = [run for _, run in sorted(searched.search.runs.items()) if run is not None]
         labels = serve.labels_of(plan, context.name) | {"slo": slo.name}
         of_table = {name: labels[name] for name in (*OF_TABLE, "workload", "seed")}
         rows = [_row(run, slo) for run in runs]
@@ -249,6 +251,7 @@ def _at_capacity(
     if capacity.step < capacity.lowest or not capacity.is_settled:
         return {}, {}
     run = searched.search.runs[capacity.num_requests, capacity.step]
+    assert run is not None, "it passed"
     backend = plan.backend
     peaks = backend.peaks()
     costs = add_costs(run.iterations, plan.spec, backend.dtype_bytes, peaks)

@@ -99,16 +99,19 @@ def highest_passing(passes: Callable[[int], bool], start: int, lowest: int, high
     passing is not monotone, the result is one of its ends.
     """
     step = min(max(start, lowest), highest)
-    goes_up = passes(step)
-    end = highest if goes_up else lowest
-    stride = 1
+    is_passing = passes(step)
+    end = lowest
+    stride = -1
+    if is_passing:
+        end = highest
+        stride = 1
     while step != end:
-        next_step = min(step + stride, end) if goes_up else max(step - stride, end)
-        if passes(next_step) != goes_up:
+        next_step = min(max(step + stride, lowest), highest)
+        if passes(next_step) != is_passing:
             return bisected(passes, *sorted((step, next_step)))
         step = next_step
         stride *= 2
-    return step if goes_up else step - 1
+    return highest if is_passing else lowest - 1
 
 
 def bisected(passes: Callable[[int], bool], passing: int, failing: int) -> int:
@@ -193,10 +196,8 @@ class Capacity:
     @property
     def history(self) -> str:
         """Rates by length of run, the shortest first."""
-        rates = []
-        for number, step in self.steps.items():
-            rates.append(f"{self._rate_of(step):.3g}/s in runs of {number:,}")
-        return ", ".join(rates)
+        rates = {number: self._rate_of(step) for number, step in self.steps.items()}
+        return ", ".join(f"{rate:.3g}/s in runs of {number:,}" for number, rate in rates.items())
 
     @property
     def remark(self) -> str:
@@ -290,33 +291,27 @@ class RateSearch:
     grid: RateGrid
     ends_early: bool = False
     on_length: Callable[[int], None] = lambda num_lengths: None  # as runs of one were searched
-    # By number of requests and step of the grid.
-    runs: dict[tuple[int, int], RunAtRate] = field(default_factory=dict)
-    missed: set[tuple[int, int]] = field(default_factory=set)  # runs that ended early
+    # By number of requests and step of the grid; None: it ended early.
+    runs: dict[tuple[int, int], RunAtRate | None] = field(default_factory=dict)
 
     def passes(self, slo: Slo, number: int, step: int) -> bool:
         """Return whether the first `number` requests meet `slo` at a step of the grid."""
-        if (number, step) in self.missed:
-            return False
-        ledger = LateTokens(slo, self.requests[:number]) if self.ends_early else None
-        try:
-            run = self.run(number, step, ledger)
-        except ObjectiveMissed:
-            self.missed.add((number, step))
-            return False
-        return is_sustained(run.requests, slo)
+        key = (number, step)
+        if key not in self.runs:
+            self.runs[key] = self._run(slo, number, step)
+        run = self.runs[key]
+        return run is not None and is_sustained(run.requests, slo)
 
-    def run(self, number: int, step: int, ledger: Ledger | None = None) -> RunAtRate:
-        """Serve the first `number` requests at a step of the grid, if they were not; `ledger`
-        records them where it is stated.
-        """
-        if (number, step) not in self.runs:
-            rate = self.grid.rate(step)
-            arriving = at_rate(self.requests[:number], rate)
-            ledger = self.server.serve(arriving, ledger)
-            requests = ledger.requests()
-            self.runs[number, step] = RunAtRate(number, rate, requests, ledger)
-        return self.runs[number, step]
+    def _run(self, slo: Slo, number: int, step: int) -> RunAtRate | None:
+        """Serve the first `number` requests at a step; None where the run ended early."""
+        rate = self.grid.rate(step)
+        arriving = at_rate(self.requests[:number], rate)
+        ledger = LateTokens(slo, arriving) if self.ends_early else Ledger()
+        try:
+            self.server.serve(arriving, ledger)
+        except ObjectiveMissed:
+            return None
+        return RunAtRate(number, rate, ledger.requests(), ledger)
 
     def capacity(
         self,
