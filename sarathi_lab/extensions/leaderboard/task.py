@@ -16,11 +16,9 @@ from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.console import amount, print_place, print_words
 from sarathi_lab.config.errors import UserError, require_int, require_one_of, require_text
 from sarathi_lab.config.instantiate import (
-    as_written,
     class_name,
     load_option,
     option_files,
-    read_option,
 )
 from sarathi_lab.config.jobs import Job
 from sarathi_lab.config.paths import of_lab, readable
@@ -118,14 +116,14 @@ class Leaderboard(Task):
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Run the policy with all seeds and budgets; leaves a row a run."""
         contest = self._contest(cfg, label_of(cfg, context))
-        runs = run_all(
-            contest, self._seeds(cfg), self.selection_seeds, self.budgets, self._run_trials
-        )
+        seeds = self._seeds(cfg)
+        runs = run_all(contest, seeds, self.selection_seeds, self.budgets, self._run_trials)
         return Result(tables={OF_JOB: runs}, shown=[_in_short(runs)], places={})
 
     def _run_trials(self, contest: Contest, trials: Sequence[Trial]) -> list[dict[str, object]]:
         """Run `trials`, several at a time, and return the rows of those that are possible."""
-        calls = [delayed(row_of)(contest, trial) for trial in trials]
+        in_process = delayed(row_of)
+        calls = [in_process(contest, trial) for trial in trials]
         rows = results_of(calls, self.processes, contest.policy, "runs")
         return [row for row in rows if row is not None]
 
@@ -181,26 +179,25 @@ def _warn_of_unmatched(runs: pd.DataFrame, recorded: str) -> None:
 
 
 def label_of(cfg: DictConfig, context: RunContext) -> str:
-    """Return the policy's name in tables: its option or class, and settings that differ from the
-    option's, such as "vllm_v1 chunk=1024".
+    """Return the policy's name in tables: its option or class, and the settings that are stated of
+    it, such as "vllm_v1 chunk=1024".
     """
-    settings = dict[str, object]()
-    if context.policy is None:
-        name = class_name(cfg.policy)
-    else:
+    name = class_name(cfg.policy)
+    settings: dict[str, object] = {}
+    if context.policy is not None:
         name = context.policy
-        option = read_option("policy", option_files("policy")[name])
-        of_option = as_written(option)
-        for key, value in as_written(cfg.policy).items():
-            if value != of_option.get(key):
-                settings[f"policy.{key}"] = value
-    for setting, value in context.varied.items():
-        group = setting.partition(".")[0].partition("/")[0]
-        if group not in OF_CONTESTS and setting not in ("policy", "policy._target_"):
-            settings[setting] = value
+        settings |= {
+            key: context.stated[key] for key in context.stated if key.startswith("policy.")
+        }
+    settings |= context.varied
     if cfg.chunk is not None:
         settings["chunk"] = cfg.chunk
-    return " ".join([name, *(f"{setting}={value}" for setting, value in settings.items())])
+    texts = [name]
+    for setting, value in settings.items():
+        group = setting.partition(".")[0].partition("/")[0]
+        if group not in OF_CONTESTS and setting not in ("policy", "policy._target_"):
+            texts.append(f"{setting}={value}")
+    return " ".join(texts)
 
 
 def _in_short(runs: pd.DataFrame) -> str:
