@@ -79,10 +79,12 @@ class Bench(ABC):
         operations count for it; kinds alone are not a number.
         """
         kinds = tuple(kinds)
+        operations: list[str] = []
         if self.has_operations:
-            operations = [operation for kind in kinds for operation in KINDS[kind]]
+            for kind in kinds:
+                operations += KINDS[kind]
         elif kinds in TOTALS:
-            operations = list(self.times(work))
+            operations += self.times(work)
         else:
             return NOTHING
         return self._sum_of(work, operations, str(kinds))
@@ -114,22 +116,27 @@ class Bench(ABC):
         """
         uncut = chunked(prompt_len, prompt_len, emits=True)
         cut = chunked(prompt_len, chunk, emits=True)
-        whole = self.seconds(uncut)
-        losses = {"total": (self.seconds(cut) - whole) / whole}
+        seconds = self.seconds(uncut)
         attention = ("attn",)
         reread = self.seconds(cut, attention) - self.seconds(uncut, attention)
-        losses["attention"] = reread / whole
-        by_cause: dict[str, list[str]] = {"matmul": [], "fixed": [], "experts": [EXPERTS]}
+        losses = {
+            "total": (self.seconds(cut) - seconds) / seconds,
+            "attention": reread / seconds,
+        }
+        products = []
+        others = []
         for operation in {**self.times(uncut), **self.times(cut)}:
-            if operation not in ATTENTION:
-                cause = "matmul" if operation in MATMUL else "fixed"
-                by_cause[cause].append(operation)
+            if operation in MATMUL:
+                products.append(operation)
+            elif operation not in ATTENTION:
+                others.append(operation)
+        by_cause = {"matmul": products, "fixed": others, "experts": [EXPERTS]}
         for cause, operations in by_cause.items():
             losses[cause] = NOTHING
             if self.has_operations:
                 of_cut = self._sum_of(cut, operations, cause)
-                extra = of_cut - self._sum_of(uncut, operations, cause)
-                losses[cause] = extra / whole
+                of_uncut = self._sum_of(uncut, operations, cause)
+                losses[cause] = (of_cut - of_uncut) / seconds
         return losses
 
     def keys_read(self, work: Work) -> Estimate | None:
@@ -226,16 +233,19 @@ class CostBench(Bench):
     def _by_size(self, subject: Subject, operations: Sequence[str]) -> Mapping[str, Values]:
         """Return the seconds of a batch in every draw: of attention, and of all else."""
         assert isinstance(subject, Composition)
-        of_others = f"others {subject.make().num_tokens}"
+        attention = np.zeros(1)
+        others = np.zeros(1)
+        for name, seconds in self._times(subject).items():
+            if name not in operations:
+                continue
+            if name in ATTENTION:
+                attention = attention + seconds
+            else:
+                others = others + seconds
+        size_of_others = f"others {subject.make().num_tokens}"
         if not self.has_operations:  # attention is part of the whole
-            of_others = f"iteration {subject}"
-        of_attention = f"attention {subject}"
-        seconds = {of_attention: np.zeros(1), of_others: np.zeros(1)}
-        for name, of_operation in self._times(subject).items():
-            if name in operations:
-                size = of_attention if name in ATTENTION else of_others
-                seconds[size] = seconds[size] + of_operation
-        return seconds
+            size_of_others = f"iteration {subject}"
+        return {f"attention {subject}": attention, size_of_others: others}
 
     def request(self, scenario: Scenario) -> Times:
         if self.is_counting:
@@ -249,9 +259,11 @@ class CostBench(Bench):
     def compared(self, scenario: Scenario) -> Mapping[str, Estimate]:
         """Serve a scenario in every variant, and return the quantities that are `COMPARED`."""
         if scenario not in self._served:
+            runs = [_served(scenario, self.cost.iteration_time)]
             # Each variant serves all requests: other times may admit requests in other iterations.
-            clocks = [self.cost.iteration_time, *map(self._drawn.iteration_time_of, VARIANTS)]
-            runs = [_served(scenario, iteration_time) for iteration_time in clocks]
+            for variant in VARIANTS:
+                iteration_time = self._drawn.iteration_time_of(variant)
+                runs.append(_served(scenario, iteration_time))
             estimates = {}
             for name in COMPARED:
                 values = np.array([getattr(run, name) for run in runs])

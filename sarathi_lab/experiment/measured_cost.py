@@ -57,10 +57,11 @@ BatchShape = tuple[EqualChunks, ...]
 
 def composition(batch: Batch) -> BatchShape:
     """What a batch is made of, in the order of its chunks; equal for batches of equal cost."""
-    counts: Counter[tuple[int, int, bool]] = Counter()
-    for chunk in batch.chunks:
-        counts[chunk.start, chunk.num_tokens, chunk.is_decode] += 1
-    equal_chunks = [EqualChunks(*kind, number) for kind, number in counts.items()]
+    kinds = [(chunk.start, chunk.num_tokens, chunk.is_decode) for chunk in batch.chunks]
+    counts = Counter(kinds)
+    equal_chunks = []
+    for kind, number in counts.items():
+        equal_chunks.append(EqualChunks(*kind, number))
     return tuple(equal_chunks)
 
 
@@ -187,16 +188,18 @@ class MeasuredCostModel:
         products, timing_of_products = self._products[tokens]
         passes = self.timed(tokens, lambda: {attention: probe.attention(batch)}, repetitions)
         operations = products | _lower_times(passes)
-        timings = {**dict.fromkeys(products, timing_of_products), attention: probe.timing}
+        timings = dict.fromkeys(products, timing_of_products)
+        timings[attention] = probe.timing
         probe.iteration(batch)  # warms up
-        whole = self._timed_wholes(batch, lambda: probe.iteration(batch))
-        of_iteration = whole.operations[WHOLE]
+        iterations = self._timed_wholes(batch, lambda: probe.iteration(batch))
+        timings["iteration"] = probe.timing
+        timings["others"] = probe.timing
+        of_iteration = iterations.operations[WHOLE]
         of_operations = sum(operations.values())
         if of_operations > of_iteration:
             operations = _scaled(operations, of_iteration)
         operations["others"] = max(0.0, of_iteration - of_operations)
-        timings |= dict.fromkeys(("iteration", "others"), probe.timing)
-        return whole._replace(operations=operations, timings=timings)
+        return iterations._replace(operations=operations, timings=timings)
 
     def _measure_whole(self, batch: Batch) -> Measurement:
         """Time iterations alone."""
@@ -236,10 +239,15 @@ class MeasuredCostModel:
         self.timed(batch.num_tokens, reported)  # warms up caches, and cores that waited for work
         passes = self.timed(batch.num_tokens, reported)
         seconds = [float(sum(times.values())) for times in passes]
-        operations = _scaled(_lower_times(passes), float(np.quantile(seconds, LOWER)))
-        timings = dict.fromkeys(("iteration", *operations), self.probe.timing)
-        operation_share = float(np.median(operation_shares))
-        return Measurement(batch, seconds, operations, timings, operation_share=operation_share)
+        of_iteration = float(np.quantile(seconds, LOWER))
+        operations = _scaled(_lower_times(passes), of_iteration)
+        return Measurement(
+            batch,
+            seconds,
+            operations,
+            timings=dict.fromkeys(("iteration", *operations), self.probe.timing),
+            operation_share=float(np.median(operation_shares)),
+        )
 
     def timed(
         self, tokens: int, work: Callable[[], Times], repetitions: int = MAX_TIMINGS

@@ -57,12 +57,11 @@ class Estimate:
         """Return the estimate of a value, followed by its draws, and by what it is where each of
         the `shapes` is slower.
         """
-        value, *drawn_and_moved = np.atleast_1d(values).tolist()
-        num_draws = len(drawn_and_moved) - len(shapes)
-        draws = drawn_and_moved[:num_draws]
-        moved = drawn_and_moved[num_draws:]
-        moved_by_shape = zip(shapes, moved, strict=True)
-        return cls(value, tuple(draws), tuple(moved_by_shape))
+        value, *others = np.atleast_1d(values).tolist()
+        num_draws = len(others) - len(shapes)
+        draws = tuple(others[:num_draws])
+        moved = zip(shapes, others[num_draws:], strict=True)
+        return cls(value, draws, tuple(moved))
 
     @classmethod
     def with_own_error(cls, values: Values, shape: str, num_shapes: int = 1) -> Estimate:
@@ -110,9 +109,11 @@ class Estimate:
         # A shape that both have counts once: its error moves both at the same time.
         shapes = list(dict(self.moved) | dict(other.moved))
         num_draws = max(len(self.draws), len(other.draws))
-        values = self._everywhere(num_draws, shapes)
-        other_values = other._everywhere(num_draws, shapes)
-        return Estimate.of(operation(values, other_values), shapes)
+        result = operation(
+            self._everywhere(num_draws, shapes),
+            other._everywhere(num_draws, shapes),
+        )
+        return Estimate.of(result, shapes)
 
     def _everywhere(self, num_draws: int, shapes: Sequence[str]) -> Values:
         """Return the value, its draws, and what it is where each of the `shapes` is slower."""
@@ -259,12 +260,11 @@ def _ends_over_rounds(point: Point, interval: Interval) -> Ends:
     """Return the interval over rounds with all that the value cannot be told from. Rounds that all
     agree do not show how far off they are: without a resolution there is no interval.
     """
-    ends = Ends(interval.low, interval.high, interval.confidence)
     low, high = point.resolution.widened(interval.low, interval.high)
-    ends = ends._replace(low=low, high=high)
-    if ends.low >= ends.high:
-        return ends._replace(low=math.nan, high=math.nan)
-    return ends
+    if low >= high:
+        low = math.nan
+        high = math.nan
+    return Ends(low, high, interval.confidence)
 
 
 def _drawn_median(
@@ -316,8 +316,12 @@ def _in_text(estimate: Estimate) -> dict[str, str]:
     """Return the columns in which a table records draws, and what is moved by which shape."""
     # Five digits tell an error; of an exact value, fewer than `y` has would read as one.
     digits = 5
-    if set(estimate.draws) == {estimate.value}:
+    is_exact = set(estimate.draws) == {estimate.value}
+    if is_exact:
         digits = 6
     draws = [f"{draw:.{digits}g}" for draw in estimate.draws]
     moved = [f"{shape}={value:.6g}" for shape, value in estimate.moved]
-    return {"draws": " ".join(draws), "moved": " ".join(moved)}
+    return {
+        "draws": " ".join(draws),
+        "moved": " ".join(moved),
+    }

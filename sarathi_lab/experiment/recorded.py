@@ -128,11 +128,12 @@ def compare(points: pd.DataFrame) -> pd.DataFrame:
     key_columns = ["figure", *KEYS]
     simulated = points[points.source == SIMULATED]
     papers_points = points[points.source == PAPER]
-    papers_y = papers_points.rename(columns={"y": "paper"})[[*key_columns, "paper"]]
+    papers_y = papers_points[[*key_columns, "y"]].rename(columns={"y": "paper"})
     # Inner joins: what the paper does not show has no error.
     on_papers_gpus = simulated.merge(_gpus_of_paper(), on=["figure", "hardware"])
     compared = on_papers_gpus.merge(papers_y, on=key_columns)
-    return compared.assign(error=compared.y / compared.paper - 1)
+    ratio = compared.y / compared.paper
+    return compared.assign(error=ratio - 1)
 
 
 def _gpus_of_paper() -> pd.DataFrame:

@@ -58,28 +58,41 @@ class StageTimes:
         no part below zero.
         """
         runs = [StagedRun.of(ledger) for ledger in ledgers]
-        tokens = np.concatenate([run.tokens for run in runs])
-        work = np.concatenate([run.work for run in runs])
-        seconds = np.concatenate([run.ends - run.starts for run in runs])
-        largest = int(tokens.max())
+        largest = int(max(run.tokens.max() for run in runs))
         powers_of_two = {2**power for power in range(largest.bit_length())}
         knots = sorted(powers_of_two | {largest})
-        features = features_of(tokens, work, knots)
+        features_of_runs = []
+        seconds_of_runs = []
+        for run in runs:
+            features_of_run = features_of(run.tokens, run.work, knots)
+            features_of_runs.append(features_of_run)
+            seconds_of_runs.append(run.ends - run.starts)
+        features = np.concatenate(features_of_runs)
+        seconds = np.concatenate(seconds_of_runs)
         weights = []
         for seconds_of_stage in seconds.T:
             # Each row over its time, so that all errors count as shares of the time.
             relative = features / seconds_of_stage[:, None]
-            solution, _ = nnls(relative, np.ones(len(relative)))
+            ones = np.ones(len(relative))
+            solution, _ = nnls(relative, ones)
             weights.append(solution)
         stages = range(len(weights))
-        turnarounds = [mean_turnaround(runs, stage) for stage in stages]
-        return cls(knots, np.array(weights), fit_sending(runs), turnarounds)
+        return cls(
+            knots,
+            weights=np.array(weights),
+            sending=fit_sending(runs),
+            turnarounds=[mean_turnaround(runs, stage) for stage in stages],
+        )
 
     def stage_times(self, batch: Batch) -> list[float]:
         """Return the seconds of a batch on each stage."""
-        pairs = batch.prefill_query_key_pairs
-        work = np.array([[pairs, batch.decode_kv_tokens, batch.num_emits]])
+        work_of_batch = [
+            batch.prefill_query_key_pairs,
+            batch.decode_kv_tokens,
+            batch.num_emits,
+        ]
         tokens = np.array([batch.num_tokens])
+        work = np.array([work_of_batch])
         (features,) = features_of(tokens, work, self.knots)
         seconds: list[float] = (self.weights @ features).tolist()
         return seconds
@@ -108,6 +121,7 @@ def fit_sending(runs: Sequence[StagedRun]) -> Floats:
     tokens = []
     gaps = []
     for run in runs:
+        # Of each micro-batch but the first, and of each stage but the first.
         sent = run.ends[1:, :-1]
         started = run.starts[1:, 1:]
         # A stage that was still busy began late for another reason than the sending.

@@ -72,15 +72,20 @@ class Search:
     def is_met(self, policies: Sequence[Policy], kind: str, step: int) -> bool:
         """Whether one of `policies` serves enough of the requests within the objective."""
         slo = self.bench.slo(kind)
-        shares = (within(self.table(policy, step), slo, kind).mean() for policy in policies)
-        return any(share >= self.attained for share in shares)
+        for policy in policies:
+            is_within = within(self.table(policy, step), slo, kind)
+            if is_within.mean() >= self.attained:
+                return True
+        return False
 
     def could_be_met(self, kind: str, step: int) -> bool:
         """Whether the device has time for the prompts alone."""
-        requests = at_rate(self.requests, self.grid.rate(step))
+        rate = self.grid.rate(step)
+        requests = at_rate(self.requests, rate)
         ttft, _ = times_of(self.bench.slo(kind))
         share_missed = 1 - self.attained
-        return longest_queue(requests, self.tokens_per_second, share_missed) <= ttft
+        queue = longest_queue(requests, self.tokens_per_second, share_missed)
+        return queue <= ttft
 
     def capacities(
         self, kind: str, policies: Mapping[str, Policy], fixed: Sequence[Policy]
@@ -97,7 +102,8 @@ class Search:
         lowest = self.grid.step(LOWEST * saturation)
         highest = self.grid.step(HIGHEST * saturation)
         step = self.grid.step(saturation)
-        starts = self.bench.starts.setdefault((self.dataset, kind), {})
+        key = (self.dataset, kind)
+        starts = self.bench.starts.setdefault(key, {})
         rates = {}
         for name, passes in tests.items():
             start = starts.get(name, step)
@@ -121,7 +127,8 @@ class Search:
             requests = self.table(policy, step)
             is_in_time = within(requests, slo, kind)
             misses[name] = 1 - is_in_time.mean()
-            goodput = is_in_time.sum() / requests.finish_time.max()
+            seconds = requests.finish_time.max()
+            goodput = is_in_time.sum() / seconds
             yield labelled("goodput", "1/s", name, goodput, kind="share")
         if "niyama" in misses and misses[usual]:
             ratio = misses["niyama"] / misses[usual]
@@ -129,7 +136,8 @@ class Search:
         if "lprs" in policies:
             aged = policies["lprs"]
             first_come = aged.with_fields(prompt_weight=0.0)
-            by_age, in_order = (self.mean_latency(policy, step) for policy in (aged, first_come))
+            by_age = self.mean_latency(aged, step)
+            in_order = self.mean_latency(first_come, step)
             yield labelled(f"mean latency / {FCFS}", "ratio", "lprs", by_age / in_order)
 
     def mean_latency(self, policy: Policy, step: int) -> float:
@@ -283,7 +291,8 @@ def within(requests: pd.DataFrame, slo: Slo, kind: str) -> NDArray[np.bool_]:
     for times, arrival in zip(requests.token_times, requests.arrival_time, strict=True):
         allowed = tbt * np.arange(len(times))
         after_arrival = np.subtract(times, arrival)
-        latest.append(np.max(after_arrival - allowed))
+        late = after_arrival - allowed
+        latest.append(late.max())
     return np.asarray(latest) <= ttft
 
 
@@ -304,10 +313,13 @@ def longest_queue(requests: Sequence[Request], tokens_per_second: float, missed:
     lengths = np.array([request.prompt_len for request in requests])
     seconds = lengths / tokens_per_second
     # How late each would end if the device had never idled; idling shifts what comes after it.
-    behind = np.cumsum(seconds) - [request.arrival_time for request in requests]
+    arrivals = [request.arrival_time for request in requests]
+    behind = np.cumsum(seconds) - arrivals
     idled = np.minimum.accumulate(behind - seconds)
     longest = np.max(behind - idled)
-    num_requests = len(requests)
-    num_missed = math.floor(missed * num_requests + 1e-9)  # a product may be just below its number
-    of_missed = np.sort(seconds)[num_requests - num_missed :]
+    # A product may be just below its number.
+    num_missed = math.floor(missed * len(requests) + 1e-9)
+    num_met = len(requests) - num_missed
+    ascending = np.sort(seconds)
+    of_missed = ascending[num_met:]
     return float(longest - of_missed.sum())
