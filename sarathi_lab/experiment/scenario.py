@@ -35,10 +35,10 @@ def lengths(seq_len: int, pd_ratio: float, chunk_tokens: int = 1) -> tuple[int, 
     counts P / C of them, with no remainder.
     """
     share_of_prompt = pd_ratio / (pd_ratio + 1)
-    num_chunks = max(1, round(seq_len * share_of_prompt / chunk_tokens))
-    prompt_len = num_chunks * chunk_tokens
-    num_decodes = max(1, round(prompt_len / pd_ratio))
-    return prompt_len, num_decodes
+    num_chunks = round(seq_len * share_of_prompt / chunk_tokens)
+    prompt_len = max(1, num_chunks) * chunk_tokens
+    num_decodes = round(prompt_len / pd_ratio)
+    return prompt_len, max(1, num_decodes)
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,9 @@ def request_times(cost: OperationTimes, scenario: Scenario) -> Times:
     more = _spent(cost, scenario, MORE)
     num_requests = (MORE - FEWER) * scenario.batch_size
     times = {}
-    for name, seconds in more.items():
-        times[name] = (seconds - fewer[name]) / num_requests
+    for name in more:
+        of_difference = more[name] - fewer[name]
+        times[name] = of_difference / num_requests
     return times
 
 
@@ -191,19 +192,19 @@ def _requests(scenario: Scenario, num_batches: int, vocab_size: int | None = Non
     them all requests would start together and decode together, which the paper does not count.
     """
     prompt_len = scenario.prompt_len
-    num_decodes = scenario.num_decodes
     num_shorter = 0
     if scenario.is_steady:
         num_shorter = scenario.batch_size - 1
-    output_lens = []
-    for i in range(num_shorter):
-        decodes = max(1, round(num_decodes * (i + 1) / num_shorter))
-        output_lens.append(1 + decodes)
-    output_lens += [num_decodes + 1] * scenario.batch_size * num_batches
+    numbers_of_decodes = []
+    for i in range(1, num_shorter + 1):
+        num_decodes = round(scenario.num_decodes * i / num_shorter)
+        numbers_of_decodes.append(max(1, num_decodes))
+    numbers_of_decodes += [scenario.num_decodes] * scenario.batch_size * num_batches
     requests = []
-    for i, output_len in enumerate(output_lens):
+    for i, num_decodes in enumerate(numbers_of_decodes):
         prompt = random_prompt(i, prompt_len, vocab_size, 0)
-        requests.append(Request(i, 0.0, prompt_len, output_len, prompt))
+        request = Request(i, 0.0, prompt_len, num_decodes + 1, prompt)
+        requests.append(request)
     return requests
 
 
@@ -232,7 +233,8 @@ def _spent(cost: OperationTimes, scenario: Scenario, num_batches: int) -> Times:
     num_blocks = math.ceil(scenario.batch_size / (1 - policy.watermark))
     longest = max(request.total_len for request in requests)
     engine = EngineConfig(policy, scenario.batch_size, num_blocks, block_size=longest)
-    loop.serve(requests, engine, SimulatedExecutor(iteration_time), _Unrecorded())
+    executor = SimulatedExecutor(iteration_time)
+    loop.serve(requests, engine, executor, _Unrecorded())
     return spent
 
 
@@ -263,11 +265,12 @@ class Composition:
         if self.prefill_tokens:
             length = self.start + self.prefill_tokens
             lengths += [length] * self.num_prefills
-        num_blocks = 1
-        for length in lengths:
-            num_blocks += math.ceil(length / BLOCK_SIZE)
-        kv_tokens = num_blocks * BLOCK_SIZE
-        return Room(kv_tokens, batch_size=len(lengths), longest=max(lengths) + 1)
+        num_blocks = 1 + sum(math.ceil(length / BLOCK_SIZE) for length in lengths)
+        return Room(
+            kv_tokens=num_blocks * BLOCK_SIZE,
+            batch_size=len(lengths),
+            longest=max(lengths) + 1,
+        )
 
 
 Subject = Composition | Scenario
@@ -342,8 +345,13 @@ def chunked(prompt_len: int, chunk: int, *, emits: bool = False, **decodes: int)
     chunks = []
     for start in range(0, prompt_len, chunk):
         end = min(start + chunk, prompt_len)
-        is_emitting = emits and end == prompt_len
-        chunk_with_decodes = Composition(end - start, start, emits=is_emitting, **decodes)
+        is_last = end == prompt_len
+        chunk_with_decodes = Composition(
+            prefill_tokens=end - start,
+            start=start,
+            emits=emits and is_last,
+            **decodes,
+        )
         chunks.append((1.0, chunk_with_decodes))
     return Work(tuple(chunks))
 
@@ -368,7 +376,8 @@ def counted(scenario: Scenario) -> Work:
     prompts = batch(prefill_tokens=prompt_len, num_prefills=size)
     decodes = batch(num_decodes=size, context=context)
     if scenario.policy == "request_level":
-        return (1 / size) * prompts + (num_decodes / size) * decodes
+        own_prompt = (1 / size) * prompts
+        return own_prompt + (num_decodes / size) * decodes
     if scenario.policy != "sarathi" or scenario.chunk is None:
         raise ValueError(f"{scenario.policy} is not counted")
     chunks = chunked(prompt_len, scenario.chunk - riders, num_decodes=riders, context=context)

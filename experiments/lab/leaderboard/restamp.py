@@ -86,7 +86,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, nargs="?", default=RESULTS)
     folder = parser.parse_args().folder
-    runs = board.kept(pd.read_csv(folder / pages.RUNS))
+    runs = board.as_recorded(pd.read_csv(folder / pages.RUNS))
     is_there = runs.policy.isin(option_files("policy"))
     gone = sorted(runs.policy[~is_there].unique())
     print(f"no longer there: {', '.join(gone) or 'no policy'}")

@@ -29,21 +29,17 @@ BUDGETS = (DEFAULT, BEST)
 
 def objectives(runs: pd.DataFrame) -> list[str]:
     """Return the objectives that runs are judged by."""
-    names = []
-    for column in map(str, runs):
-        if column.startswith(GOODPUT):
-            names.append(column.removeprefix(GOODPUT))
-    return names
+    goodputs = runs.filter(regex=f"^{GOODPUT}")
+    return list(goodputs.columns.str.removeprefix(GOODPUT))
 
 
-def kept(runs: pd.DataFrame) -> pd.DataFrame:
+def as_recorded(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of runs that a leaderboard reads, with the digits that it records."""
-    goodputs = [f"{GOODPUT}{objective}" for objective in objectives(runs)]
-    table = runs[[*LABELS, *goodputs]].copy()
-    for name in QUANTITIES:  # of which some workloads lack some
-        if name in runs:
-            table[name] = runs[name]
-    for name in table.columns.drop(LABELS):
+    goodputs = runs.filter(regex=f"^{GOODPUT}").columns
+    quantities = runs.columns.intersection(QUANTITIES)  # of which some workloads lack some
+    numbers = [*goodputs, *sorted(quantities, key=QUANTITIES.index)]
+    table = runs[[*LABELS, *numbers]].copy()
+    for name in numbers:
         table[name] = table[name].map(in_recorded_digits)
     return table
 
@@ -78,11 +74,13 @@ def compared(runs: pd.DataFrame, objective: str, at: str) -> pd.DataFrame:
     if at == DEFAULT:
         return runs[runs.role == DEFAULT]
     policies = [*CONTEST, "policy"]
-    best = best_budgets(runs, f"{GOODPUT}{objective}").rename("best_budget")
-    evaluated = runs[runs.role != SELECTION].join(best, on=policies)
-    is_best = evaluated.budget == evaluated.best_budget
-    has_no_choice = evaluated.best_budget.isna() & (evaluated.role == DEFAULT)
-    chosen = evaluated[is_best | has_no_choice].drop(columns="best_budget")
+    best = best_budgets(runs, f"{GOODPUT}{objective}")
+    evaluated = runs[runs.role != SELECTION]
+    with_best = evaluated.join(best.rename("best_budget"), on=policies)
+    is_best = with_best.budget == with_best.best_budget
+    has_no_choice = with_best.best_budget.isna()
+    is_chosen = is_best | (has_no_choice & (with_best.role == DEFAULT))
+    chosen = evaluated[is_chosen]
     # A budget may be both the default and the best.
     return chosen.drop_duplicates([*policies, "seed"])
 
@@ -91,7 +89,7 @@ def board(runs: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each policy by contest, objective and kind of budget (`RANKING`): its
     `budget`, the columns of `standings`, and the medians of `QUANTITIES` over the seeds.
     """
-    tables = list[pd.DataFrame]()
+    tables = []
     for objective, at in product(objectives(runs), BUDGETS):
         quantity = f"{GOODPUT}{objective}"
         # Other contests are judged by other objectives.
@@ -114,10 +112,10 @@ def _ranking(runs: pd.DataFrame, quantity: str) -> pd.DataFrame:
     )
     by_policy = runs.groupby("policy", sort=False)
     labels = by_policy[["budget", "rate", "is_new"]].first()
-    shown = runs.columns.intersection(QUANTITIES, sort=False)
-    medians = by_policy[list(shown)].median()
-    ranked = standings(goodputs)
-    return ranked.join(labels).join(medians).reset_index()
+    quantities = runs.columns.intersection(QUANTITIES, sort=False)
+    medians = by_policy[list(quantities)].median()
+    ranked = standings(goodputs).join(labels).join(medians)
+    return ranked.reset_index()
 
 
 def long_table(ranked: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

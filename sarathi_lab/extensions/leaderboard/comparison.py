@@ -90,9 +90,12 @@ def shortfall(relative_differences: Floats) -> Floats:
 
 def _exchanges(num_seeds: int) -> Floats:
     """Return signs [exchanges, seeds]: -1 where two policies' results are exchanged."""
+    both_signs = (1.0, -1.0)
     if num_seeds <= MOST_EXACT_SEEDS:
-        return np.array(list(product((1.0, -1.0), repeat=num_seeds)))
-    signs = np.random.default_rng(0).choice((1.0, -1.0), size=(NUM_EXCHANGES, num_seeds))
+        every_exchange = product(both_signs, repeat=num_seeds)
+        return np.array(list(every_exchange))
+    random = np.random.default_rng(0)
+    signs = random.choice(both_signs, size=(NUM_EXCHANGES, num_seeds))
     signs[0] = 1
     return signs
 
@@ -103,7 +106,8 @@ def _smallest_distinguished(differences: Floats, critical: float) -> Floats:
     square = critical**2
     if square >= 1:
         return np.full_like(spread, np.inf)
-    return spread * np.sqrt(square / (1 - square)) + MARGIN / 2
+    deviations = np.sqrt(square / (1 - square))
+    return spread * deviations + MARGIN / 2
 
 
 COLUMNS = [
@@ -126,18 +130,20 @@ def standings(runs: pd.DataFrame) -> pd.DataFrame:
         not distinguished from it.
     """
     num_seeds = runs.notna().sum()
-    compared = runs.loc[:, num_seeds >= FEWEST_SEEDS].dropna()
-    if len(compared) < FEWEST_SEEDS:
-        compared = runs.iloc[:0, :0]
-    if compared.empty:
-        rows = []
-        best = str(runs.mean().idxmax())
-    else:
+    has_enough = num_seeds >= FEWEST_SEEDS
+    compared = runs.loc[:, has_enough].dropna()
+    rows = []
+    best = str(runs.mean().idxmax())
+    undecided = runs.columns
+    if len(compared) >= FEWEST_SEEDS:
         rows = _grouped(compared)
         best = str(rows[0]["best"])
-    others = runs.columns.difference(compared.columns, sort=False)
-    rows += [_undecided(runs, str(policy), best) for policy in others]
-    return pd.DataFrame(rows, columns=["policy", *COLUMNS]).set_index("policy")
+        undecided = runs.columns[~has_enough]
+    for policy in undecided:
+        row = _undecided(runs, str(policy), best)
+        rows.append(row)
+    table = pd.DataFrame(rows, columns=["policy", *COLUMNS])
+    return table.set_index("policy")
 
 
 def _undecided(runs: pd.DataFrame, policy: str, best: str) -> dict[str, object]:
@@ -206,13 +212,15 @@ def _groups(goodputs: Floats, pairs: Comparisons) -> tuple[Floats, NDArray[np.bo
     while len(rest):
         number += 1
         best = rest[means[rest].argmax()]
-        is_beaten = pairs.is_better[np.ix_(rest, rest)].any(axis=0)
+        among_rest = np.ix_(rest, rest)
+        is_beaten = pairs.is_better[among_rest].any(axis=0)
         is_beaten &= rest != best
-        below = relative_differences(goodputs[:, [best]], goodputs[:, rest]).mean(axis=0)
-        distinguished = np.minimum(pairs.smallest[rest, best], 1)
-        limit = np.clip(np.median(shortfall(distinguished)), NEAR, FAR)
-        is_far = shortfall(below) > limit
-        group_of[rest[~is_beaten]] = number
-        is_open[rest[~is_beaten & is_far]] = True
+        differences = relative_differences(goodputs[:, [best]], goodputs[:, rest])
+        below_best = shortfall(differences.mean(axis=0))
+        distinguished = shortfall(np.minimum(pairs.smallest[rest, best], 1))
+        limit = np.clip(np.median(distinguished), NEAR, FAR)
+        members = rest[~is_beaten]
+        group_of[members] = number
+        is_open[members] = below_best[~is_beaten] > limit
         rest = rest[is_beaten]
     return group_of, is_open

@@ -145,7 +145,7 @@ class Leaderboard(Task):
             print_words(f"no finished runs in {record.folder}")
             return
         # Jobs that differ in what no run reads have the same runs.
-        runs = board.kept(pd.concat(tables, ignore_index=True)).drop_duplicates()
+        runs = board.as_recorded(pd.concat(tables, ignore_index=True)).drop_duplicates()
         recorded = self._recorded()
         beside = board.beside(runs, recorded)
         if len(recorded):
