@@ -217,8 +217,10 @@ BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached
         log_x=True,
         legend="prompt [tokens], or chunk C",
         left_out=(
-            *("N(N+1)/2 / N", "counted / N(N+1)/2"),  # the same line as the bytes, and 1
-            *("price: smaller products", "price: fixed cost"),
+            "N(N+1)/2 / N",  # the same line as the bytes
+            "counted / N(N+1)/2",  # 1
+            "price: smaller products",
+            "price: fixed cost",
         ),
         panels={
             "KV bytes / whole": "KV bytes read: (N+1)/2 of N chunks",

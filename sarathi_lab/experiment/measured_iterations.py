@@ -75,19 +75,21 @@ def grid_of(limits: Limits) -> list[Composition]:
 
 def _prompts(limits: Limits) -> Iterator[Composition]:
     """Yield prompts of each number of tokens; several where one would be too long."""
+    longest = limits.longest
     for tokens in TOKENS:
         if tokens > limits.prompt_tokens:
             continue
-        number = math.ceil(tokens / limits.longest)
+        number = math.ceil(tokens / longest)
         for share in STARTS:
-            start = int(share * limits.longest)
+            start = int(share * longest)
             # Behind cached tokens the prompt has to end within the longest sequence.
-            if start == 0 or start + tokens <= limits.longest:
+            if start == 0 or start + tokens <= longest:
                 yield Composition(tokens // number, start, number, emits=True)
+    half = longest // 2
     several = min(SEVERAL, limits.batch_size)
     for tokens in HYBRID_TOKENS:
-        if several <= tokens <= several * limits.longest // 2:
-            for start in (0, limits.longest // 2):
+        if several <= tokens <= several * longest // 2:
+            for start in (0, half):
                 yield Composition(tokens // several, start, several, emits=True)
 
 
@@ -104,29 +106,25 @@ def _hybrids(limits: Limits) -> Iterator[Composition]:
     size = limits.batch_size
     if size == 1:
         return
-    chunks = set()
+    half = limits.longest // 2
+    chunks = []
     for tokens in HYBRID_TOKENS:
-        if tokens > limits.longest // 2:
-            continue
         chunk = tokens
         if tokens > 2 * size:
             # With its decodes the batch ends within the last tile of `tokens`.
             chunk = tokens - size
-        chunks.add(chunk)
-    starts = (0, limits.longest // 2)
+        if tokens <= half:
+            chunks.append(chunk)
     numbers = sorted({1, math.isqrt(size), size - 1})
     # Every second context: with four sizes to vary, the grid would take too long.
     contexts = _contexts(limits)[1::2]
-    for chunk, start, number, context in product(sorted(chunks), starts, numbers, contexts):
+    for chunk, start, number, context in product(chunks, (0, half), numbers, contexts):
         yield Composition(chunk, start, num_decodes=number, context=context, emits=True)
 
 
 def _contexts(limits: Limits) -> list[int]:
-    contexts = []
-    for share in CONTEXTS:
-        context = int(share * limits.longest_decode)
-        contexts.append(max(2, context))
-    return contexts
+    longest = limits.longest_decode
+    return [max(2, int(share * longest)) for share in CONTEXTS]
 
 
 @dataclass(frozen=True)
@@ -161,10 +159,7 @@ def time_iterations(
         advance: called with the seconds that passed since the call before.
     """
     timer = _Timer(executor, num_blocks, block_size, vocab_size, seed)
-    fitting = []
-    for number, batch in enumerate(batches):
-        if timer.place(batch) is not None:
-            fitting.append(number)
+    fitting = [number for number, batch in enumerate(batches) if timer.place(batch) is not None]
     begun = time.perf_counter()
     elapsed = 0.0
     timer.fill(min(limits.longest, limits.prompt_tokens), FILLING * seconds)
@@ -188,8 +183,9 @@ def _row(iterations: Sequence[SingleIteration]) -> dict[str, float]:
     seconds = [iteration.seconds for iteration in iterations]
     launching = [iteration.launching for iteration in iterations]
     host_shares = [iteration.host_share for iteration in iterations]
+    typical = np.quantile(seconds, LOWER)
     return {
-        "seconds": float(np.quantile(seconds, LOWER)),
+        "seconds": float(typical),
         "launching": float(np.median(launching)),
         "host_share": float(np.median(host_shares)),
     }

@@ -41,8 +41,17 @@ PROFILED = ("executor.cost_model=profiled",)  # by measured operation times
 SETUPS = ("paper", "small", "dry")  # sizes: the paper's, a CPU's, and those that take seconds
 # The paper's figures and tables, each with a file of points in experiments/sarathi/paper.
 PAPERS = (
-    *("fig03", "fig04", "fig07", "fig08", "fig09", "fig10", "fig11", "fig12", "fig13"),
-    *("table2", "table4"),
+    "fig03",
+    "fig04",
+    "fig07",
+    "fig08",
+    "fig09",
+    "fig10",
+    "fig11",
+    "fig12",
+    "fig13",
+    "table2",
+    "table4",
 )
 
 Ints = Sequence[int]

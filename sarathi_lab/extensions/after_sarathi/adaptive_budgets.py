@@ -180,23 +180,23 @@ def adaptive_budgets(
         speed = prompt_speed(bench, requests, largest)
         search = Search(bench, dataset, requests, grid, attained, speed)
         for kind in kinds:
-            fixed = {}
-            for budget in hindsight[kind]:
-                fixed[f"fixed {budget}"] = bench.chunking(budget)
+            fixed = {f"fixed {budget}": bench.chunking(budget) for budget in hindsight[kind]}
             policies = dict(fixed)
             for name, policy in bench.named(adaptive, largest).items():
                 policies[name] = aimed(policy, bench.slo(kind), kind)
             capacities = search.capacities(kind, policies, list(fixed.values()))
+            of_hindsight = capacities[HINDSIGHT]
             point_of_kind = partial(point, dataset, slo=kind, resolution=Steps(precision))
             for name, capacity in capacities.items():
                 yield point_of_kind("capacity", "1/s", name, capacity)
             for name in (*policies, BOUND):
-                ratio = capacities[name] / capacities[HINDSIGHT]
+                ratio = capacities[name] / of_hindsight
                 yield point_of_kind(f"capacity / {HINDSIGHT}", "ratio", name, ratio)
-            if not math.isnan(capacities[HINDSIGHT]):
-                step = grid.step(overload * capacities[HINDSIGHT])
-                usual = f"fixed {sizes['budget']}"
-                yield from search.overloaded(kind, policies, usual, step)
+            if math.isnan(of_hindsight):
+                continue
+            step = grid.step(overload * of_hindsight)
+            usual = f"fixed {sizes['budget']}"
+            yield from search.overloaded(kind, policies, usual, step)
 
 
 @under_load(
@@ -227,9 +227,9 @@ def p_pas_gain(
         quantity = f"mean latency, {load}"
         values: dict[str, dict[str, float]] = {}
         for name, policy in policies.items():
-            table = bench.run(arriving, policy).requests()
-            latencies = waits(table)["latency"]
-            values[name] = {quantity: latencies.mean()}
+            ledger = bench.run(arriving, policy)
+            of_requests = waits(ledger.requests())
+            values[name] = {quantity: of_requests["latency"].mean()}
         p_pas, of_p_pas = values.popitem()  # the last, over the others
         yield from compared(dataset, values, {})
         yield from compared(dataset, {p_pas: of_p_pas}, values)

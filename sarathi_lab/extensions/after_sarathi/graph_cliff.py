@@ -86,9 +86,10 @@ def graph_cliff(
             for size, executor in executors.items():
                 ledger = replace(bench, executor=executor).run(ClosedLoop(requests, number), policy)
                 table = ledger.requests()
-                rate = float(table.output_len.sum() / table.finish_time.max())
+                num_tokens = table.output_len.sum()
+                seconds = table.finish_time.max()
                 waits = waited(table, P99, "mean TTFT", "mean TPOT")
-                values[f"{size} tokens"] = {**waits, RATE: rate}
+                values[f"{size} tokens"] = {**waits, RATE: float(num_tokens / seconds)}
             first = {f"captured to {captured[0]}": values[f"{captured[0]} tokens"]}
             panel = f"{server}, {number} users"
             for point in compared(panel, values, first, {RATE: "tokens/s"}, x=budget):
@@ -121,6 +122,8 @@ def of_cost_model(bench: ServingBench, name: str, largest: int) -> Executor:
     engine = bench.engine
     assert bench.backend is not None, "it is only simulated"
     # The host's launches, with graphs of this series' sizes.
-    host = replace(host, graphs=replace(host.graphs, mode=MODE, largest=largest))
+    graphs = replace(host.graphs, mode=MODE, largest=largest)
+    backend = replace(bench.backend, host=replace(host, graphs=graphs))
     sizes = BuildSizes(engine.num_blocks, engine.block_size, engine.batch_size)
-    return replace(bench.backend, host=host).build(load_option("model", bench.model), None, sizes)
+    spec = load_option("model", bench.model)
+    return backend.build(spec, None, sizes)

@@ -75,21 +75,29 @@ def long_prompts(
 
     @cache
     def time_alone(length: int) -> float:
-        return ttft(bench.run([prompt_of(bench, 0, length)], fixed))
+        prompt = prompt_of(bench, 0, int(length))
+        ledger = bench.run([prompt], fixed)
+        return ttft(ledger)
 
     values: dict[str, dict[str, float]] = {}
     for name, table in tables.items():
         waits = table.first_token_time - table.arrival_time
         is_short = table.request_id < len(short)
-        p50, p99 = waits[is_short].quantile([0.5, 0.99])
-        values[name] = {P50: float(p50), P99: float(p99)}
-        above = float((waits[is_short] > bound).mean())
+        of_short = waits[is_short]
+        values[name] = {
+            P50: float(of_short.quantile(0.5)),
+            P99: float(of_short.quantile(0.99)),
+        }
+        is_above = of_short > bound
         counted = Trials(len(short))
-        yield point(dataset, SHARE, "share", name, above, kind="share", resolution=counted)
+        share = float(is_above.mean())
+        yield point(dataset, SHARE, "share", name, share, kind="share", resolution=counted)
         if name != NO_LONG:
-            values[name][LONG] = float(waits[~is_short].mean())
-            alone = [time_alone(int(length)) for length in table.prompt_len]
-            fairness = jain_index(waits.to_numpy() / alone)
+            of_long = waits[~is_short]
+            values[name][LONG] = float(of_long.mean())
+            alone = table.prompt_len.map(time_alone)
+            slowdowns = waits / alone
+            fairness = jain_index(slowdowns.to_numpy())
             yield point(dataset, FAIRNESS, "index", name, fairness)
     # Of other requests, so that nothing is a ratio to it.
     yield from compared(dataset, {NO_LONG: values.pop(NO_LONG)}, {})
@@ -109,12 +117,15 @@ def _requests(
     generator = np.random.default_rng([bench.seed, seed, 5])
     end = max(request.arrival_time for request in short)
     # One in each of as many stretches of time, at random in the first half of it.
-    times = (np.arange(count) + generator.uniform(0, 0.5, count)) * end / count
+    stretches = np.arange(count) + generator.uniform(0, 0.5, count)
+    times = stretches * end / count
+    output_len = short[0].output_len
     long = []
     for index, length in enumerate(generator.permutation(long_lens)):
         prompt = prompt_of(bench, number + index, int(length))
         time = float(times[index])
-        long.append(replace(prompt, arrival_time=time, output_len=short[0].output_len))
+        long_request = replace(prompt, arrival_time=time, output_len=output_len)
+        long.append(long_request)
     return short, long
 
 

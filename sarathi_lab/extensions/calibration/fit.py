@@ -63,9 +63,11 @@ def held_out_of(limits: Limits, seed: int) -> list[tuple[str, Batch]]:
 
 def _add_prompts(batch: Batch, number: int, limits: Limits, random: np.random.Generator) -> None:
     share = limits.prompt_tokens // number
+    longest = min(limits.longest, share)
     for _ in range(number):
-        tokens = _log_uniform(min(limits.longest, share), random)
-        start = int(random.integers(0, limits.longest - tokens + 1))
+        tokens = _log_uniform(longest, random)
+        latest_start = limits.longest - tokens
+        start = int(random.integers(0, latest_start + 1))
         prompt = make_sequence(start, tokens, emits=True, order=len(batch))
         batch.add(prompt, tokens)
 

@@ -25,6 +25,24 @@ from sarathi_lab.results.table import COLUMNS, SIMULATED
 
 RANKING = [*CONTEST, "objective", "at"]  # `at`: the default or the best budget
 BUDGETS = (DEFAULT, BEST)
+# Columns of groups.csv beside those of the lab's long table.
+OF_BOARD = [
+    "workload",
+    "model",
+    "objective",
+    "at",
+    "policy",
+    "budget",
+    "group",
+    "is_open",
+    "best",
+    "best_goodput",
+    "below_best",
+    "resolution",
+    "num_better",
+    "num_worse",
+    "num_alike",
+]
 
 
 def objectives(runs: pd.DataFrame) -> list[str]:
@@ -129,11 +147,4 @@ def long_table(ranked: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     table["level"] = SIMULATED
     table["seed"] = table.seeds.astype(str) + " seeds"
     table["commit"] = " ".join(commits)
-    return table[
-        [
-            *COLUMNS,
-            *("workload", "model", "objective", "at", "policy", "budget", "group", "is_open"),
-            *("best", "best_goodput", "below_best", "resolution"),
-            *("num_better", "num_worse", "num_alike"),
-        ]
-    ]
+    return table[[*COLUMNS, *OF_BOARD]]

@@ -111,8 +111,17 @@ def _smallest_distinguished(differences: Floats, critical: float) -> Floats:
 
 
 COLUMNS = [
-    *("goodput", "seeds", "group", "is_open", "best", "best_goodput", "below_best", "resolution"),
-    *("num_better", "num_worse", "num_alike"),
+    "goodput",
+    "seeds",
+    "group",
+    "is_open",
+    "best",
+    "best_goodput",
+    "below_best",
+    "resolution",
+    "num_better",
+    "num_worse",
+    "num_alike",
 ]
 
 

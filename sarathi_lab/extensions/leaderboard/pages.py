@@ -87,7 +87,8 @@ def _write_workload(
 ) -> Section:
     """Write table and picture of one workload, and return its section of the page."""
     picture = as_png(draw(board))
-    (folder / f"{name}.png").write_bytes(picture)
+    file = folder / f"{name}.png"
+    file.write_bytes(picture)
     tables = []
     for _, in_contest in board.groupby([*CONTEST, "objective"], sort=False):
         tables.append(verdicts.of_contest(in_contest))

@@ -116,8 +116,8 @@ class Contest:
         goodputs = {}
         for name, slo in self.objectives.items():
             in_seconds = slo_in_seconds(slo, plan.engine, executor)
-            num_good = is_good(requests, in_seconds)["all"].sum()
-            goodputs[f"{GOODPUT}{name}"] = float(num_good / seconds)
+            are_good = is_good(requests, in_seconds)["all"]
+            goodputs[f"{GOODPUT}{name}"] = float(are_good.sum() / seconds)
         return goodputs
 
 
@@ -131,16 +131,17 @@ def serve(plan: Plan) -> tuple[Executor, pd.DataFrame, pd.DataFrame]:
 
 def _quantities(plan: Plan, iterations: pd.DataFrame, requests: pd.DataFrame) -> dict[str, float]:
     """Return those of `QUANTITIES` that the run has."""
-    backend = plan.backend
-    peaks = backend.peaks()
+    peaks = plan.backend.peaks()
     seconds = float(iterations.end.max())
     summary = throughput(requests, seconds)
     times = waits(requests)
     for name in ("ttft", "tbt"):
         summary |= quantiles(name, times[name], (0.99,))
     summary |= serving_summary_of(plan, requests, seconds, peaks, plan.targets.slo)
-    if {"slowdown_long_mean", "slowdown_short_mean"} <= summary.keys():
-        summary[FAIRNESS] = summary["slowdown_long_mean"] / summary["slowdown_short_mean"]
+    of_long = summary.get("slowdown_long_mean")
+    of_short = summary.get("slowdown_short_mean")
+    if of_long is not None and of_short is not None:
+        summary[FAIRNESS] = of_long / of_short
     return {name: summary[name] for name in QUANTITIES if name in summary}
 
 
@@ -184,11 +185,13 @@ def run_all(
     chosen = set[int]()
     for objective in contest.objectives:
         # None where no budget of the grid is possible.
-        chosen.update(best_budgets(table, f"{GOODPUT}{objective}").astype(int))
-    more = []
+        best = best_budgets(table, f"{GOODPUT}{objective}")
+        chosen.update(best.astype(int))
+    at_best = []
     for budget in sorted(chosen - {default}):
-        more += [Trial(seed, budget, BEST) for seed in seeds]
-    return pd.concat([table, pd.DataFrame(run(contest, more))], ignore_index=True)
+        at_best += [Trial(seed, budget, BEST) for seed in seeds]
+    table_at_best = pd.DataFrame(run(contest, at_best))
+    return pd.concat([table, table_at_best], ignore_index=True)
 
 
 def row_of(contest: Contest, trial: Trial) -> dict[str, object] | None:
@@ -241,7 +244,8 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     """
     work = {name: _that_count(config[name]) for name in SAME_WORK}
     same_work = json.dumps(work, sort_keys=True)
-    return hashlib.sha256(same_work.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(same_work.encode())
+    return digest.hexdigest()[:8]
 
 
 def _that_count(node: object) -> object:

@@ -65,9 +65,25 @@ class Leaderboard(Task):
     """
 
     reads = (
-        *("policy", "workload", "executor", "model", "hardware", "host", "dtype", "seed", "chunk"),
-        *("batch", "pd_ratio", "seq_len", "max_model_len", "cache", "queue_order"),
-        *("prompt_classes", "stall", "cluster", "speculation"),
+        "policy",
+        "workload",
+        "executor",
+        "model",
+        "hardware",
+        "host",
+        "dtype",
+        "seed",
+        "chunk",
+        "batch",
+        "pd_ratio",
+        "seq_len",
+        "max_model_len",
+        "cache",
+        "queue_order",
+        "prompt_classes",
+        "stall",
+        "cluster",
+        "speculation",
     )
     workload: str = "workload"
     objectives: Sequence[str] = listed(

@@ -64,11 +64,27 @@ class FindCapacity(Task):
     """
 
     reads = (
-        *("policy", "workload", "executor", "model", "hardware", "slo", "device", "dtype", "seed"),
-        *("chunk", "batch", "pd_ratio", "seq_len", "max_model_len", "cache", "stall", "host"),
+        "policy",
+        "workload",
+        "executor",
+        "model",
+        "hardware",
+        "slo",
+        "device",
+        "dtype",
+        "seed",
+        "chunk",
+        "batch",
+        "pd_ratio",
+        "seq_len",
+        "max_model_len",
+        "cache",
+        "stall",
+        "host",
         "queue_order",
         "prompt_classes",
-        *("cluster", "speculation"),
+        "cluster",
+        "speculation",
     )
     has_runs = True
     precision: float = number(0.05, above=0, fix="use a share of the rate, such as 0.05")
