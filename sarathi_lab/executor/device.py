@@ -194,7 +194,8 @@ def prepare_memory(device: torch.device) -> None:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-best_peaks: dict[tuple[torch.device, torch.dtype, int], Peaks] = {}
+Computing = tuple[torch.device, torch.dtype, int]  # with so many threads
+best_peaks: dict[Computing, Peaks] = {}
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -> Peaks:

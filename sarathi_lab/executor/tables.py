@@ -332,11 +332,10 @@ def _files(folder: Path) -> list[Path]:
 
 def _read_meta(folder: Path) -> Mapping[str, object]:
     """Read `meta.yaml` in the folder or its parent; empty without one."""
-    path = folder / META
-    if not path.is_file():
-        path = folder.parent / META
-    if not path.is_file():
+    files = [path for path in (folder / META, folder.parent / META) if path.is_file()]
+    if not files:
         return {}
+    path, *_ = files
     with readable(path, "correct it", yaml.YAMLError):
         meta = yaml.safe_load(path.read_text())
     if not isinstance(meta, Mapping):

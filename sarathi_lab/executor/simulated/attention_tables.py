@@ -112,7 +112,7 @@ def attention_table(rows: pd.DataFrame, formula: AnalyticOperations) -> Attentio
         columns = (*PREFILL, *DECODE)
         grid = make_grid(mixed, columns)
         if grid is not None:
-            both = _by_grid(grid, columns, _chunk_and_decodes, formula)
+            both = _by_grid(grid, columns, lambda batch: _chunk(batch) + _decodes(batch), formula)
     return AttentionTable(prefill, decode, both, formula)
 
 
@@ -188,10 +188,6 @@ def _chunk(batch: Batch) -> list[float]:
 
 def _decodes(batch: Batch) -> list[float]:
     return [batch.num_decodes, batch.decode_kv_tokens / batch.num_decodes]
-
-
-def _chunk_and_decodes(batch: Batch) -> list[float]:
-    return _chunk(batch) + _decodes(batch)
 
 
 # -- tables of other shapes ------------------------------------------------------------------------

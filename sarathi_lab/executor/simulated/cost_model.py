@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import ClassVar, Literal, get_args
 
 from sarathi_lab.config.errors import UserError, require_one_of
@@ -24,7 +24,7 @@ from sarathi_lab.executor.simulated.kernel_times import overlapped
 from sarathi_lab.executor.simulated.measured_kernels import MeasuredExperts, MeasuredKernels
 from sarathi_lab.executor.simulated.mixed_layers import MixedOperations
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations, tables_for
-from sarathi_lab.executor.tables import ATTENTION, OperationTables, Per
+from sarathi_lab.executor.tables import OperationTables
 from sarathi_lab.model.layers import ALIKE
 from sarathi_lab.model.spec import ModelSpec
 
@@ -90,10 +90,6 @@ class CostModel:
             self._link_rate = self.hardware.link_rate if self.parallel.tensor > 1 else math.inf
         # Cached by number of tokens: a run has few different ones.
         self._times = cache(self.operations.times)
-        self._sum = {per: cache(partial(self._total, per)) for per in get_args(Per)}
-
-    def _total(self, per: Per, number: int) -> float:
-        return sum(self._times(per, number).values())
 
     @property
     def cautions(self) -> Sequence[str]:
@@ -127,28 +123,36 @@ class CostModel:
         # All layers of a stage take equally long: a layer of a mixed model is their mean.
         layers_time = self._layers_per_stage * self.layer_time(batch)
         times = [layers_time] * self.parallel.pipeline
-        times[-1] += self._sum["iteration"](batch.num_tokens)
-        times[-1] += self._sum["emit"](batch.num_emits) + self.operations.iteration_overhead
+        times[-1] += sum(self._once_times(batch).values())
         return times
 
     def layer_time(self, batch: Batch) -> float:
         """Compute the seconds of one layer, with its launches by the host overlapped."""
-        num_tokens, host = self._launched(batch)
-        device = self._layer_device_time(batch, num_tokens)
-        if not host:  # a graph is replayed, or launches take no time
-            return device
-        return self._overlapped(device, host)
+        return sum(self._layer_times(batch).values())
 
-    def _launched(self, batch: Batch) -> tuple[int, float]:
-        if self._graphs is None:
-            return batch.num_tokens, self.hardware.layer_host_time
-        return self._graphs.launched(batch)
-
-    def _layer_device_time(self, batch: Batch, num_tokens: int) -> float:
-        seconds = self._sum["layer"](num_tokens) + sum(self.operations.attention_times(batch))
+    def _layer_times(self, batch: Batch) -> dict[str, float]:
+        num_tokens = batch.num_tokens
+        launching = self.hardware.layer_host_time
+        if self._graphs is not None:
+            num_tokens, launching = self._graphs.launched(batch)
+        times = dict(self._times("layer", num_tokens))
+        prefill, decode = self.operations.attention_times(batch)
+        times["prefill_attention"] = prefill
+        times["decode_attention"] = decode
         if self.experts:
-            seconds += self.experts.seconds(num_tokens)
-        return seconds
+            times["experts"] = self.experts.seconds(num_tokens)
+        if launching:  # else a graph is replayed, or launches take no time
+            # The device waits where the host takes longer to launch a layer than it to compute it.
+            device = sum(times.values())
+            times["overhead"] = self._overlapped(device, launching) - device
+        return times
+
+    def _once_times(self, batch: Batch) -> dict[str, float]:
+        """Compute the seconds of what an iteration has once, after its layers."""
+        times = {"overhead": self.operations.iteration_overhead}
+        times |= self._times("iteration", batch.num_tokens)
+        times |= self._times("emit", batch.num_emits)
+        return times
 
     def send_time(self, batch: Batch) -> float:
         """Compute the seconds from a stage to the next, on another node; 0 for one stage. Each
@@ -172,23 +176,11 @@ class CostModel:
         separately for prefills and decodes (section 4.3.2). "all_reduce" and "send" exist
         where the batch has them.
         """
-        num_tokens, host = self._launched(batch)
-        per_layer = dict(self._times("layer", num_tokens))
-        per_layer |= zip(ATTENTION, self.operations.attention_times(batch), strict=True)
-        if self.experts:
-            per_layer["experts"] = self.experts.seconds(num_tokens)
         num_stages = self.parallel.pipeline
         num_layers = num_stages * self._layers_per_stage
-        times = {name: num_layers * time for name, time in per_layer.items()}
-        of_tokens = self._times("iteration", batch.num_tokens)
-        of_emits = self._times("emit", batch.num_emits)
-        for name, time in (*of_tokens.items(), *of_emits.items()):
+        times = {name: num_layers * time for name, time in self._layer_times(batch).items()}
+        for name, time in self._once_times(batch).items():
             times[name] = times.get(name, 0.0) + time
-        times["overhead"] = self.operations.iteration_overhead
-        if host:
-            # The device waits where the host takes longer to launch a layer than it to compute it.
-            device = sum(per_layer.values())
-            times["overhead"] += num_layers * (self._overlapped(device, host) - device)
         if num_stages > 1:
             times["send"] = (num_stages - 1) * self.send_time(batch)
         return times

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Numbers = Floats | pd.Series | Sequence[float]
 Shape = tuple[int, ...]  # sizes
+Axis = Sequence[float]  # ascending sizes
+Point = Sequence[float]  # a size on each axis
 Curve = Callable[[int], float]  # seconds by size
 
 
@@ -53,10 +55,10 @@ class Grid:
         axes: Ascending sizes, one sequence for each axis.
     """
 
-    def __init__(self, axes: Sequence[Sequence[float]]) -> None:
+    def __init__(self, axes: Sequence[Axis]) -> None:
         self._axes = axes
 
-    def clamp(self, point: Sequence[float]) -> list[float]:
+    def clamp(self, point: Point) -> list[float]:
         """Move `point` to the nearest edge if it is outside."""
         clamped = []
         for x, axis in zip(point, self._axes, strict=True):
@@ -65,7 +67,7 @@ class Grid:
             clamped.append(min(max(x, smallest), largest))
         return clamped
 
-    def corners(self, point: Sequence[float]) -> list[tuple[int, float]]:
+    def corners(self, point: Point) -> list[tuple[int, float]]:
         """Return the corners of the cell around a point as pairs of a place in the grid's values,
         the last axis fastest, and a weight: one corner at first, up to twice as many an axis.
         """
@@ -92,11 +94,11 @@ class GridInterpolation(Grid):
         values: The value at each combination of sizes, [*lengths of the axes].
     """
 
-    def __init__(self, axes: Sequence[Sequence[float]], values: Floats) -> None:
+    def __init__(self, axes: Sequence[Axis], values: Floats) -> None:
         super().__init__(axes)
         self._values: list[float] = values.ravel().tolist()
 
-    def at(self, point: Sequence[float]) -> float:
+    def at(self, point: Point) -> float:
         """Interpolate at `point`."""
         value = 0.0
         for place, weight in self.corners(point):
@@ -104,19 +106,18 @@ class GridInterpolation(Grid):
         return value
 
 
-def interval(axis: Sequence[float], x: float) -> tuple[int, float]:
+def interval(axis: Axis, x: float) -> tuple[int, float]:
     """Find the interval of an ascending axis that is nearest to `x`.
 
     Returns:
         The index of its lower end, and how far `x` is towards the upper one, from 0 to below 1.
     """
-    last = len(axis) - 1
-    if x <= axis[0]:
-        return 0, 0.0
-    if x >= axis[last]:
-        return last, 0.0
     upper_index = bisect_right(axis, x)
     index = upper_index - 1
+    if upper_index == 0:
+        return 0, 0.0
+    if upper_index == len(axis):
+        return index, 0.0
     lower = axis[index]
     upper = axis[upper_index]
     share = (x - lower) / (upper - lower)
