@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -194,16 +194,24 @@ class OperationTables:
     @property
     def is_model_specific(self) -> bool:
         """Whether a table has no shapes and so applies only to the measured model."""
-        for name, frame in self.frames.items():
-            if name in SHAPED and SHAPED[name] not in frame:
-                return True
-        return False
+        shaped = [name for name in self.frames if name in SHAPED]
+        return any(SHAPED[name] not in self.frames[name] for name in shaped)
 
 
 def _plain(model: str) -> str:
     """Strip organisation, case and punctuation from a model's name."""
     _, _, name = model.rpartition("/")
     return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def rows_of_heads(rows: pd.DataFrame, heads: Sequence[int]) -> pd.DataFrame:
+    """Return the rows of attention.csv that are of a device's `heads` (`SHAPE`); all rows where
+    they state none.
+    """
+    if SHAPE[0] not in rows:
+        return rows
+    has_heads = rows[list(SHAPE)] == list(heads)
+    return rows[has_heads.all(axis="columns")]
 
 
 class RowSizes(NamedTuple):
@@ -245,7 +253,9 @@ def write_tables(
     folder.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.items():
         write_csv(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6g"))
-    (folder / META).write_text(title + yaml.safe_dump(dict(meta), sort_keys=False))
+    text = yaml.safe_dump(dict(meta), sort_keys=False)
+    path = folder / META
+    path.write_text(title + text)
 
 
 def read_tables(folder: str, *, model: str = "", tensor: int = 1) -> OperationTables:
@@ -360,7 +370,9 @@ def _read(path: Path) -> pd.DataFrame:
     counts = file.counts_of(table)
     numbers = table[[*counts, TIME]].apply(pd.to_numeric, errors="coerce")
     for column, minimum in counts.items():
-        is_count = (numbers[column] >= minimum) & (numbers[column] % 1 == 0)  # neither for NaN
+        values = numbers[column]
+        is_whole = values % 1 == 0
+        is_count = (values >= minimum) & is_whole  # neither for NaN
         problem = f"not a whole number from {minimum}; {CORRECTION}"
         _refuse(path, table[column], ~is_count, problem)
     is_time = (numbers[TIME] > 0) & (numbers[TIME] < math.inf)

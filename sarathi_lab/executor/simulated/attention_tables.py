@@ -20,7 +20,7 @@ from sarathi_lab.executor.simulated.interpolation import (
     nearest_shape,
 )
 from sarathi_lab.executor.simulated.kernel_times import CallTimes, Heads
-from sarathi_lab.executor.tables import SHAPE, RowSizes, sizes_of
+from sarathi_lab.executor.tables import SHAPE, RowSizes, rows_of_heads, sizes_of
 
 PREFILL = ("prefill_chunk", "kv_prefill")
 DECODE = ("n_decode", "kv_decode")
@@ -77,7 +77,8 @@ class AttentionTable:
             decode *= computed_decode
         if has_both:
             separate = computed_prefill + computed_decode
-            slowdown = self.formula.hybrid_attention(batch) / separate
+            hybrid = self.formula.hybrid_attention(batch)
+            slowdown = hybrid / separate
             decode = max(0.0, slowdown * (prefill + decode) - prefill)
         return prefill, decode
 
@@ -93,13 +94,10 @@ def attention_table(rows: pd.DataFrame, formula: AnalyticOperations) -> Attentio
         The table of the formula's shape, if rows have it and some of them a context; else that of
         the nearest shape. Rows without shapes count as of the formula's.
     """
-    if SHAPE[0] in rows:
-        has_heads = (rows[list(SHAPE)] == list(formula.heads)).all(axis=1)
-        own_rows = rows[has_heads]
-        if own_rows.kv_prefill.max() > 0:  # not so for NaN, without any rows
-            rows = own_rows
-        else:
-            return _by_ratios(rows, formula)
+    own_rows = rows_of_heads(rows, formula.heads)
+    if SHAPE[0] in rows and not own_rows.kv_prefill.max() > 0:  # also of NaN, without any rows
+        return _by_ratios(rows, formula)
+    rows = own_rows
     has_prompt = rows.prefill_chunk > 0
     has_decodes = rows.n_decode > 0
     prompts = rows[~has_decodes]
@@ -133,8 +131,9 @@ def _by_rows(
     if grid is not None:
         return _by_grid(grid, columns, point_of, formula)
     features = np.array([count(sizes) for sizes in sizes_of(rows)])
-    first_sizes = rows[columns[0]].to_numpy(float)
-    costs = Costs(features, first_sizes, rows.seconds.to_numpy(float))
+    number = rows[columns[0]].to_numpy(float)
+    measured_seconds = rows.seconds.to_numpy(float)
+    costs = Costs(features, number, measured_seconds)
 
     def seconds(batch: Batch) -> float:
         size = batch.num_decodes if columns == DECODE else batch.num_prefill_tokens
@@ -233,9 +232,12 @@ def _ratios(
     spec = replace(formula.spec, **shape._asdict())
     attention = AnalyticOperations(spec, formula.hardware, formula.dtype_bytes).attention
     sizes = calls[[*PREFILL, *DECODE, "num_prefills"]]
-    computed = [attention.uniform(*call) for call in sizes.itertuples(index=False)]
+    computed = []
+    for call in sizes.itertuples(index=False):
+        computed.append(attention.uniform(*call))
     numbers, sizes_of_each = columns
-    ratios = RatioInterpolation(calls[numbers], calls[sizes_of_each], calls.seconds / computed)
+    measured_over_computed = calls.seconds / computed
+    ratios = RatioInterpolation(calls[numbers], calls[sizes_of_each], measured_over_computed)
     share = formula.heads.num_kv_heads / shape.num_kv_heads
 
     def ratio(batch: Batch) -> float:

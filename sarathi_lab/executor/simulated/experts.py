@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass
 from functools import cache, partial
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import pandas as pd
 
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.interpolation import (
+    Curve,
     RatioInterpolation,
     log_distance,
     nearest_shape,
@@ -29,6 +31,24 @@ class Shape(NamedTuple):
     expert_size: int
     num_experts: int
     top_k: int
+
+
+def seconds_of_experts(spec: ModelSpec, time: Callable[[float, float], float]) -> Curve:
+    """Make the function of the mean layer's seconds by tokens, of those of a layer with experts by
+    pairs (token, expert) and experts that are read. Choices are random, so their number is the mean
+    over such choices.
+    """
+    layer_share = spec.num_expert_layers / spec.num_layers
+
+    @cache
+    def seconds(num_tokens: int) -> float:
+        if num_tokens == 0:
+            return 0.0
+        pairs = num_tokens * spec.experts_per_token
+        chosen = spec.share_of_experts(num_tokens) * spec.num_experts
+        return layer_share * time(pairs, chosen)
+
+    return seconds
 
 
 @dataclass(eq=False)
@@ -52,7 +72,6 @@ class Experts:
         spec = self.spec
         width = math.ceil(spec.ffn_size / tensor)
         self.shape = Shape(spec.hidden_size, width, spec.num_experts, spec.experts_per_token)
-        self.layer_share = spec.num_expert_layers / spec.num_layers
         self.base: Shape | None = None  # shape of the rows in use
         # Rows are of weights in the model's type.
         self._products = self.hardware
@@ -63,7 +82,8 @@ class Experts:
         if stored is not None and stored.part("experts").share > 0:
             self._products = self.hardware.for_products(stored) or self.hardware
         self._weight_bytes = spec.expert_bytes(self.dtype_bytes)
-        self.seconds = cache(self._seconds)
+        self.layer_share = spec.num_expert_layers / spec.num_layers
+        self.seconds = seconds_of_experts(spec, self.time)
 
     @property
     def caution(self) -> str:
@@ -81,13 +101,6 @@ class Experts:
         if stored is None:
             return caution
         return f"{caution}, none of it with weights in {stored.name}"
-
-    def _seconds(self, num_tokens: int) -> float:
-        if num_tokens == 0:
-            return 0.0
-        pairs = num_tokens * self.shape.top_k
-        chosen = self.spec.share_of_experts(num_tokens) * self.spec.num_experts
-        return self.layer_share * self.time(pairs, chosen)
 
     def time(self, pairs: float, chosen: float) -> float:
         """Compute one device's seconds of `pairs` (token, expert) over `chosen` experts."""

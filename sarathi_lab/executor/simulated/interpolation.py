@@ -81,8 +81,10 @@ class Grid:
             before = corners
             corners = []
             for end, end_share in ends:
-                for place, share in before:
-                    corners.append((place * length + end, share * end_share))
+                for place_before, share_before in before:
+                    place = place_before * length + end
+                    share = share_before * end_share
+                    corners.append((place, share))
         return corners
 
 
@@ -133,16 +135,17 @@ def make_grid(table: pd.DataFrame, columns: Sequence[str]) -> GridInterpolation 
     rows = full_grid(table, columns)
     if len(rows) <= len(table) / 2:
         return None
-    for column in columns:
-        if rows[column].nunique() < 2:
-            return None
+    num_values = rows[list(columns)].nunique()
+    if num_values.min() < 2:
+        return None
     return grid_of(rows, columns, "seconds")
 
 
 def grid_of(table: pd.DataFrame, columns: Sequence[str], values: str) -> GridInterpolation:
     """Make the grid of the column `values` over `columns`, of the rows that `full_grid` leaves."""
     rows = full_grid(table, columns)
-    cells = rows.set_index(list(columns))[values].sort_index()  # the last axis fastest
+    by_sizes = rows.set_index(list(columns))[values]
+    cells = by_sizes.sort_index()  # the last axis fastest
     axes = [cells.index.unique(column).tolist() for column in columns]
     return GridInterpolation(axes, cells.to_numpy(float))
 
@@ -152,7 +155,8 @@ def full_grid(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     while True:
         # By column, the number of rows of each value.
         counts = {column: rows[column].value_counts() for column in columns}
-        num_combinations = math.prod(len(count_by_value) for count_by_value in counts.values())
+        lengths = [len(count_by_value) for count_by_value in counts.values()]
+        num_combinations = math.prod(lengths)
         if len(rows) >= num_combinations:
             return rows
         column = _rarest_column(counts, num_combinations)
@@ -195,8 +199,9 @@ class RatioInterpolation:
 
     def ratio(self, first: float, second: float) -> float:
         """Return the ratio at the sizes `first` and `second`."""
-        point = (math.log(first), math.log(second))
-        log_ratio = self._logs.at(point)
+        log_first = math.log(first)
+        log_second = math.log(second)
+        log_ratio = self._logs.at((log_first, log_second))
         return math.exp(log_ratio)
 
 
@@ -205,8 +210,11 @@ def _without_gaps(logs: pd.DataFrame) -> pd.DataFrame:
     gaps between rows, the nearest one beyond them.
     """
     # Whether a cell has a row that is at least as large in both sizes.
-    from_largest = logs.notna().astype(int).iloc[::-1, ::-1]
-    has_larger_row = from_largest.cummax(axis="index").cummax(axis="columns").astype(bool)
+    has_row = logs.notna().astype(int)
+    from_largest = has_row.iloc[::-1, ::-1]
+    along_first = from_largest.cummax(axis="index")
+    along_both = along_first.cummax(axis="columns")
+    has_larger_row = along_both.astype(bool)
     is_gap = logs.isna() & has_larger_row
     between_rows = logs.mask(is_gap, 0.0)
     along_second = between_rows.ffill(axis="columns").bfill(axis="columns")
@@ -218,12 +226,13 @@ def nearest_shape(
 ) -> tuple[Shape, pd.DataFrame]:
     """Return the values of `columns` at the least `distance`, and the rows that have them."""
     by_shape = rows.groupby(list(columns), sort=False)
-    rows_of_shapes: dict[Shape, pd.DataFrame] = {}
+    groups = {}
     for key, group in by_shape:
-        sizes = map(int, cast(Shape, key))
-        rows_of_shapes[tuple(sizes)] = group
-    nearest = min(rows_of_shapes, key=distance)
-    return nearest, rows_of_shapes[nearest]
+        shape = cast(Shape, key)
+        whole_sizes = tuple(map(int, shape))  # else numpy's
+        groups[whole_sizes] = group
+    nearest = min(groups, key=distance)
+    return nearest, groups[nearest]
 
 
 def log_distance(shape: Sequence[float], other: Sequence[float]) -> float:
@@ -251,7 +260,8 @@ class Costs:
         costs = fitted_costs(features, seconds)
         self._costs: list[float] = costs.tolist()
         # What the costs leave: the mean ratio by size.
-        ratios = pd.Series(seconds / (features @ costs))
+        fitted_seconds = features @ costs
+        ratios = pd.Series(seconds / fitted_seconds)
         mean_ratios = ratios.groupby(sizes).mean()
         measured_sizes = mean_ratios.index.tolist()
         self._ratios = GridInterpolation([measured_sizes], np.asarray(mean_ratios, float))

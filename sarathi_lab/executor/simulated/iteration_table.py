@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from operator import mul
 from typing import NamedTuple
 
@@ -43,24 +43,28 @@ class Side(NamedTuple):
     @property
     def logs(self) -> tuple[float, float]:
         """Logarithms of tokens and context, by which shares are interpolated."""
-        return math.log(self.tokens), math.log(self.context + NEAR)
+        log_tokens = math.log(self.tokens)
+        log_context = math.log(self.context + NEAR)
+        return log_tokens, log_context
 
 
-def sides_of(sizes: Batch | RowSizes) -> tuple[Side | None, Side | None]:
-    """Return the prompts and the decodes of an iteration; None where it has none."""
-    prompts = decodes = None
+def prompts_of(sizes: Batch | RowSizes) -> Side:
+    """Return the prompts of an iteration that has some."""
     tokens = sizes.num_prefill_tokens
-    if tokens:
-        pairs = sizes.prefill_query_key_pairs
-        # As many pairs as equal prompts have: a token sees the context, and half of its own prompt.
-        context = max(0.0, pairs / tokens - (tokens + 1) / 2)
-        kv_tokens = sizes.prefill_kv_tokens
-        prompts = Side(tokens, context, (1.0, tokens, pairs, kv_tokens, sizes.num_prefills))
+    pairs = sizes.prefill_query_key_pairs
+    # As many pairs as equal prompts have: a token sees the context, and half of its own prompt.
+    seen_by_each = pairs / tokens
+    context = max(0.0, seen_by_each - (tokens + 1) / 2)
+    features = (1.0, tokens, pairs, sizes.prefill_kv_tokens, sizes.num_prefills)
+    return Side(tokens, context, features)
+
+
+def decodes_of(sizes: Batch | RowSizes) -> Side:
+    """Return the decodes of an iteration that has some."""
     number = sizes.num_decode_tokens
-    if number:
-        kv_tokens = sizes.decode_kv_tokens
-        decodes = Side(number, kv_tokens / number, (1.0, number, kv_tokens))
-    return prompts, decodes
+    kv_tokens = sizes.decode_kv_tokens
+    context = kv_tokens / number
+    return Side(number, context, features=(1.0, number, kv_tokens))
 
 
 class IterationTable:
@@ -76,38 +80,29 @@ class IterationTable:
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
-        seconds_of_rows = (rows[TIME] * MICROSECOND).tolist()
-        only_prompts: list[tuple[Side, float]] = []
-        only_decodes: list[tuple[Side, float]] = []
-        together: list[tuple[Side, Side, float]] = []
-        for sizes, seconds in zip(sizes_of(rows), seconds_of_rows, strict=True):
-            prompts, decodes = sides_of(sizes)
-            if prompts is not None and decodes is not None:
-                together.append((prompts, decodes, seconds))
-            elif prompts is not None:
-                only_prompts.append((prompts, seconds))
-            elif decodes is not None:
-                only_decodes.append((decodes, seconds))
-        self._prompts = _Alone("prompts", only_prompts)
-        self._decodes = _Alone("decodes", only_decodes)
-        self._shares = self._grid_of_shares(together)
+        has_prompts = rows.prefill_chunk > 0
+        has_decodes = rows.n_decode > 0
+        self._prompts = _Alone("prompts", rows[has_prompts & ~has_decodes], prompts_of)
+        self._decodes = _Alone("decodes", rows[has_decodes & ~has_prompts], decodes_of)
+        self._shares = self._grid_of_shares(rows[has_prompts & has_decodes])
         # The largest that were measured: tokens of prompts, decodes, and contexts of either.
-        all_prompts = [prompts for prompts, _ in only_prompts]
-        all_prompts += [prompts for prompts, _, _ in together]
-        all_decodes = [decodes for decodes, _ in only_decodes]
-        all_decodes += [decodes for _, decodes, _ in together]
+        all_prompts = [prompts_of(sizes) for sizes in sizes_of(rows[has_prompts])]
+        all_decodes = [decodes_of(sizes) for sizes in sizes_of(rows[has_decodes])]
         self.most_tokens = max(side.tokens for side in all_prompts)
         self.most_decodes = max(side.tokens for side in all_decodes)
         self.longest = max(side.context for side in all_prompts + all_decodes)
 
     def seconds(self, batch: Batch) -> float:
         """Compute the seconds of `batch`."""
-        prompts, decodes = sides_of(batch)
-        if prompts is None:
-            return 0.0 if decodes is None else self._decodes.seconds(decodes)
-        if decodes is None:
+        decodes_alone = 0.0
+        if batch.num_decode_tokens:
+            decodes = decodes_of(batch)
+            decodes_alone = self._decodes.seconds(decodes)
+        if not batch.num_prefill_tokens:
+            return decodes_alone
+        prompts = prompts_of(batch)
+        if not batch.num_decode_tokens:
             return self._prompts.seconds(prompts)
-        decodes_alone = self._decodes.seconds(decodes)
         added = 0.0
         if self._shares is not None:
             share = self._shares.at([*prompts.logs, *decodes.logs])
@@ -115,19 +110,21 @@ class IterationTable:
         products = self._prompts.seconds(prompts.with_tokens(decodes.tokens))
         return max(decodes_alone, products + added)
 
-    def _grid_of_shares(
-        self, iterations: Iterable[tuple[Side, Side, float]]
-    ) -> GridInterpolation | None:
+    def _grid_of_shares(self, rows: pd.DataFrame) -> GridInterpolation | None:
         """Make the grid of what decodes add to prompts, in shares of their time alone; None without
         iterations of both.
         """
-        shares = []
-        for prompts, decodes, seconds in iterations:
-            products = self._prompts.seconds(prompts.with_tokens(decodes.tokens))
-            share = (seconds - products) / self._decodes.seconds(decodes)
-            shares.append([*prompts.logs, *decodes.logs, share])
-        if not shares:
+        if rows.empty:
             return None
+        seconds_of_rows = rows[TIME] * MICROSECOND
+        shares = []
+        for sizes, seconds in zip(sizes_of(rows), seconds_of_rows, strict=True):
+            prompts = prompts_of(sizes)
+            decodes = decodes_of(sizes)
+            products = self._prompts.seconds(prompts.with_tokens(decodes.tokens))
+            added = seconds - products
+            share = added / self._decodes.seconds(decodes)
+            shares.append([*prompts.logs, *decodes.logs, share])
         table = pd.DataFrame(shares, columns=[*AXES, "share"])
         return grid_of(table, AXES, "share")
 
@@ -135,22 +132,26 @@ class IterationTable:
 class _Alone:
     """Iterations of prompts alone, or of decodes alone."""
 
-    def __init__(self, kind: str, measured: list[tuple[Side, float]]) -> None:
-        if not measured:
+    def __init__(
+        self, kind: str, rows: pd.DataFrame, side_of: Callable[[Batch | RowSizes], Side]
+    ) -> None:
+        if rows.empty:
             raise UserError(
                 f"iterations.csv has no row of {kind} alone; measure it again with task=calibrate"
             )
-        sides = [side for side, _ in measured]
-        seconds = np.array([time for _, time in measured])
+        sides = [side_of(sizes) for sizes in sizes_of(rows)]
+        measured = rows[TIME] * MICROSECOND
+        seconds = measured.to_numpy(float)
         features = np.array([side.features for side in sides])
         costs = fitted_costs(features, seconds)
-        # The costs leave one mean ratio, by which they are the right ones in the mean.
-        costs *= np.mean(seconds / (features @ costs))
-        self._costs: list[float] = costs.tolist()
+        ratios = seconds / (features @ costs)
+        mean_ratio = np.mean(ratios)
+        self._costs: list[float] = (mean_ratio * costs).tolist()
         tokens = [side.tokens for side in sides]
         contexts = [side.context + NEAR for side in sides]
-        self._ratios = RatioInterpolation(tokens, contexts, seconds / (features @ costs))
+        self._ratios = RatioInterpolation(tokens, contexts, ratios / mean_ratio)
 
     def seconds(self, side: Side) -> float:
+        fitted = sum(map(mul, self._costs, side.features))
         ratio = self._ratios.ratio(side.tokens, side.context + NEAR)
-        return ratio * sum(map(mul, self._costs, side.features))
+        return ratio * fitted

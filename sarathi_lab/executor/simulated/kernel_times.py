@@ -52,9 +52,8 @@ def overlapped(compute: float, memory: float) -> float:
     # Shares of the longer, as powers of microseconds would lose digits.
     compute_power = (compute / longer) ** OVERLAP
     memory_power = (memory / longer) ** OVERLAP
-    both = compute_power + memory_power
-    ratio = both ** (1 / OVERLAP)
-    return float(longer * ratio)
+    ratio: float = (compute_power + memory_power) ** (1 / OVERLAP)
+    return longer * ratio
 
 
 @lru_cache(maxsize=2**17)
@@ -73,7 +72,8 @@ def matmul_time(
         return 0.0
     if weight_bytes is None:
         weight_bytes = dtype_bytes
-    sm_rate = hardware.flops_per_second * hardware.matmul_efficiency / hardware.num_sms
+    rate = hardware.flops_per_second * hardware.matmul_efficiency
+    sm_rate = rate / hardware.num_sms
     weights = in_features * out_features * weight_bytes
     moved = weights + rows * (in_features + out_features) * dtype_bytes
 
@@ -96,8 +96,10 @@ def matmul_time(
         memory = (moved + sum_bytes) / hardware.memory_rate
         return hardware.kernel_launch + overlapped(compute, memory)
 
-    fastest = min(seconds(tile, splits) for tile, splits in product(TILES, SPLITS))
-    return hardware.kernel_launch + fastest
+    candidates = []
+    for tile, splits in product(TILES, SPLITS):
+        candidates.append(seconds(tile, splits))
+    return hardware.kernel_launch + min(candidates)
 
 
 Chunks = Sequence[tuple[int, int]]  # start and tokens of each
@@ -232,7 +234,8 @@ class AttentionTimes:
         num_keys = kv_tokens * self.num_kv_heads
         keys_to_fill = hardware.num_sms * FILL_KEYS
         filled = min(1.0, num_keys / keys_to_fill)
-        reading = hardware.decode_fill * filled + streaming / busy_share
+        filling = hardware.decode_fill * filled
+        reading = filling + streaming / busy_share
         return launch + overlapped(working, reading)
 
     def hybrid(self, chunks: Chunks, num_decodes: int, decode_kv_tokens: int) -> float:
@@ -253,18 +256,20 @@ class AttentionTimes:
             dense_keys=prompts.dense_keys + keys_of_decodes,
         )
         decode_keys = math.ceil(decode_kv_tokens / num_decodes) + DECODE_RAMP
-        most_keys = max(prompts.longest, decode_keys) + hardware.query_ramp
-        longest = self._block_time(most_keys)
+        most_keys = max(prompts.longest, decode_keys)
+        longest = self._block_time(most_keys + hardware.query_ramp)
         compute = longest  # of tiles that all run at once
         if tiles.query_tiles * self.num_heads > hardware.num_sms:
             empty = self._empty_tiles(chunks, num_decodes, tiles.query_tiles)
-            starting = empty * self.num_heads * EMPTY_TILE_TIME / hardware.num_sms
+            empty_on_sm = empty * self.num_heads / hardware.num_sms
+            starting = empty_on_sm * EMPTY_TILE_TIME
             all_tiles = self._compute(tiles) + starting
             compute = uneven(all_tiles, longest)
         queries = prompts.queries + num_decodes
         moving_prompts = self._prompt_memory(prompts.kv_tokens, queries)
         reads = self._reads_of_keys(decode_kv_tokens, tiles.query_tiles)
-        reading_decodes = reads * self._kv_bytes * decode_kv_tokens / hardware.kv_rate
+        decode_bytes = reads * self._kv_bytes * decode_kv_tokens
+        reading_decodes = decode_bytes / hardware.kv_rate
         memory = moving_prompts + reading_decodes
         return hardware.attention_launch + overlapped(compute, memory)
 
@@ -327,8 +332,8 @@ class AttentionTimes:
         heads_at_once = hardware.num_sms * hardware.tiles_per_sm / query_tiles
         heads_of_read = min(sharing, max(1.0, heads_at_once))
         rereads = sharing / heads_of_read - 1
-        head_bytes = self._kv_bytes / self.num_kv_heads * decode_kv_tokens
-        sizes_of_cache = head_bytes / hardware.l2_bytes
+        token_bytes = self._kv_bytes / self.num_kv_heads  # of a head
+        sizes_of_cache = token_bytes * decode_kv_tokens / hardware.l2_bytes
         first, last = CACHE_LEAVING
         leaving = (sizes_of_cache - first) / (last - first)
         evicted_share = min(1.0, max(0.0, leaving))
@@ -339,13 +344,16 @@ class AttentionTimes:
         hardware = self.hardware
         dense = tiles.dense_keys + tiles.query_tiles * hardware.query_ramp
         masked = self._tile * tiles.masked_tiles
-        weighted = dense / hardware.attention_efficiency + masked / hardware.causal_efficiency
-        return self.num_heads * weighted * self._key_time
+        dense_at_peak = dense / hardware.attention_efficiency
+        masked_at_peak = masked / hardware.causal_efficiency
+        keys_at_peak = dense_at_peak + masked_at_peak
+        return self.num_heads * keys_at_peak * self._key_time
 
     def _block_time(self, keys: float) -> float:
         """Compute the seconds of a query tile and `keys` keys on one SM."""
         hardware = self.hardware
-        return hardware.num_sms * keys / hardware.attention_efficiency * self._key_time
+        keys_at_peak = hardware.num_sms * keys / hardware.attention_efficiency
+        return keys_at_peak * self._key_time
 
     def _prompt_memory(self, kv_tokens: int, queries: int) -> float:
         """Compute the seconds of moving queries, outputs, keys and values."""
@@ -364,9 +372,8 @@ def uneven(all_pieces: float, longest: float) -> float:
     they fill all SMs to the end, and `longest` for the longest alone: more than either, less than
     their sum, which list scheduling never exceeds.
     """
-    both = all_pieces**UNEVENNESS + longest**UNEVENNESS
-    seconds = both ** (1 / UNEVENNESS)
-    return float(seconds)
+    both: float = all_pieces**UNEVENNESS + longest**UNEVENNESS
+    return both ** (1 / UNEVENNESS)
 
 
 @lru_cache(maxsize=2**14)
@@ -397,5 +404,6 @@ def all_reduce_time(num_bytes: float, num_devices: int, hardware: Hardware) -> f
     rate = hardware.link_rate / (1 + hardware.link_sharing * beyond_two)
     latency = hardware.link_latency + hardware.link_step * beyond_two
     one_shot = others * num_bytes / rate
-    ring = hardware.two_shot_latency + 2 * others / num_devices * num_bytes / rate
+    ring_share = 2 * others / num_devices
+    ring = hardware.two_shot_latency + ring_share * num_bytes / rate
     return latency + min(one_shot, ring)

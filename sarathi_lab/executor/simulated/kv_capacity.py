@@ -168,9 +168,12 @@ def _remedies(
 
 
 def _settings_of(layout: Parallel) -> str:
-    degrees = {"tensor": layout.tensor, "pipeline": layout.pipeline}
-    settings = [f"executor.{kind}_parallel={degree}" for kind, degree in degrees.items()]
-    return " ".join(setting for setting in settings if not setting.endswith("=1"))
+    settings = []
+    if layout.tensor > 1:
+        settings.append(f"executor.tensor_parallel={layout.tensor}")
+    if layout.pipeline > 1:
+        settings.append(f"executor.pipeline_parallel={layout.pipeline}")
+    return " ".join(settings)
 
 
 def _layouts(hardware: Hardware, spec: ModelSpec, num_bytes: float) -> list[Parallel]:
@@ -200,6 +203,8 @@ def _with_fewer_bits(spec: ModelSpec) -> list[ModelSpec]:
     """
     if spec.stored is not None:
         return []
-    names = [name for name in FEWER_BITS if STORED[name].of != "experts" or spec.num_experts > 0]
-    names.sort(key=lambda name: name != spec.usual_weights)
-    return [replace(spec, weight_dtype=name) for name in names]
+    smaller = []
+    for name in FEWER_BITS:
+        if STORED[name].of != "experts" or spec.num_experts:
+            smaller.append(replace(spec, weight_dtype=name))
+    return sorted(smaller, key=lambda each: each.weight_dtype != spec.usual_weights)

@@ -19,9 +19,17 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations, prefills
+from sarathi_lab.executor.simulated.experts import seconds_of_experts
 from sarathi_lab.executor.simulated.interpolation import Curve, Floats, RatioInterpolation
 from sarathi_lab.executor.simulated.kernel_times import CallTimes
-from sarathi_lab.executor.tables import MICROSECOND, SHAPE, TIME, Layer, OperationTables, Per
+from sarathi_lab.executor.tables import (
+    MICROSECOND,
+    TIME,
+    Layer,
+    OperationTables,
+    Per,
+    rows_of_heads,
+)
 from sarathi_lab.model.spec import ModelSpec
 
 REACH = 1 / 16  # share of a measured size by which another may differ from it
@@ -167,18 +175,18 @@ class AttentionRows:
     """
 
     def __init__(self, tables: OperationTables, formula: AnalyticOperations) -> None:
-        rows = tables.frames.get("attention", pd.DataFrame(columns=[*POINT, TIME]))
-        if SHAPE[0] in rows:
-            has_heads = (rows[list(SHAPE)] == list(formula.heads)).all(axis="columns")
-            rows = rows[has_heads]
+        no_rows = pd.DataFrame(columns=[*POINT, TIME])
+        rows = tables.frames.get("attention", no_rows)
+        rows = rows_of_heads(rows, formula.heads)
         sizes = rows.reindex(columns=list(POINT), fill_value=1)
         # A call of decodes has no prompt, whatever its row says of their number.
         sizes["num_prefills"] = sizes.num_prefills.where(sizes.prefill_chunk > 0, 1)
         # A context counts with the chunk's own tokens, which attend to each other as well.
         scales = sizes.assign(kv_prefill=sizes.kv_prefill + sizes.prefill_chunk)
+        seconds = rows[TIME] * MICROSECOND / tables.num_layers
         self.sizes = sizes.to_numpy(float)
         self.scales = scales.to_numpy(float)
-        self.seconds = rows[TIME].to_numpy(float) * MICROSECOND / tables.num_layers
+        self.seconds = seconds.to_numpy(float)
 
     def at(self, sizes: tuple[float, ...]) -> float:
         """Return the seconds of the row that is nearest in the size that differs most, NaN if that
@@ -212,30 +220,24 @@ class MeasuredExperts:
                 "executor.cost_model=profiled"
             )
         self._spec = spec
-        self._most_tokens = int(rows.tokens.max())
-        pairs = rows.tokens * spec.experts_per_token / rows.activated_experts
+        self._most_pairs = int(rows.tokens.max()) * spec.experts_per_token
+        pairs = rows.tokens * spec.experts_per_token
+        seconds = rows[TIME] * MICROSECOND
         # Of one, in place of a formula: the grid then interpolates the seconds themselves.
         self._seconds_of = RatioInterpolation(
-            pairs, rows.activated_experts, rows[TIME] * MICROSECOND
+            pairs / rows.activated_experts, rows.activated_experts, seconds
         )
-        self.seconds = cache(self._seconds)
+        self.seconds = seconds_of_experts(spec, self._time)
 
     @property
     def caution(self) -> str:
         """How the number of experts is known, which no run recorded."""
         return f"experts are those of {self._spec.name}, each chosen at random"
 
-    def _seconds(self, num_tokens: int) -> float:
-        if num_tokens == 0:
-            return 0.0
-        if num_tokens > self._most_tokens:
+    def _time(self, pairs: float, chosen: float) -> float:
+        if pairs > self._most_pairs:
             return math.nan
-        spec = self._spec
-        chosen = spec.share_of_experts(num_tokens) * spec.num_experts
-        pairs = num_tokens * spec.experts_per_token
-        of_layer = self._seconds_of.ratio(pairs / chosen, chosen)
-        expert_layers = spec.num_expert_layers / spec.num_layers
-        return expert_layers * of_layer
+        return self._seconds_of.ratio(pairs / chosen, chosen)
 
 
 def bends(sizes: Floats, seconds: Floats) -> Floats:

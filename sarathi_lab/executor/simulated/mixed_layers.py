@@ -151,7 +151,8 @@ class SparseTimes:
             pairs = batch.prefill_query_key_pairs
             context = self.context.seconds(pairs, batch.prefill_kv_tokens)
             pairs = selected.window_pairs
-            prefill = self.launches + local + context + self.selected.seconds(pairs, pairs)
+            seeing = self.selected.seconds(pairs, pairs)
+            prefill = self.launches + local + context + seeing
         decode = 0.0
         if batch.num_decodes:
             in_windows = batch.num_decodes * self.window
@@ -159,7 +160,8 @@ class SparseTimes:
             pairs = batch.decode_kv_tokens
             context = self.context.seconds(pairs, pairs)
             pairs = selected.window_decode_kv_tokens
-            decode = self.launches + local + context + self.selected.seconds(pairs, pairs)
+            seeing = self.selected.seconds(pairs, pairs)
+            decode = self.launches + local + context + seeing
         return prefill, decode
 
 
@@ -303,8 +305,10 @@ class LinearTimes:
             num_heads = self.linear.num_heads / self.tensor  # of a device
             pieces_on_sm = sum(num_pieces) * num_heads / hardware.num_sms
             return hardware.linear["step"] * max(*num_pieces, pieces_on_sm)
-        flops = sum(num_pieces) * self.linear.chunk * self.linear.chunk_flops / self.tensor
-        return flops / (hardware.flops_per_second * hardware.matmul_efficiency)
+        num_tokens = sum(num_pieces) * self.linear.chunk  # in whole pieces
+        flops = num_tokens * self.linear.chunk_flops / self.tensor
+        rate = hardware.flops_per_second * hardware.matmul_efficiency
+        return flops / rate
 
     def _convolution_time(self, num_tokens: int) -> float:
         """Compute the seconds in which the convolution reads and writes its channels."""

@@ -60,7 +60,7 @@ class ProfiledOperations:
         has_all = REMAINDER in tables.layers
         self.iteration_overhead = 0.0 if has_all else formula.iteration_overhead
         # Mean relative errors of held-out rows by kind, as stated with the tables.
-        self.uncertainty: Mapping[str, float] = dict.fromkeys(UNCERTAIN, math.nan)
+        self.uncertainty = dict.fromkeys(UNCERTAIN, math.nan)
         stated = tables.meta.get("uncertainty")
         if stated:
             self.uncertainty = {**formula.uncertainty, **none_as_nan(stated)}
@@ -242,11 +242,15 @@ class ProductTable:
     def _at(self, tokens: int, shape: Shape) -> float:
         """Compute the seconds of a shape of the table."""
         sizes, seconds = self.rows[shape]
-        inside = min(max(tokens, int(sizes[0])), int(sizes[-1]))
+        smallest = int(sizes[0])
+        largest = int(sizes[-1])
+        inside = min(max(tokens, smallest), largest)
         seconds_inside = float(np.interp(inside, sizes, seconds))
         if inside == tokens:
             return seconds_inside
-        return seconds_inside * self._computed(tokens, shape) / self._computed(inside, shape)
+        computed = self._computed(tokens, shape)
+        computed_inside = self._computed(inside, shape)
+        return seconds_inside * computed / computed_inside
 
 
 def tables_for(formula: AnalyticOperations, level: str = "profiled") -> OperationTables:
