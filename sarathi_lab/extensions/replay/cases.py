@@ -34,20 +34,12 @@ from sarathi_lab.extensions.replay.iteration_log import cautions_of_log
 from sarathi_lab.extensions.replay.real_run import RealRun
 from sarathi_lab.extensions.replay.run_config import (
     AUTO,
-    FromFiles,
-    configured,
+    RunConfig,
     devices,
     is_of_other_version,
     num_blocks,
     server_of,
     shared_experts,
-    with_graphs,
-    with_graphs_of_user,
-    with_host_of_degrees,
-    with_host_of_stages,
-    with_server_defaults,
-    without_idle_threshold,
-    without_unknown_weights,
 )
 from sarathi_lab.extensions.replay.sent_again import (
     arrivals_of,
@@ -56,12 +48,10 @@ from sarathi_lab.extensions.replay.sent_again import (
     requests_of,
 )
 from sarathi_lab.extensions.replay.settings import (
-    ReplaySettings,
     differences,
     further_facts,
     replay_settings,
     typed_settings,
-    with_settings,
 )
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
@@ -186,20 +176,24 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
             f"task=validate replays in simulation, and {executor_class.__name__} simulates "
             "nothing; use executor=simulated"
         )
-    settings = replay_settings(cfg, run)
-    named, from_files = configured(cfg, run)
-    as_run, notes = _config_as_run(cfg, run, settings, named, from_files)
-    what_if = _config_what_if(cfg, run, settings, named, as_run)
+    if cfg.hardware.name != AUTO:
+        run = replace(run, link=None)  # which is that of the run's own devices
+    composed = RunConfig(cfg, run, replay_settings(cfg, run))
+    as_run = composed.cfg
+    what_if = composed.what_if()
+    notes = composed.notes
+    if composed.assumed:
+        notes.insert(0, f"assumed, as nothing states them: {', '.join(composed.assumed)}")
     client, client_of_user = _clients(cfg, run)
     if client is not run.client:
         notes.append(f"as you state: {_named(client)}")
-    replay = _replay(as_run, cfg, run, client)
+    replay = _replay(as_run, run, client)
     require_possible(run, replay.spec, replay.backend.peaks())
     replay = replace(replay, notes=notes)
     think_time = cfg.workload.get("think_time")
     if think_time is None:
         think_time = 0.0 if replay.loop is None else replay.loop.think_time
-    replay_what_if = _replay(what_if, cfg, run, client_of_user, float(think_time))
+    replay_what_if = _replay(what_if, run, client_of_user, float(think_time))
     # What the user states changes nothing, or nothing is stated.
     if replay.does_the_same_as(replay_what_if):
         return Case(replay, None)
@@ -211,74 +205,6 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
     changed = differences(as_run, what_if)
     changed += _changes_of_load(replay, replay_what_if)
     return Case(replay, replay_what_if, changed)
-
-
-def _config_as_run(
-    cfg: DictConfig,
-    run: RealRun,
-    settings: ReplaySettings,
-    named: DictConfig,
-    from_files: FromFiles,
-) -> tuple[DictConfig, list[str]]:
-    """Return the configuration of the run as it was, and notes on where its settings are from."""
-    is_named = cfg.hardware.name != AUTO
-    notes = [*from_files.notes, *settings.notes]
-    as_run = with_host_of_stages(settings.config_as_run(named), cfg)
-    num_blocks_of_run = run.settings.num_blocks
-    if num_blocks_of_run is not None and not from_files.has_run_cache:
-        notes.append(
-            f"the file's cache of {num_blocks_of_run} blocks is of another model, and not taken"
-        )
-        asked = settings.by_user.get("cache.num_blocks")
-        as_run = with_settings(as_run, {"cache.num_blocks": asked})
-    if as_run.host.name != named.host.name:
-        notes.append(f"not simulated for a pipeline: host={named.host.name}")
-    as_run, refused = without_unknown_weights(as_run, run, is_named=is_named)
-    as_run, notes_on_length = _with_answered_lengths(as_run, run)
-    refused += notes_on_length
-    # After lengths and weights: the cache depends on them, and the sequences on the cache.
-    as_run, defaults = with_server_defaults(as_run, run, is_named=is_named)
-    if "batch" not in settings.by_user and as_run.batch > as_run.chunk:
-        # A batch has a token for each sequence here.
-        refused.append(f"not simulated: batch={as_run.batch} above chunk={as_run.chunk}")
-        as_run = with_settings(as_run, {"batch": as_run.chunk})
-    as_run = without_idle_threshold(with_graphs(as_run, run), run)
-    assumed = [*from_files.assumed, *settings.assumed, *defaults]
-    if assumed:
-        notes.insert(0, f"assumed, as nothing states them: {', '.join(assumed)}")
-    return as_run, [*notes, *refused]
-
-
-def _with_answered_lengths(cfg: DictConfig, run: RealRun) -> tuple[DictConfig, list[str]]:
-    """Return `cfg` with room for the longest request, which the server has answered: clients and
-    servers count a prompt's template differently. Also return a note of that.
-    """
-    stated_length = run.settings.stated.get("max_model_len")
-    if stated_length is None or stated_length >= run.longest:
-        return cfg, []
-    note = (
-        f"requests have up to {run.longest} tokens, more than max_model_len={stated_length}: "
-        f"{run.longest} is taken"
-    )
-    settings = {"max_model_len": run.longest}
-    whole_prompts = "policy.max_num_batched_tokens"  # which have room for the longest request
-    if 0 < (run.settings.stated.get(whole_prompts) or 0) < run.longest:
-        settings |= {whole_prompts: run.longest, "chunk": run.longest}
-        note += ", and for the budget of whole prompts"
-    return with_settings(cfg, settings), [note]
-
-
-def _config_what_if(
-    cfg: DictConfig, run: RealRun, settings: ReplaySettings, named: DictConfig, as_run: DictConfig
-) -> DictConfig:
-    """Return the configuration with the user's settings."""
-    what_if = settings.config_what_if(named, as_run)
-    what_if = with_host_of_degrees(with_graphs_of_user(what_if, named), run, as_run, cfg)
-    is_batch_assumed = "batch" not in {**run.settings.stated, **settings.by_user}
-    if is_batch_assumed and isinstance(what_if.chunk, int):
-        # As assumed: the server's default, but no more than its budget.
-        what_if = with_settings(what_if, {"batch": min(what_if.batch, what_if.chunk)})
-    return what_if
 
 
 def _clients(cfg: DictConfig, run: RealRun) -> tuple[Client, Client]:
@@ -321,25 +247,21 @@ def _changes_of_load(as_run: Replay, what_if: Replay) -> list[str]:
 
 
 def _replay(
-    cfg: DictConfig,
-    typed: DictConfig,
-    run: RealRun,
-    client: Client,
-    think_time: float | None = None,
+    cfg: DictConfig, run: RealRun, client: Client, think_time: float | None = None
 ) -> Replay:
-    """Make a replay with the settings of `cfg`, which follow from those that are `typed`, and users
-    who think for `think_time` seconds (None: as recorded). Raises UserError.
+    """Make a replay with the settings of `cfg`, and users who think for `think_time` seconds (None:
+    as recorded). Raises UserError.
     """
-    backend, spec = devices(cfg, run, is_named=typed.hardware.name != AUTO)
+    backend, spec = devices(cfg, run)
     backend.check(spec, 0)
     policy: Policy = build(cfg.policy, Policy)
     if policy.budget == AUTO:
         raise UserError("chunk=auto is chosen for a workload, not for a run; name tokens")
-    requests = requests_of(run)
     longest = cfg.max_model_len or run.longest
     batch_size = require_int("batch", cfg.batch, 1, "use the most sequences at a time")
     if backend.num_stages > 1:
         policy, batch_size = policy.for_stages(batch_size, backend.num_stages)
+    window_pool = setup_of(policy, batch_size, longest).rule.window_pool
     engine = EngineConfig(
         policy.on_device(lambda: backend.predictor(spec), batch_size, longest),
         batch_size=batch_size,
@@ -351,19 +273,15 @@ def _replay(
         shares_prefixes=cfg.cache.prefix,
         aligns_chunks=cfg.cache.align_chunks,
         state_tokens=backend.state_tokens(spec),
-        window=backend.window_in_cache(
-            spec, setup_of(policy, batch_size, longest).rule.window_pool
-        ),
+        window=backend.window_in_cache(spec, window_pool),
         cluster=shared_experts(cfg, run) or SINGLE,
     )
-    engine.check(requests)
-    config = {key: value for key, value in resolved(cfg).items() if key in KEYS}
+    engine.check(requests_of(run))
     if think_time is None:
         think_time = 0.0
         if not run.has_conversations:
             think_time = measured_thought(run.requests, client)
     loop = loop_of(run.requests, client, think_time)
-    config["users"] = None
-    if loop is not None:
-        config["users"] = [loop.users, loop.think_time]
+    config = {key: value for key, value in resolved(cfg).items() if key in KEYS}
+    config["users"] = None if loop is None else [loop.users, loop.think_time]
     return Replay(run, backend, spec, engine, config, client, loop)

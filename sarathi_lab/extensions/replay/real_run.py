@@ -7,9 +7,9 @@ any of these, by a log, and by the command line that started it (`server_facts`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from sarathi_lab.extensions.replay.names import (
 from sarathi_lab.extensions.replay.readers.evalscope import is_database
 from sarathi_lab.extensions.replay.run_folder import (
     FIX,
-    Surroundings,
     no_requests,
     read_folder,
     read_surroundings,
@@ -57,6 +56,7 @@ from sarathi_lab.workload.text_files import read_text
 BLOCK_SIZE = 16  # tokens, where no file states them
 # What a replay needs to be stated: as it is called, and as it is typed.
 NEEDED = {"model": ("model", "model=NAME"), "hardware": ("GPU", "hardware=NAME")}
+SIZES = ["chunk", "batch"]
 TYPED = "task.chunk and task.batch"  # the source of what the command line states of the run
 # Of these, sources have longer and shorter ones: a client may call a model by part of its name.
 NAMES = ("version", "model", "hardware")
@@ -81,7 +81,7 @@ class ServerSettings:
     def stated(self) -> dict[str, Any]:
         """Settings by the lab's names, and `server_arguments.OF_FILES`."""
         settings = self._settings()
-        told = self._weights_by_name(settings)
+        told = self._weights_by_name()
         if told.weights:
             settings[WEIGHTS] = told.weights
         return settings
@@ -106,21 +106,16 @@ class ServerSettings:
         it is the server's default. What a server finds when it starts is no default, nor are the
         weights of a checkpoint, or a version.
         """
-        stated = self.stated
         if name == NUM_BLOCKS:
             return self.num_blocks is not None
+        stated = self.stated
         if name == VERSION_OF_RULES:
             return "version" in stated
-        is_default = self.is_complete
-        if name == WEIGHTS:
-            is_default = is_default and not self._leave_weights_open()
-        return name in stated or is_default
-
-    def _leave_weights_open(self) -> bool:
-        """Return whether weights have a type that is named, and can't be told or simulated."""
-        told = self._weights_by_name(self._settings())
-        is_untold = bool(told.word) and not told.weights
-        return is_untold or any(name.startswith("quantization") for name in self._not_simulated())
+        if name in stated or not self.is_complete:
+            return name in stated
+        # Weights of a named type that can't be told or simulated are left to the user.
+        methods = [name for name in self._not_simulated() if name.startswith("quantization")]
+        return name != WEIGHTS or not (methods or self._weights_by_name().word)
 
     @property
     def policy(self) -> str:
@@ -141,28 +136,26 @@ class ServerSettings:
             return stated.get(NUM_BLOCKS)
         return int(stated["cache.tokens"] // stated.get("cache.block_size", BLOCK_SIZE))
 
-    def _weights_by_name(self, settings: Mapping[str, object]) -> ToldWeights:
+    def _weights_by_name(self) -> ToldWeights:
         """Find the type of weights in the model's names, if nothing else states it."""
-        if WEIGHTS in settings or any(map(_states_weights, self._not_simulated())):
+        settings = self._settings()
+        for argument in self._not_simulated():
+            if argument.startswith("quantization") and not argument.startswith(UNTOLD_WEIGHTS):
+                return ToldWeights()
+        if WEIGHTS in settings:
             return ToldWeights()
         return weights_in_names(names_of_model(settings))
 
     def _not_simulated(self) -> list[str]:
         """Return the arguments of all sources that would change the times, each once."""
-        arguments = dict[str, None]()
-        for statement in self.statements:
-            arguments |= dict.fromkeys(statement.not_simulated)
-        return [*arguments]
+        return _each_once(statement.not_simulated for statement in self.statements)
 
     def notes(self) -> list[str]:
         """Name what of the server's arguments the simulator has not, and where sources differ."""
         not_simulated = self._not_simulated()
-        without_effect = dict[str, None]()
-        for statement in self.statements:
-            without_effect |= dict.fromkeys(statement.without_effect)
+        without_effect = _each_once(statement.without_effect for statement in self.statements)
         notes = self._engine_notes()
-        settings = self._settings()
-        told = self._weights_by_name(settings)
+        told = self._weights_by_name()
         if told.weights:
             notes.append(f"{WEIGHTS}={told.weights}, as {told.told_by} tells")
             not_simulated = [name for name in not_simulated if not name.startswith(UNTOLD_WEIGHTS)]
@@ -192,29 +185,28 @@ class ServerSettings:
 
     def _differences(self) -> list[str]:
         """Name each setting that sources state differently, and which of them is taken."""
-        sources = dict[str, list[tuple[str, object]]]()
+        values = dict[str, list[tuple[str, object]]]()  # with their sources, by setting
         for statement in self.statements:
-            for name, value in statement.settings.items():
-                if name not in NOT_COMPARED:
-                    sources.setdefault(name, []).append((statement.source, value))
-        notes = []
+            settings = dict(statement.settings)
+            if statement.policy or statement.is_complete:
+                settings["server"] = _server_name(statement.policy)
+            for name, value in settings.items():
+                values.setdefault(name, []).append((statement.source, value))
         run_settings = {**self._settings(), "server": _server_name(self.policy)}
-        sources["server"] = [
-            (statement.source, _server_name(statement.policy))
-            for statement in self.statements
-            if statement.policy or statement.is_complete
-        ]
-        for name, stated in sources.items():
-            values = [value for _, value in stated]
-            if name == "model":
-                are_alike = _name_one_model(values, run_settings)
-            else:
-                are_alike = all(_is_same(name, value, values[-1]) for value in values)
-            if are_alike or name not in run_settings:
+        notes = []
+        for name, of_sources in values.items():
+            if name in NOT_COMPARED or name not in run_settings:
                 continue
-            shown = ", ".join(f"{source} {value}" for source, value in stated)
-            notes.append(f"sources differ in {name} ({shown}): {run_settings[name]} counts")
+            if all(_agree(name, value, run_settings) for _, value in of_sources):
+                continue
+            stated = ", ".join(f"{source} {value}" for source, value in of_sources)
+            notes.append(f"sources differ in {name} ({stated}): {run_settings[name]} counts")
         return notes
+
+
+def _each_once(lists: Iterable[Iterable[str]]) -> list[str]:
+    """Return the entries of all lists in their order, each once."""
+    return [*dict.fromkeys(chain.from_iterable(lists))]
 
 
 def _server_name(policy: str) -> str:
@@ -222,27 +214,19 @@ def _server_name(policy: str) -> str:
     return SERVERS.get(policy, "vLLM")
 
 
-def _states_weights(argument: str) -> bool:
-    """Return whether an argument that is not simulated states the weights' type by itself."""
-    return argument.startswith("quantization") and not argument.startswith(UNTOLD_WEIGHTS)
-
-
-def _name_one_model(values: Sequence[object], settings: Mapping[str, object]) -> bool:
-    """Return whether each source's name is one that the run's model has, or part of it."""
-    names_of_run = names_of_model(settings)
-    for value in values:
-        pairs = product(names_of_model({"model": value}), names_of_run)
-        if not any(_is_same("model", of_source.name, of_run.name) for of_source, of_run in pairs):
-            return False
-    return True
+def _agree(name: str, value: object, run_settings: Mapping[str, object]) -> bool:
+    """Return whether a source states the same of a setting as the run has: of names, one may be
+    part of the other's, and a model may have several.
+    """
+    if name != "model":
+        return _is_same(name, value, run_settings[name])
+    pairs = product(names_of_model({"model": value}), names_of_model(run_settings))
+    return any(_is_same("model", of_source.name, of_run.name) for of_source, of_run in pairs)
 
 
 def _is_same(name: str, first: object, second: object) -> bool:
-    """Return whether two sources state the same: of names, one may be part of the other's."""
-    if first == second:
-        return True
-    if name not in NAMES:
-        return False
+    if first == second or name not in NAMES:
+        return first == second
     first_name = str(first)
     second_name = str(second)
     if name != "version":
@@ -274,48 +258,62 @@ class RealRun(Benchmark):
         return int(total.max()) if len(total) else 1
 
 
-@dataclass(frozen=True)
-class Stated:
-    """What the user states of a run.
+def read_runs(
+    source: str | Path,
+    log: str | None = None,
+    command: str | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> list[RealRun]:
+    """Read the run in a file or a folder, a load each, and what is stated of its server.
 
-    Attributes:
+    Args:
+        source: The file or folder.
         log: The server's log, or another description of it.
         command: The command line that started the server.
-        settings: Values by the lab's names, which files need not have; None: not stated.
+        settings: What the user states by the lab's names, which files need not have.
+
+    Raises:
+        UserError: For what can't be read, and what nothing states of the server.
     """
-
-    log: str | None = None
-    command: str | None = None
-    settings: Mapping[str, object] | None = None
-
-
-def read_runs(source: str | Path, stated: Stated = Stated()) -> list[RealRun]:
-    """Read the run in `source`, a load each, and what is stated of its server. Raises UserError."""
     path = of_lab(Path(source).expanduser())
     logged = NO_LOG
     statements = list[Statement]()
-    if stated.log is not None:
-        logged, statements = _read_log(of_lab(Path(stated.log).expanduser()))
+    without = f"{path} does not"
+    if log is not None:
+        logged, statements = _read_log(of_lab(Path(log).expanduser()))
+        without = f"{path} and {log} do not"
     benchmarks, own_log = _read_requests(path)
     if own_log is not None:
         logged, of_own_log = own_log
         statements += of_own_log
     surroundings = read_surroundings(path)
     # In the order in which statements count, the last one most.
-    if stated.command is not None:
-        statements.append(read_command(stated.command))
-    settings = {k: v for k, v in (stated.settings or {}).items() if v is not None}
-    sizes: dict[str, object] = {n: settings[n] for n in ("chunk", "batch") if n in settings}
+    if command is not None:
+        statements.append(read_command(command))
+    by_user = dict(settings or {})
+    sizes = {name: by_user[name] for name in SIZES if name in by_user}
     if sizes:
         statements.append(Statement(TYPED, sizes))
     runs = []
     for number, benchmark in enumerate(benchmarks, 1):
         server = ServerSettings([*benchmark.server, *surroundings.statements, *statements])
-        run = _run(path, benchmark, server, surroundings, number, logged)
-        source = f"{path} does not"
-        if stated.log is not None:
-            source = f"{path} and {stated.log} do not"
-        _check_needed(source, {"hardware": run.hardware, **server.stated, **settings})
+        stated = server.stated
+        hardware = surroundings.hardware or stated.get("hardware")
+        _check_needed(without, {"hardware": hardware, **stated, **by_user})
+        label = str(benchmark.labels.get("policy", ""))
+        rate = benchmark.labels.get("workload.rate")
+        fields = vars(benchmark) | {"policy": server.policy or benchmark.policy}
+        run = RealRun(
+            **fields,
+            hardware=hardware,
+            link=surroundings.link,
+            timeline=surroundings.timeline,
+            source=str(path),
+            version=str(stated.get("version", "")),
+            settings=server,
+            name=f"{number}: {label} at {rate}/s" if rate else f"{number}: {label}",
+            logged=logged,
+        )
         runs.append(run)
     return runs
 
@@ -342,34 +340,6 @@ def _read_requests(path: Path) -> tuple[list[Benchmark], Log | None]:
     if not is_database(path) and len(read_iterations(read_text(path, str(path), FIX))):
         return [no_requests()], _read_log(path)
     return read_benchmarks(path), None
-
-
-def _run(
-    path: Path,
-    benchmark: Benchmark,
-    server: ServerSettings,
-    surroundings: Surroundings,
-    number: int,
-    logged: pd.DataFrame,
-) -> RealRun:
-    """Join a load with what is stated of its server."""
-    stated = server.stated
-    rate = benchmark.labels.get("workload.rate")
-    label = str(benchmark.labels.get("policy", ""))
-    if rate:
-        label += f" at {rate}/s"
-    fields = vars(benchmark) | {"policy": server.policy or benchmark.policy}
-    return RealRun(
-        **fields,
-        hardware=surroundings.hardware or stated.get("hardware"),
-        link=surroundings.link,
-        timeline=surroundings.timeline,
-        source=str(path),
-        version=str(stated.get("version", "")),
-        settings=server,
-        name=f"{number}: {label}",
-        logged=logged,
-    )
 
 
 def _check_needed(source: str, stated: Mapping[str, object]) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, cast, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,7 +22,6 @@ from sarathi_lab.config.instantiate import (
     name_of,
     option_files,
     read_option,
-    resolved,
     top_level,
 )
 from sarathi_lab.engine.queues import QueueOrder
@@ -31,9 +30,7 @@ from sarathi_lab.extensions.replay.real_run import BLOCK_SIZE, VERSION_OF_RULES,
 from sarathi_lab.policy import Policy, VllmV1
 from sarathi_lab.policy.vllm import rules_of
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
+Settings = Mapping[str, object]  # by the lab's dotted names
 AUTO = "auto"  # of a chunk: as advised; of blocks: all memory
 # What the command line can state of a server, beside `policy.*`.
 SETTINGS = (
@@ -42,9 +39,10 @@ SETTINGS = (
     *("cache.block_size", "cache.num_blocks", "cache.prefix", "cache.dtype", "cache.align_chunks"),
     "cache.memory_share",
 )
+OF_GRAPHS = (GRAPH_MODE, "host.graphs.sizes", "host.graphs.largest")
 OF_WORKLOAD = ("workload.arrivals", "workload.users", "workload.think_time")
 # A server's defaults, of what depends neither on its device nor on its model.
-SERVER_DEFAULTS: dict[str, object] = {
+SERVER_DEFAULTS: Settings = {
     "executor.tensor_parallel": 1,
     "executor.pipeline_parallel": 1,
     "executor.weights": "auto",
@@ -70,14 +68,11 @@ SIZING = (
     *("executor.tensor_parallel", "executor.pipeline_parallel", "executor.weights"),
     *("cache.block_size", "cache.dtype", "cache.memory_share"),
 )
-HOST = "executor.host."  # the same as `host`, in an executor's settings
-GRAPHS = f"{HOST}graphs."
-COMPARED = ("chunk", "batch", "policy", "executor", "cache", "max_model_len", "queue_order")
 
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """Settings by the lab's names, of the run as it was and of what the user asks besides.
+    """Settings of the run as it was and of what the user asks besides.
 
     Attributes:
         policy: The run's policy, as its file in conf/policy has it.
@@ -89,30 +84,21 @@ class ReplaySettings:
     """
 
     policy: DictConfig
-    as_run: Mapping[str, object]
-    by_user: Mapping[str, object]
+    as_run: Settings
+    by_user: Settings
     of_other_policy: bool
     assumed: Sequence[str]
     notes: Sequence[str]
-
-    def config_as_run(self, cfg: DictConfig) -> DictConfig:
-        """Return `cfg` with the run's settings."""
-        return with_settings(cfg, {"policy": self.policy, **self.as_run})
 
     def config_what_if(self, cfg: DictConfig, as_run: DictConfig) -> DictConfig:
         """Return `as_run` with the user's settings, those of another policy from `cfg`."""
         node = cfg.policy if self.of_other_policy else as_run.policy
         settings = {"policy": node, **self.by_user}
-        if "cache.num_blocks" not in settings and self._needs_other_cache(as_run):
-            settings["cache.num_blocks"] = None
-        return with_settings(as_run, settings)
-
-    def _needs_other_cache(self, as_run: DictConfig) -> bool:
-        """Return whether the run's number of blocks is not that of the user's settings."""
         for name in SIZING:
             if name in self.by_user and self.by_user[name] != OmegaConf.select(as_run, name):
-                return True
-        return False
+                # The run's number of blocks is not that of other sizes.
+                settings.setdefault("cache.num_blocks", None)
+        return with_settings(as_run, settings)
 
 
 def check_values(cfg: DictConfig) -> None:
@@ -137,127 +123,52 @@ def check_values(cfg: DictConfig) -> None:
 def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
     """Find the settings of a run's replays. Raises UserError for a value that one can't have."""
     check_values(cfg)
+    policy = option("policy", run.policy)
+    chosen = class_of(cfg, "policy")
     typed = typed_settings(cfg)
-    policy = read_option("policy", option_files("policy")[run.policy])
-    of_other_policy = _names_other_policy(cfg, policy, run, typed)
+    is_named = any(name.partition(".")[0] == "policy" for name in typed)
+    is_of_run = chosen is class_of({"policy": policy}, "policy")
+    of_other_policy = not is_of_run and (is_named or chosen is not VllmV1)
     by_user = _stated_by_user(cfg, typed)
-    if not of_other_policy:
-        by_user |= _policy_fields(cfg, policy, run, typed)
-    notes = []
+    if is_of_run:
+        by_user |= _policy_of_user(cfg, policy, run, typed)
     # Of the server, not of the command line; its defaults are looked up later.
     as_run = {**SERVER_DEFAULTS, "chunk": None, "batch": None}
     if "version" in policy:
         as_run[VERSION_OF_RULES] = rules_of(run.version)
+    notes = []
     for name, value in by_user.items():
         is_of_other_policy = of_other_policy and name == "chunk"
         if not run.settings.tell(name) and not is_of_other_policy:
             as_run[name] = value
-            notes.append(f"as you state: {name}={_shown(value)}")
-    of_files, notes_of_files = _settings_of_files(run, policy)
-    as_run |= of_files
-    notes += notes_of_files
-    if as_run.get("chunk") == UNCUT:
+            notes.append(f"as you state: {name}={shown(value)}")
+    for name, value in run.settings.stated.items():
+        field = name.removeprefix("policy.")
+        if name in SETTINGS or (field != name and field in policy):
+            as_run[name] = value
+        elif field != name:
+            notes.append(f"not simulated: {name}={shown(value)}, which {run.policy} has not")
+    if run.settings.num_blocks is not None:  # also where files state it in tokens
+        as_run["cache.num_blocks"] = run.settings.num_blocks
+    if as_run["chunk"] == UNCUT:
         page_size = int(str(as_run["cache.block_size"]))
-        as_run["chunk"] = _chunk_of_longest_prompt(run, page_size)
+        longest = run.requests.prompt_len.max() if len(run.requests) else 1
+        as_run["chunk"] = math.ceil(longest / page_size) * page_size
         notes.append(
             f"chunked_prefill_size={UNCUT} cuts no prompt: chunk={as_run['chunk']}, the longest "
             "prompt's tokens in whole pages, is taken"
         )
     assumed = []
-    if not run.settings.is_complete:
-        for name in NAMED_WHERE_ASSUMED:
-            if not run.settings.tell(name) and name not in by_user:
-                assumed.append(f"{name}={_shown(as_run[name])}")
+    for name in NAMED_WHERE_ASSUMED:
+        if not run.settings.tell(name) and name not in by_user:
+            assumed.append(f"{name}={shown(as_run[name])}")
     return ReplaySettings(policy, as_run, by_user, of_other_policy, assumed, notes)
-
-
-def _settings_of_files(run: RealRun, policy: DictConfig) -> tuple[dict[str, object], list[str]]:
-    """Return the settings that files state of a run, and notes on those that its policy has not."""
-    settings = dict[str, object]()
-    notes = []
-    for name, value in run.settings.stated.items():
-        of_policy = name.startswith("policy.")
-        if of_policy and name.removeprefix("policy.") not in policy:
-            notes.append(f"not simulated: {name}={_shown(value)}, which {run.policy} has not")
-        elif of_policy or name in SETTINGS:
-            settings[name] = value
-    # Also where files state it in tokens.
-    if run.settings.num_blocks is not None:
-        settings["cache.num_blocks"] = run.settings.num_blocks
-    return settings, notes
-
-
-def _chunk_of_longest_prompt(run: RealRun, page_size: int) -> int:
-    """Return the tokens of whole pages that hold the longest prompt."""
-    num_tokens = 1
-    if len(run.requests):
-        num_tokens = int(run.requests.prompt_len.max())
-    return math.ceil(num_tokens / page_size) * page_size
-
-
-def further_facts(run: RealRun, policy: Policy) -> list[str]:
-    """Describe the settings that files state otherwise than servers have them by default, but for
-    those that every description of a replay has.
-    """
-    defaults: dict[str, object] = {}
-    for rule in fields(cast("DataclassInstance", policy)):  # every policy is a dataclass
-        defaults[f"policy.{rule.name}"] = rule.default
-    defaults |= {**SERVER_DEFAULTS, GRAPH_MODE: GRAPHS_BY_DEFAULT}
-    stated = run.settings.stated
-    shown_elsewhere = (*ALWAYS_SHOWN, f"policy.{policy.budget_field}")
-    facts = []
-    for name, default in defaults.items():
-        is_other = stated.get(name, default) != default
-        if is_other and name not in shown_elsewhere:
-            facts.append(f"{name}={_shown(stated[name])}")
-    return facts
-
-
-def typed_settings(cfg: DictConfig) -> dict[str, str]:
-    """Return the settings of the command line, by name."""
-    return {name_of(setting): setting.partition("=")[2] for setting in cfg.task.stated or ()}
-
-
-def with_settings(cfg: DictConfig, settings: Mapping[str, object]) -> DictConfig:
-    """Return a copy of `cfg` with other values of settings, by their dotted names."""
-    cfg = cfg.copy()
-    for name, value in settings.items():
-        OmegaConf.update(cfg, name, value, merge=False)
-    return cfg
-
-
-def differences(first: DictConfig, second: DictConfig) -> list[str]:
-    """Describe what `second` has otherwise, such as "batch=8 (256)"."""
-    before = _compared(first)
-    changed = []
-    is_other_policy = class_of(first, "policy") is not class_of(second, "policy")
-    if is_other_policy:
-        changed.append(f"policy {class_name(second.policy)} ({class_name(first.policy)})")
-    is_other_host = first.host.name != second.host.name
-    if is_other_host:
-        changed.append(f"host={second.host.name} ({first.host.name})")
-    for name, value in _compared(second).items():
-        if before.get(name) == value:
-            continue
-        if name.startswith("policy.") and (is_other_policy or value == second.chunk):
-            continue  # which is said already: a policy's budget is another name of the chunk
-        if is_other_host and name.startswith(HOST) and not name.startswith(GRAPHS):
-            continue  # which its name says
-        typed_name = name.replace(HOST, "host.")
-        changed.append(f"{typed_name}={_shown(value)} ({_shown(before.get(name))})")
-    return changed
-
-
-def _compared(cfg: DictConfig) -> dict[str, object]:
-    config = resolved(cfg)
-    return _flat({key: config[key] for key in COMPARED})
 
 
 def _stated_by_user(cfg: DictConfig, typed: Mapping[str, str]) -> dict[str, object]:
     """Return what is typed, or otherwise than the lab's files have it; null states nothing."""
-    executor = read_option("executor", option_files("executor")["simulated"])
     # A server's chunk and batch are not those of the lab's files.
-    own = {"executor": executor, "chunk": None, "batch": None}
+    own = {"executor": option("executor", "simulated"), "chunk": None, "batch": None}
     defaults = OmegaConf.create({**top_level(), **own})
     stated = {}
     for name in SETTINGS:
@@ -268,22 +179,10 @@ def _stated_by_user(cfg: DictConfig, typed: Mapping[str, str]) -> dict[str, obje
     return stated
 
 
-def _names_other_policy(
-    cfg: DictConfig, policy: DictConfig, run: RealRun, typed: Mapping[str, str]
-) -> bool:
-    """Return whether the user names another policy than the run's."""
-    chosen = class_of(cfg, "policy")
-    of_run = class_of({"policy": policy}, "policy")
-    is_named = any(name.partition(".")[0] == "policy" for name in typed)
-    return chosen is not of_run and (is_named or chosen is not VllmV1)
-
-
-def _policy_fields(
+def _policy_of_user(
     cfg: DictConfig, policy: DictConfig, run: RealRun, typed: Mapping[str, str]
 ) -> dict[str, object]:
     """Return the fields of the run's policy that the user states; its budget is the chunk."""
-    if class_of(cfg, "policy") is not class_of({"policy": policy}, "policy"):
-        return {}  # the default of the command line, which names none
     # An option that the user has made, as of an object in Python, states all fields.
     states_all = typed.get("policy", run.policy) != run.policy
     of_run = as_written(policy)
@@ -296,18 +195,64 @@ def _policy_fields(
     return stated
 
 
-def _flat(node: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Return nested values by their dotted names."""
-    flat: dict[str, object] = {}
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+def further_facts(run: RealRun, policy: Policy) -> list[str]:
+    """Describe the settings that files state otherwise than servers have them by default, but for
+    those that every description of a replay has.
+    """
+    fields = as_written(option("policy", run.policy))
+    defaults = {f"policy.{name}": value for name, value in fields.items()}
+    defaults |= {**SERVER_DEFAULTS, GRAPH_MODE: GRAPHS_BY_DEFAULT}
+    shown_elsewhere = (*ALWAYS_SHOWN, f"policy.{policy.budget_field}")
+    facts = []
+    for name, default in defaults.items():
+        value = run.settings.stated.get(name, default)
+        if value != default and name not in shown_elsewhere:
+            facts.append(f"{name}={shown(value)}")
+    return facts
 
 
-def _shown(value: object) -> str:
+def typed_settings(cfg: DictConfig) -> dict[str, str]:
+    """Return the settings of the command line, by name."""
+    return {name_of(setting): setting.partition("=")[2] for setting in cfg.task.stated or ()}
+
+
+def option(group: str, name: str) -> DictConfig:
+    """Read an option's file in conf/."""
+    return read_option(group, option_files(group)[name])
+
+
+def with_settings(cfg: DictConfig, settings: Settings) -> DictConfig:
+    """Return a copy of `cfg` with other values of settings, by their dotted names."""
+    cfg = cfg.copy()
+    for name, value in settings.items():
+        OmegaConf.update(cfg, name, value, merge=False)
+    return cfg
+
+
+def differences(first: DictConfig, second: DictConfig) -> list[str]:
+    """Describe what `second` has otherwise, such as "batch=8 (256)"."""
+    changed = []
+    names = [*SETTINGS]
+    if class_of(first, "policy") is not class_of(second, "policy"):
+        changed.append(f"policy {class_name(second.policy)} ({class_name(first.policy)})")
+    else:
+        names += [f"policy.{key}" for key in second.policy]
+    if first.host.name != second.host.name:
+        changed.append(f"host={second.host.name} ({first.host.name})")
+    if first.host.get("graphs") and second.host.get("graphs"):
+        names = [*OF_GRAPHS, *names]
+    for name in names:
+        before = OmegaConf.select(first, name)
+        after = OmegaConf.select(second, name)
+        # A policy's budget is another name of the chunk.
+        is_said = name.startswith("policy.") and after == second.chunk
+        if before != after and not is_said:
+            changed.append(f"{name}={shown(after)} ({shown(before)})")
+    return changed
+
+
+def shown(value: object) -> str:
+    """Return a value as it is typed."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

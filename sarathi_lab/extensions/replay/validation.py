@@ -31,8 +31,8 @@ from sarathi_lab.extensions.replay.comparison import (
 )
 from sarathi_lab.extensions.replay.iteration_log import predicted, schedule_table, shared
 from sarathi_lab.extensions.replay.picture import picture
-from sarathi_lab.extensions.replay.real_run import RealRun, Stated, read_runs
-from sarathi_lab.extensions.replay.run_config import AUTO, server_of
+from sarathi_lab.extensions.replay.real_run import RealRun, read_runs
+from sarathi_lab.extensions.replay.run_config import AUTO, names_model, server_of
 from sarathi_lab.extensions.replay.settings import OF_WORKLOAD, SETTINGS
 from sarathi_lab.results import metrics
 from sarathi_lab.results.conclusion import caution_of_replay
@@ -88,14 +88,13 @@ class Validate(Task):
         if not self._run:
             raise UserError("task=validate needs a run of a real server; add task.run=FILE")
         # What is named here need not be in a file.
-        settings = dict(self._sizes)
+        settings = {name: size for name, size in self._sizes.items() if size is not None}
         for group in ("hardware", "host"):
             if cfg[group].name != AUTO:
                 settings[group] = cfg[group].name
-        is_model_of_run = "path" in cfg.model and cfg.model.path is None
-        if not is_model_of_run:
+        if names_model(cfg):
             settings["model"] = cfg.model.get("name") or "named"
-        runs = read_runs(self._run, Stated(self._log, self._server, settings))
+        runs = read_runs(self._run, self._log, self._server, settings)
         return cases_of(cfg, runs)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:

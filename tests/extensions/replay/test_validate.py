@@ -185,14 +185,15 @@ def test_other_settings_are_replayed_beside_the_run_as_it_was(short_run, tmp_pat
         checked("task=validate", f"task.run={short_run}", *ANALYTIC, "chunk=auto")
 
 
-def test_capture_sizes_are_other_settings_and_need_a_mode(short_run):
+def test_capture_sizes_are_other_settings(short_run):
     graphs = ["host=vllm_0_19", "host.graphs.largest=8"]
-    with pytest.raises(UserError, match=r"add host\.graphs\.mode"):
-        checked("task=validate", f"task.run={short_run}", *ANALYTIC, *graphs)
-    graphs.append("host.graphs.mode=full_decode_only")
     cfg = config_of("task=validate", f"task.run={short_run}", *ANALYTIC, *graphs)
     (case,) = build(cfg.task).check(cfg)
     assert case.as_run.backend.host.graphs.largest == 512
+    changed = case.what_if.backend.host.graphs
+    assert (changed.mode, changed.largest) == ("full_and_piecewise", 8)
+    graphs.append("host.graphs.mode=full_decode_only")
+    cfg = config_of("task=validate", f"task.run={short_run}", *ANALYTIC, *graphs)
     path = short_run / "meta.json"
     meta = json.loads(path.read_text())
     meta["engine_kwargs"] |= {"cudagraph_capture_sizes": [1, 4], "cudagraph_mode": "piecewise"}
