@@ -149,7 +149,7 @@ def test_a_policy_has_one_colour_everywhere(pictures):
         assert to_hex(line.get_color()) == alone[label]
     points = {"series": ["orca", "sarathi_serve"], "y": [1.0, 2.0], "unit": "s", "x": 0}
     points |= {"dataset": "d", "quantity": "capacity", "device": "cpu", "source": "measured"}
-    table = pd.DataFrame(points)
+    table = pd.DataFrame(points).assign(low=np.nan, high=np.nan)
     bars = draw(CATALOG["sarathi_serve_capacity"].look, table).axes[0].patches
     assert [to_hex(bar.get_facecolor()) for bar in bars] == [alone["orca"], alone["sarathi_serve"]]
 
@@ -194,37 +194,6 @@ def test_a_panel_is_titled_by_what_it_shows():
     titles = {ax.get_title() for ax in drawn("fig07").axes}
     assert {"paper and simulated", "simulated\none token past full tiles"} <= titles
     assert not any("measured" in ax.get_title() for ax in drawn("real_bubbles").axes)  # both are
-
-
-def test_panels_of_a_device_with_few_points_are_left_out_and_said():
-    look = CATALOG["fig08"].look
-    points = points_of("fig08").query("source in ('paper', 'simulated')")
-    row = {"figure": "fig08", "panel": "", "series": "256", "source": "measured", "device": "cpu"}
-    own = pd.DataFrame([{**row, "x": float(x), "y": 2.0 if x == 2 else np.nan} for x in (2, 4, 6)])
-    figure = draw(look, pd.concat([points, own]))
-    assert len([ax for ax in figure.axes if ax.has_data()]) == 1
-    assert "1 of 3 points on cpu" in " ".join(figure.legends[0].get_title().get_text().split())
-    both = draw(look, pd.concat([points, own]), is_all=True)
-    assert len([ax for ax in both.axes if ax.has_data()]) == 2
-
-
-def test_a_budget_is_drawn_where_both_of_its_times_were_measured():
-    """A device whose times have no pair has no panel, rather than axes that have no scale."""
-    whole = {"dataset": "d", "slo": "", "source": "measured", "unit": "s", "series": "s"}
-    rows = [
-        {**whole, "device": device, "quantity": quantity, "x": x, "y": y}
-        for device, quantity, x, y in (
-            ("cpu", "TTFT P50", 32, 0.1),
-            ("cpu", "TBT P99", 64, 0.2),
-            ("gpu", "TTFT P50", 32, 0.1),
-            ("gpu", "TBT P99", 32, 0.2),
-            ("gpu", "TBT P99", 64, 0.3),
-        )
-    ]
-    figure = draw(CATALOG["sarathi_serve_budget"].look, pd.DataFrame(rows))
-    (axes,) = [ax for ax in figure.axes if ax.axison]
-    assert axes.get_title() == "gpu\nd"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["32"]
 
 
 @pytest.mark.parametrize("wide", [1.2, 2.9, 3.1, 9.9])

@@ -48,7 +48,7 @@ SPEED = "throughput / one stage's"
     60,
     Platform("llama3.1-8b", "h100"),
     simulated=PROFILED,
-    look=by_device("pair", "TTFT P99, short", "TTFT, long"),
+    look=by_device("bar", "TTFT P99, short", "TTFT, long"),
 )
 def long_prompts(
     bench: ServingBench,

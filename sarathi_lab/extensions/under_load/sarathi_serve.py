@@ -142,7 +142,7 @@ def sarathi_serve_capacity(
 @under_load(
     "Which token budget, when requests arrive over time?",
     60,
-    look=by_device("pair", TBT, TTFT, hue="x", legend="budget [tokens]"),
+    look=by_device("line", TBT, TTFT, x="budget [tokens]", log_x=True, log_y=True),
 )
 def sarathi_serve_budget(
     bench: ServingBench, seed: int, *, budgets: Sequence[int], **sizes: Unpack[LoadSizes]

@@ -2,7 +2,7 @@
 
 - An amount (tokens/s, seconds, a share) begins at zero: twice as high is twice as much.
 - A ratio to another run is compared with 1, not with zero: its axis shows 1 and begins near the
-  smallest value, which its label states. It begins at zero, too, where the largest ratio is more
+  smallest value, which its label states. It is drawn as an amount where the largest ratio is more
   than twice the smallest.
 - Values that differ by more than `WIDE_RANGE` have a logarithmic axis, and so have settings in
   geometric steps. The label states it.
@@ -48,16 +48,22 @@ def is_ratio(quantity: str) -> bool:
     return "_vs_" in quantity
 
 
-def scale_of(rows: pd.DataFrame, *, is_ratio: bool, may_be_log: bool = True) -> Scale:
+def is_wide(values: pd.Series) -> bool:
+    """Return whether amounts differ by more than `WIDE_RANGE`."""
+    low = float(values.min())
+    return low > 0 and float(values.max()) / low > WIDE_RANGE
+
+
+def scale_of(rows: pd.DataFrame, *, is_ratio: bool, is_log: bool) -> Scale:
     """Return the scale for all `value`s of a quantity with their intervals (`low`, `high`)."""
     low = float(rows["value"].min())
     high = float(rows["value"].max())
     ends = rows["high"].fillna(rows["value"])
     top = max(high, min(float(ends.max()), LONGEST_BAR * high))
-    if may_be_log and low > 0 and high / low > WIDE_RANGE:
+    if is_log and low > 0:
         return Scale(low / 1.3, 1.3 * top, is_log=True, note=LOG_SCALE)
-    if is_ratio:
-        return _scale_of_ratio(low, high, top)
+    if is_ratio and high <= 2 * low:
+        return _scale_beside_one(low, top)
     start = HEADROOM * min(0.0, low)  # differences may be negative
     end = HEADROOM * top
     if top <= 0:
@@ -65,11 +71,9 @@ def scale_of(rows: pd.DataFrame, *, is_ratio: bool, may_be_log: bool = True) -> 
     return Scale(start, end)
 
 
-def _scale_of_ratio(low: float, high: float, top: float) -> Scale:
+def _scale_beside_one(low: float, top: float) -> Scale:
     bottom = min(1.0, low)
     end = max(1.0, top)
-    if high > 2 * low:
-        return Scale(0.0, HEADROOM * end)
     span = end - bottom
     missing = max(0.0, LEAST_RANGE * end - span)
     margin = missing / 2 + (HEADROOM - 1) * span  # below and above

@@ -22,7 +22,7 @@ from matplotlib.patches import Patch
 
 from sarathi_lab.results.intervals import BAND
 from sarathi_lab.results.plots import style
-from sarathi_lab.results.plots.axes import WIDE_RANGE
+from sarathi_lab.results.plots.axes import is_wide
 from sarathi_lab.results.plots.plot import HeatScale, PanelLayout, column_of, plot
 from sarathi_lab.results.sweep_analysis import text
 
@@ -47,7 +47,7 @@ def amount_scale(values: pd.Series, *, is_less_better: bool, may_be_log: bool) -
     cmap = f"{AMOUNTS}_r" if is_less_better else AMOUNTS
     low = float(values.min())
     high = float(values.max())
-    if may_be_log and low > 0 and high / low > WIDE_RANGE:
+    if may_be_log and is_wide(values):
         return HeatScale(LogNorm(low, high), cmap)
     # Paler than half the map, so that equal amounts do not look extreme.
     spread = max(high - low, 0.25 * abs(high)) or 1.0

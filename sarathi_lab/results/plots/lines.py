@@ -19,6 +19,7 @@ from sarathi_lab.results.plots import style
 from sarathi_lab.results.plots.axes import (
     is_geometric,
     is_ratio,
+    is_wide,
     scale_of,
     set_quantity_axis,
     set_setting_axis,
@@ -71,7 +72,8 @@ def draw_lines(
     for quantity, facet in panels:
         ax = ax_of_panel[quantity, facet]
         of_all_facets = rows[rows["quantity"] == quantity]  # to be compared by eye
-        scale = scale_of(of_all_facets, is_ratio=is_ratio(quantity))
+        is_log = is_wide(of_all_facets["value"])
+        scale = scale_of(of_all_facets, is_ratio=is_ratio(quantity), is_log=is_log)
         heading = of_all_facets["heading"].iloc[0]
         set_quantity_axis(ax, scale, heading, along_x=bool(names))
         if names:

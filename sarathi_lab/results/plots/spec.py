@@ -26,7 +26,7 @@ SERIES = {
     "decode_speedup": "decodes",
     "throughput_gain": "end to end",
 }
-Kind = Literal["line", "point", "bar", "pair", "heat"]
+Kind = Literal["line", "point", "bar", "heat"]
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,13 @@ class PlotSpec:
         y: Label upwards; without one the rows' unit.
         log_x: Whether x is logarithmic.
         log_y: Whether y is.
-        kind: "line" and "point" draw by x for each series, "bar" for each series, "pair" a point
-            for each value of `hue` at the two `quantities` (y, then x), "heat" a gain in each cell
-            by x and series.
+        kind: "line" and "point" draw by x for each series, "bar" for each series, "heat" a gain in
+            each cell by x and series.
         is_by_device: Whether each device has a group of panels, instead of one for the paper and
             all that is simulated.
         columns: Most panels beside each other.
         legend: Title of the legend.
         prefix: Before the names of panels that `panels` does not have.
-        hue: What has colours: "series", or "x" of a pair.
         series: Those that are drawn; () for all.
         quantities: Those that are drawn; () for all.
         unit: Of the rows that are drawn; "" for all.
@@ -69,7 +67,6 @@ class PlotSpec:
     columns: int = 3
     legend: str = ""
     prefix: str = ""
-    hue: str = "series"
     series: tuple[str, ...] = ()
     quantities: tuple[str, ...] = ()
     unit: str = ""
