@@ -14,13 +14,10 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from numpy.typing import NDArray
 
 from sarathi_lab.results.plots import style
 
@@ -30,9 +27,7 @@ MOST_MARKERS = 22  # on a line
 BAND = 0.12  # opacity of the interval of a line across
 UNSTEADY = "x"  # marker of runs that are not steady
 UNSTEADY_RUNS = "not steady: waits depend on the length of the run"
-FONT = 8.0  # points, of a cell's number
-NARROW_FONT = 6.5  # points, the smallest in narrow cells
-LETTER_SHARE = 0.62  # of a font's height that a letter is wide
+FONT = 7.0  # points, of a cell's number
 DARK = 0.45  # luminance below which a cell's text is white
 LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue
 
@@ -49,12 +44,9 @@ class Look:
     is_hollow: bool = False
     drawstyle: str = "default"  # or steps-pre and steps-post of matplotlib
     is_thinned: bool = False  # to some markers where points are dense
-    is_filled: bool = False  # from the axis up to the line
 
-    def key(self) -> Artist:
+    def key(self) -> Line2D:
         """Return the series' key for a legend."""
-        if self.is_filled:
-            return Patch(color=self.colour, label=self.name)
         return Line2D([], [], label=self.name, **self.marks())
 
     def marks(self) -> dict[str, Any]:
@@ -172,49 +164,38 @@ def _draw_bars(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> None
 
 def _draw_across(ax: Axes, rows: pd.DataFrame, y: str, look: Look) -> None:
     """Draw lines of what has no place along x, with the bands of their intervals."""
-    for _, row in rows.iterrows():
+    for row in rows.to_dict("records"):
         ax.axhline(row[y], color=look.colour, ls=look.dash)
-        if row.get("is_unsteady", False):
-            near_right_end = ax.get_yaxis_transform()
-            ax.plot([0.97], [row[y]], transform=near_right_end, **crosses())
-        has_interval = "low" in row and not math.isnan(row["low"])
-        if has_interval:
-            ax.axhspan(row["low"], row["high"], color=look.colour, alpha=BAND, lw=0)
+        low = row.get("low", math.nan)
+        if not math.isnan(low):
+            ax.axhspan(low, row["high"], color=look.colour, alpha=BAND, lw=0)
 
 
 def _draw_points(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> None:
-    """Draw a line through points with their intervals, or the area below it."""
+    """Draw a line through points with their intervals, and the marks of some points."""
     if rows.empty:
-        return
-    along = rows[x].to_numpy(float)
-    upwards = rows[y].to_numpy(float)
-    if look.is_filled:
-        ax.fill_between(along, upwards, color=look.colour, linewidth=0)
         return
     marks = look.marks()
     if not look.marker and len(rows) == 1:
         marks["marker"] = "o"  # a line of one point cannot be seen
     if look.is_thinned:
-        marks["markevery"] = _marked(upwards)
+        marks["markevery"] = math.ceil(len(rows) / MOST_MARKERS)
     marks |= _error_bars(rows, y)
-    ax.errorbar(along, upwards, capsize=2, zorder=3, label=look.name, **marks)
+    ax.errorbar(rows[x], rows[y], capsize=2, zorder=3, label=look.name, **marks)
     if "is_unsteady" in rows:
-        is_unsteady = rows["is_unsteady"].to_numpy(bool)
-        if is_unsteady.any():
-            ax.plot(along[is_unsteady], upwards[is_unsteady], **crosses())
+        unsteady = rows[rows["is_unsteady"]]
+        _mark(ax, unsteady[x], unsteady[y], color="black", marker=UNSTEADY, zorder=5)
     if "is_decided" in rows:
-        is_open = ~rows["is_decided"].to_numpy(bool)
-        if is_open.any():
-            ax.plot(along[is_open], upwards[is_open], **_hollow_marks(look))
+        undecided = rows[~rows["is_decided"]]
+        marker = look.marker or "o"
+        hollow = {"color": look.colour, "marker": marker, "markerfacecolor": "w"}
+        _mark(ax, undecided[x], undecided[y], zorder=4, **hollow)
 
 
-def _marked(values: NDArray[np.float64]) -> list[int]:
-    """Choose the points of a line that have a marker: every few, and its least and greatest."""
-    numbers = range(0, len(values), math.ceil(len(values) / MOST_MARKERS))
-    chosen = {*numbers}
-    if not np.isnan(values).all():
-        chosen |= {int(np.nanargmin(values)), int(np.nanargmax(values))}
-    return sorted(chosen)
+def _mark(ax: Axes, x: pd.Series, y: pd.Series, **marks: Any) -> None:
+    """Draw markers over points, if there are any."""
+    if len(x):
+        ax.plot(x, y, ls="", **marks)
 
 
 def _error_bars(rows: pd.DataFrame, y: str) -> dict[str, Any]:
@@ -231,27 +212,6 @@ def _error_bars(rows: pd.DataFrame, y: str) -> dict[str, Any]:
     return {side: lengths, "elinewidth": 0.8}
 
 
-def _hollow_marks(look: Look) -> dict[str, Any]:
-    """Return matplotlib's settings of points that are not decided, which cover the filled ones."""
-    return {
-        "color": look.colour,
-        "marker": look.marker or "o",
-        "ls": "",
-        "markerfacecolor": "w",
-        "zorder": 4,
-    }
-
-
-def crosses() -> dict[str, Any]:
-    """Return matplotlib's settings of the marks of runs that are not steady."""
-    return {
-        "color": "black",
-        "marker": UNSTEADY,
-        "ls": "",
-        "zorder": 5,  # above all points
-    }
-
-
 def _draw_cells(ax: Axes, cells: pd.DataFrame, x: str, y: str, scale: HeatScale) -> None:
     """Draw a number in each cell, the first category of y above.
 
@@ -259,35 +219,17 @@ def _draw_cells(ax: Axes, cells: pd.DataFrame, x: str, y: str, scale: HeatScale)
     """
     columns = cells[x].cat
     rows = cells[y].cat
-    num_columns = len(columns.categories)
-    num_rows = len(rows.categories)
-    cmap = plt.get_cmap(scale.cmap)
-    shades = np.full((num_rows, num_columns), np.nan)
-    font = _font_of_cells(ax, cells["text"], num_columns)
-    places = zip(columns.codes, rows.codes, cells["shade"], cells["text"], strict=True)
-    for column, row, shade, number in places:
-        shades[row, column] = shade
-        rgba = cmap(scale.norm(shade))
-        luminance = float(np.dot(rgba[:3], LUMINANCE))
-        ax.text(
-            column + 0.5,
-            row + 0.5,
-            number,
-            color="white" if luminance < DARK else "black",
-            ha="center",
-            va="center",
-            fontsize=font,
-        )
+    shades = np.full((len(rows.categories), len(columns.categories)), np.nan)
+    shades[rows.codes, columns.codes] = cells["shade"]
     drawn = np.ma.masked_invalid(shades)
+    cmap = plt.get_cmap(scale.cmap)
     ax.pcolormesh(drawn, cmap=cmap, norm=scale.norm, edgecolors="white", linewidth=0.5)
-
-
-def _font_of_cells(ax: Axes, texts: pd.Series, num_columns: int) -> float:
-    """Return the size of a font [points] in which the longest text fits into a cell."""
-    letters = max(1, texts.str.len().max())
-    cell_width = 72 * style.inches_wide(ax) / num_columns  # points
-    fitting = cell_width / letters / LETTER_SHARE
-    return min(FONT, max(NARROW_FONT, fitting))
+    colours = cmap(scale.norm(cells["shade"].to_numpy(float)))
+    is_dark = colours[:, :3] @ LUMINANCE < DARK
+    places = zip(rows.codes, columns.codes, strict=True)
+    for (row, column), text, needs_white in zip(places, cells["text"], is_dark, strict=True):
+        drawn_text = ax.text(column + 0.5, row + 0.5, text, ha="center", va="center")
+        drawn_text.set(fontsize=FONT, color="white" if needs_white else "black")
 
 
 # The last argument is a `Look`, in a heat map a `HeatScale`.

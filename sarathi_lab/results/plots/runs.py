@@ -5,9 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -25,9 +23,9 @@ CURVES = {
     "busy": (1e3, "iteration time [ms]"),
     "num_waiting": (1.0, "requests waiting"),
 }
-STACKED = {
-    "tokens in the batch": {"prompt tokens": "num_prefill_tokens", "decodes": "num_decode_tokens"},
-    "requests": {"running": "num_running", "waiting": "num_waiting"},
+STACKED = {  # columns of the iterations by what is upwards
+    "tokens in the batch": {"num_prefill_tokens": "prompt tokens", "num_decode_tokens": "decodes"},
+    "requests": {"num_running": "running", "num_waiting": "waiting"},
 }
 DASHES = ("-", "--", "-.", ":")
 LABEL_WIDTH = 52  # characters
@@ -42,64 +40,32 @@ def draw_run(iterations: pd.DataFrame, requests: pd.DataFrame, title: str) -> Fi
     times = waits(requests)
     milliseconds = {}
     marks = []
-    for panel, columns in STACKED.items():
-        marks += _areas(iterations, columns, panel)
     for name in DISTRIBUTIONS:
         seconds = pd.Series(times[name])
         milliseconds[name] = 1e3 * seconds.dropna()
         shares = distribution(milliseconds[name])
         in_panel = shares.assign(panel=name)
         marks.append(styled(in_panel, SHARE))
-    panels = [*STACKED, *DISTRIBUTIONS]
-    size = (style.WIDTH, HEIGHT)
-    grid = PanelLayout(panels, columns=2, size=size)
+    grid = PanelLayout([*STACKED, *DISTRIBUTIONS], columns=2, size=(style.WIDTH, HEIGHT))
     figure, axes = plot(pd.concat(marks), x="at", grid=grid)
-    end = float(iterations["end"].max())
-    for panel, columns in STACKED.items():
-        ax = axes[panel]
-        looks = _looks_of_areas(columns)
-        ax.legend(handles=_keys(looks), frameon=True)
-        ax.set(xlabel="time [s]", ylabel=panel)
-        ax.set(xlim=(0, end), ylim=(0, None))
+    for label, columns in STACKED.items():
+        _draw_over_time(axes[label], iterations, columns)
+        axes[label].set_ylabel(label)
     for name in DISTRIBUTIONS:
         _label_distribution(axes[name], milliseconds[name], name)
     return style.finished(figure, title)
 
 
-def _keys(looks: Mapping[str, Look]) -> list[Artist]:
-    """Return the keys of a legend."""
-    return [look.key() for look in looks.values()]
-
-
-def _looks_of_areas(columns: Mapping[str, str]) -> dict[str, Look]:
-    """Return the look of each area by its name, from below."""
-    looks = {}
-    for number, name in enumerate(columns):
-        looks[name] = Look(name, f"C{number}", is_filled=True)
-    return looks
-
-
-def _areas(iterations: pd.DataFrame, columns: Mapping[str, str], panel: str) -> list[pd.DataFrame]:
-    """Return columns of the iterations on top of each other, each from its start to its end."""
-    start = iterations["start"].to_numpy(float)
-    end = iterations["end"].to_numpy(float)
-    start_and_end = np.column_stack([start, end])
-    times = start_and_end.ravel()  # start, end, start, end, ...
-    # Nothing is drawn between iterations that do not follow at once: NaN there.
-    start_of_next = start[1:]
-    is_followed_by_gap = start_of_next > end[:-1]
-    gaps = 2 * np.flatnonzero(is_followed_by_gap) + 2  # places in `times`
-    at = np.insert(times, gaps, np.nan)
-    looks = _looks_of_areas(columns)
-    top = np.zeros(len(times))
-    areas = []
-    for name, column in columns.items():
-        amounts = iterations[column].to_numpy(float)
-        top = top + np.repeat(amounts, 2)
-        with_gaps = np.insert(top, gaps, np.nan)
-        area = pd.DataFrame({"at": at, "value": with_gaps, "panel": panel})
-        areas.append(styled(area, looks[name]))
-    return areas[::-1]  # the lowest is drawn last, over the others
+def _draw_over_time(ax: Axes, iterations: pd.DataFrame, columns: Mapping[str, str]) -> None:
+    """Draw columns of the iterations on top of each other, each from its start to its end."""
+    started = iterations.set_index("start")[list(columns)]
+    ended = 0 * iterations.set_index("end")[list(columns)]
+    # An iteration that begins as another ends has both rows at that time.
+    at_each_time = pd.concat([started, ended]).groupby(level=0).max()
+    heights = at_each_time.to_numpy(float).T
+    ax.stackplot(at_each_time.index, heights, step="post", labels=list(columns.values()))
+    ax.legend(frameon=True)
+    ax.set(xlabel="time [s]", xlim=(0, iterations["end"].max()), ylim=(0, None))
 
 
 def _label_distribution(ax: Axes, milliseconds: pd.Series, name: str) -> None:
@@ -144,7 +110,7 @@ def curves(runs: Mapping[str, pd.DataFrame], x: str) -> Figure:
         axes[column].set_ylabel(label)
     lowest = axes[panels[-1]]
     lowest.set_xlabel("time [s]" if x == "end" else x)
-    style.legend_below(figure, _keys(looks))
+    style.legend_below(figure, [look.key() for look in looks.values()])
     return style.finished(figure)
 
 

@@ -64,8 +64,6 @@ LETTER = 0.07  # width of a letter of labels and legends
 KEY = 0.62  # width of a legend's key, with the space around it
 LINE = 0.19  # height of a line of a legend
 LONGEST_KEY = 44  # letters of a line in a legend
-# Steps of a decade that are labelled where the ends of an axis have less than this ratio.
-STEPS = {5: (1, 1.5, 2, 3, 4, 5, 7), 10: (1, 2, 3, 5, 7), 50: (1, 2, 5), 500: (1, 3)}
 MOST_TICKS = 9  # places along x that are each labelled
 # seaborn's style as matplotlib ships it: every sweep ends in a picture, and importing seaborn takes
 # longer than drawing. Markers keep their edges: the paper's points are hollow.
@@ -132,32 +130,31 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     """Return a colour for each name: a policy's everywhere, in shades for several names with it
     ("sarathi, chunk 256"); numbers from dark to light; for others the free ones of `COLOURS`.
     """
-    numbers = [NUMBER.fullmatch(name) for name in names]
-    if names and all(numbers):
-        return _colours_of_numbers(names, [float(match[1]) for match in numbers if match])
-    names_of: dict[str, list[str]] = {}  # by policy
-    others = []
+    numbers = []
+    names_of: dict[str | None, list[str]] = {}  # by policy
     for name in names:
         policy = _policy_in(name)
-        if policy is None:
-            others.append(name)
-        else:
-            names_of.setdefault(policy, []).append(name)
+        names_of.setdefault(policy, []).append(name)
+        if number := NUMBER.fullmatch(name):
+            numbers.append(float(number[1]))
+    if len(numbers) == len(names):
+        return _colours_of_numbers(names, numbers)
+    others = names_of.pop(None, [])
     colour_of: dict[str, str] = {}
-    free = dict.fromkeys(COLOURS)
     for policy, same in names_of.items():
-        colour = PALETTE[POLICIES.index(policy)]
+        colour = PALETTE[POLICIES.index(str(policy))]
         shades = _shades(colour, len(same))
         colour_of |= zip(sorted(same, key=len), shades, strict=True)
-        free.pop(colour, None)
+    free = [colour for colour in COLOURS if colour not in colour_of.values()]
     colour_of |= zip(others, cycle(free or COLOURS), strict=False)
     return {name: colour_of[name] for name in names}
 
 
 def _colours_of_numbers(names: Sequence[str], numbers: Sequence[float]) -> dict[str, str]:
     """Return colours from dark to light by the rank of each name's number."""
-    ranks = np.argsort(np.argsort(numbers)) / max(1, len(numbers) - 1)
-    shades = plt.get_cmap("viridis")(0.85 * ranks)
+    ranks = np.argsort(np.argsort(numbers))
+    last = max(1, len(numbers) - 1)
+    shades = plt.get_cmap("viridis")(0.85 * ranks / last)
     return dict(zip(names, map(to_hex, shades), strict=True))
 
 
@@ -174,54 +171,44 @@ def _policy_in(name: str) -> str | None:
 
 
 def _shades(colour: str, number: int) -> list[str]:
+    """Return a colour in so many shades, from itself to a pale one."""
     rgb = np.array(to_rgb(colour))
-    is_dark = rgb.mean() < 0.6
-    end = np.full(3, float(is_dark))  # white, or black for a pale colour
     shades = []
     for share in np.linspace(0, PALEST, number):
-        shade = rgb + share * (end - rgb)
+        shade = rgb + share * (1 - rgb)
         shades.append(to_hex(shade))
     return shades
 
 
-def _steps_of_decade(ratio: float) -> Sequence[float]:
-    """Return the steps to label on an axis whose ends have this ratio."""
-    for limit, steps in STEPS.items():
-        if ratio < limit:
-            return steps
-    return (1,)
-
-
 def tick_in_steps(axis: Axis) -> None:
-    """Label a logarithmic axis at some steps of every decade, and evenly below a factor of 3."""
+    """Label a logarithmic axis at some steps of every decade, and evenly below a decade."""
     low, high = axis.get_view_interval()
     ratio = high / low
-    if ratio > 3:
-        axis.set_major_locator(LogLocator(subs=_steps_of_decade(ratio)))
+    if ratio < 10:
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3))
+    elif ratio < 500:
+        axis.set_major_locator(LogLocator(subs=(1, 3)))
     else:
-        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3))
+        axis.set_major_locator(LogLocator())
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
 
 
 def scale_x(ax: Axes, places: NDArray[np.float64], *, is_log: bool) -> None:
     """Scale the x axis for sorted numbers, each labelled where all labels have room."""
+    at = places
     if is_log:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
-    at = places
-    if is_log:
         at = np.log(places)
     labels = [f"{x:g}" for x in places]
-    # All in units of `at`, of which the axes show the range.
-    letter = np.ptp(at) * LETTER / inches_wide(ax)
-    longest_label = letter * max(map(len, labels))
-    has_room = len(places) == 1 or np.diff(at).min() >= longest_label
-    if len(places) <= MOST_TICKS and has_room:
+    longest_label = LETTER * max(map(len, labels))
+    inches_of_range = inches_wide(ax) / max(np.ptp(at), 1e-9)
+    inches_apart = inches_of_range * np.diff(at)
+    if len(places) <= MOST_TICKS and (inches_apart >= longest_label).all():
         ax.set_xticks(places, labels)
     elif not is_log:
-        is_whole = bool((places == places.round()).all())
-        ax.xaxis.set_major_locator(MaxNLocator(4, integer=is_whole))
+        ax.xaxis.set_major_locator(MaxNLocator(4))
 
 
 def legend_below(figure: Figure, keys: Sequence[Artist], title: str = "") -> None:
