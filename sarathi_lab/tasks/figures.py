@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,6 @@ from sarathi_lab.tasks.base import Task
 GPUS = sorted(path.stem for path in CONF.glob("hardware/*.yaml") if path.stem != "auto")
 FORMATS = ("png", "pdf")
 PROCESSES = "use a number such as 2, or null for one a core"
-PAPERS_GAIN = "throughput / baseline"  # of figures whose peaks are the paper's claims
 POLICIES = "policies"  # an experiment: a figure for each device that it was recorded on
 
 
@@ -62,18 +61,10 @@ def main(args: Sequence[str]) -> int:
         "all that is simulated and measured, not one line a GPU and panels with enough points"
     )
     parser.add_argument("--all", action="store_true", help=everything)
-    again = "instead draw again, in its folder, each picture in experiments/ with recorded results"
+    again = "draw nothing else but, in its folder, each picture in experiments/ that was recorded"
     parser.add_argument("--recorded", action="store_true", help=again)
     options = parser.parse_args(args)
-    draw: Callable[[], int] = partial(_main, options)
-    if options.recorded:
-        # What else is set would have no effect.
-        nothing_else = parser.parse_args(["--recorded"])
-        if options != nothing_else:
-            parser.error(
-                "--recorded draws all into their folders: leave out --only, --out and --all"
-            )
-        draw = redraw
+    draw = redraw if options.recorded else partial(_main, options)
     return exit_code(draw, "the figures that were written are kept")
 
 
@@ -179,7 +170,6 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
     shown: list[DisplayTable | str] = []
     if len(errors):
         shown += _shown_errors(errors)
-    shown += peak_tables(points)
     # Of what has no error row, as the paper shows no points of it, the lines are shown.
     has_errors = set(errors.device)
     for table in tables:
@@ -202,31 +192,6 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
     )
 
 
-def peak_tables(points: pd.DataFrame) -> list[DisplayTable]:
-    """Show the highest gain of each panel of a figure of gains, the paper's and the simulated ones,
-    with its line and where it is.
-    """
-    tables = []
-    for name, of_figure in points.groupby("figure", sort=False):
-        look = CATALOG[str(name)].look
-        if look.y != PAPERS_GAIN:
-            continue
-        rows = []
-        for panel, of_panel in of_figure.groupby("panel", sort=False):
-            for device, of_device in of_panel.groupby("device", sort=False):
-                highest = of_device.sort_values("y").iloc[-1]
-                row = {
-                    "panel": str(panel),
-                    "device": str(device),
-                    "highest": f"{highest['y']:.2f}",
-                    "at": f"{look.x} {highest['x']:.3g}, {highest['series']}",
-                }
-                rows.append(row)
-        title = f"{name}: the highest {PAPERS_GAIN}"
-        tables.append(DisplayTable(rows, left=("panel", "device", "at"), title=title))
-    return tables
-
-
 def lines(device: str, table: pd.DataFrame) -> DisplayTable:
     """Each line's least and most with their intervals, and what is missing."""
     rows = []
@@ -239,22 +204,13 @@ def lines(device: str, table: pd.DataFrame) -> DisplayTable:
             "least": _described(by_value[:1]),
             "most": _described(by_value[-1:]),
             "unit": str(line.unit.iloc[0]),
-            "missing": "",
         }
         missing = line[line.y.isna()]
         if len(missing):
-            row["missing"] = f"{len(missing)}: {missing.reason.iloc[0]}"
+            row["points"] += f", {len(missing)} missing: {missing.reason.iloc[0]}"
         rows.append(row)
-    if table.y.notna().all():
-        for row in rows:
-            del row["missing"]
-    unit = ""
-    if table.unit.nunique() == 1:
-        unit = f" [{table.unit.iloc[0]}]"
-        for row in rows:
-            del row["unit"]
-    title = f"{table.figure.iloc[0]}{unit} on {device}: {_brackets(table)}"
-    texts = ("panel", "line", "unit", "missing")
+    title = f"{table.figure.iloc[0]} on {device}: {_brackets(table)}"
+    texts = ("panel", "line", "points", "unit")
     return DisplayTable(rows, left=texts, title=title, keys=("panel", "line"))
 
 
@@ -263,7 +219,9 @@ def _described(points: pd.DataFrame) -> str:
     if points.empty:
         return ""
     point = points.iloc[0]
-    interval = "" if math.isnan(point.low) else f" ({point.low:.3g} to {point.high:.3g})"
+    interval = ""
+    if not math.isnan(point.low):
+        interval = f" ({point.low:.3g} to {point.high:.3g})"
     return f"{point.y:.3g}{interval} at {point.x:g}"
 
 
@@ -271,18 +229,15 @@ def _brackets(table: pd.DataFrame) -> str:
     """State what the brackets around values are."""
     if table.num_pairs.max() <= 1:
         return "in brackets intervals of the cost model's errors"
-    text = "medians (of an iteration's timings the lower quartile counts)"
-    text += f", in brackets intervals of {100 * LEVEL:.0f} %"
+    text = "medians (of an iteration's timings the lower quartile counts), in brackets intervals "
     levels = table.confidence[table.num_pairs > 1]
-    num_below = int((levels < LEVEL).sum())
-    if num_below:
-        text += f", of {num_below} of {len(levels)} points of less, as their rounds are alike"
+    text += f"of {100 * min(LEVEL, levels.min()):.0f} %"
     is_simulated = "level" in table and table.level.notna().all()
-    if is_simulated and "draws" in table:
-        text += ", with the cost model's errors"
-    elif is_simulated:
-        text += " of the seeds alone, without the cost model's errors"
-    return text
+    if not is_simulated:
+        return text
+    if "draws" in table:
+        return f"{text}, with the cost model's errors"
+    return f"{text} of the seeds alone, without the cost model's errors"
 
 
 def counts(device: str, table: pd.DataFrame) -> DisplayTable:

@@ -62,8 +62,6 @@ def test_recorded_pictures_are_drawn_anew_where_they_lie(tmp_path):
     page_of_another.parent.mkdir(parents=True)
     page_of_another.write_bytes(b"old")
     assert figures.redraw(tmp_path) == 0
-    with pytest.raises(SystemExit, match="2"):
-        figures.main(["--recorded", "--out", str(tmp_path)])
     assert is_drawn(place / "chunk_size.png")
     assert (place / "other.png").read_bytes() == b"old"
     assert page_of_another.read_bytes() == b"old"
@@ -181,13 +179,6 @@ def test_a_map_of_batches_needs_room_for_its_smallest_one():
     backend = SimulatedBackend(load_option("hardware", "a6000"))
     assert figure.least_tokens(backend, spec, sizes) < 1024
     assert figure.room(backend, spec, sizes).kv_tokens > 8_000_000
-
-
-def test_the_peaks_of_a_figure_of_gains_are_told():
-    (table,) = figures.peak_tables(points_of("fig09", "fig08"))
-    (papers,) = [row for row in table.rows if (row["panel"], row["device"]) == ("1K", "paper")]
-    assert papers["highest"] == "1.26"
-    assert papers["at"] == "P:D 14, C=256"
 
 
 def test_a_table_of_simulated_seeds_says_whether_it_has_the_cost_models_errors():

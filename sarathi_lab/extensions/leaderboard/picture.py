@@ -27,22 +27,19 @@ def draw(board: pd.DataFrame) -> Figure:
     from sarathi_lab.results.plots.plot import PanelLayout, plot
 
     looks = _looks()
-    contests = {}  # by the number of the panel
-    marks = []
-    by_contest = board.groupby([*CONTEST, "objective"], sort=False)
-    for number, (_, rows) in enumerate(by_contest):
-        contests[number] = rows
-        of_panel = _marks(rows, looks)
-        marks.append(of_panel.assign(panel=number))
-    num_columns = min(2, len(contests))
-    num_rows = math.ceil(len(contests) / num_columns)
+    contest_of_row = board.groupby([*CONTEST, "objective"], sort=False).ngroup()
+    marks = _marks(board.assign(panel=contest_of_row), looks)
+    panels = list(marks.panel.unique())
+    num_columns = min(2, len(panels))
+    num_rows = math.ceil(len(panels) / num_columns)
     # Inches: a line of text for each policy, and room for title and axis.
     panel_height = 0.8 + 0.16 * board.policy.nunique()
     size = (style.WIDTH, 1.2 + num_rows * panel_height)
-    grid = PanelLayout(list(contests), num_columns, size)
-    figure, axes = plot(pd.concat(marks), x="value", y="at", grid=grid)
-    for number, rows in contests.items():
-        _label(axes[number], rows)
+    grid = PanelLayout(panels, num_columns, size)
+    without_intervals = marks.drop(columns=["low", "high"], errors="ignore")
+    figure, axes = plot(without_intervals, x="goodput", y="height", grid=grid)
+    for panel, rows in marks.groupby("panel", sort=False):
+        _label(axes[panel], rows)
     keys = [look.key() for look in looks.values()]
     style.legend_below(figure, keys)
     workload = board.workload.iloc[0]
@@ -58,64 +55,36 @@ def _looks() -> dict[tuple[str, bool], Look]:
         (True, "group 1", LARGE),
         (False, "other groups", SMALL),
     ):
-        looks[DEFAULT, is_first_group] = Look(
-            f"default budget, {group}",
-            colour="C0",
-            dash="",
-            marker="o",
-            size=size,
-            is_hollow=True,
-        )
-        looks[BEST, is_first_group] = Look(
-            f"best budget of the grid, {group}",
-            colour="C1",
-            dash="",
-            marker="D",
-            size=size,
-        )
+        default = f"default budget, {group}"
+        best = f"best budget of the grid, {group}"
+        looks[DEFAULT, is_first_group] = Look(default, "C0", "", "o", size, is_hollow=True)
+        looks[BEST, is_first_group] = Look(best, "C1", "", "D", size)
     return looks
 
 
-def _heights(rows: pd.DataFrame) -> dict[str, int]:
-    """Return the height of each policy: the best at default budgets is on top."""
-    policies = list(dict.fromkeys(rows.policy))
-    policies.reverse()
-    return {policy: height for height, policy in enumerate(policies)}
-
-
-def _marks(rows: pd.DataFrame, looks: dict[tuple[str, bool], Look]) -> pd.DataFrame:
-    """Return a marker for each policy and kind of budget."""
-    heights = _heights(rows)
+def _marks(board: pd.DataFrame, looks: dict[tuple[str, bool], Look]) -> pd.DataFrame:
+    """Return the look and height of each row: the best at default budgets is on top."""
     marks = []
-    for budget in (DEFAULT, BEST):
-        table = rows[rows["at"] == budget]
-        look_of_row = []
-        for is_first_group in is_first(table):
-            look_of_row.append(looks[budget, bool(is_first_group)])
-        of_budget = pd.DataFrame(
-            {
-                "value": table.goodput,
-                "at": table.policy.map(heights),
-                "look": look_of_row,
-            }
-        )
-        marks.append(of_budget)
+    for _, rows in board.groupby("panel", sort=False):
+        rank = rows.policy.factorize()[0]
+        with_height = rows.assign(height=rank.max() - rank)
+        for budget in (DEFAULT, BEST):
+            of_budget = with_height[with_height["at"] == budget]
+            look = [looks[budget, bool(is_leading)] for is_leading in is_first(of_budget)]
+            column = pd.Series(look, of_budget.index, dtype=object)
+            marks.append(of_budget.assign(look=column))
     return pd.concat(marks)
 
 
 def _label(ax: Axes, rows: pd.DataFrame) -> None:
     """Name the panel and its policies, and join the markers of each by a line."""
-    policies = list(_heights(rows))
-    heights = range(len(policies))
-    goodputs = rows.pivot(index="policy", columns="at", values="goodput")
-    goodputs = goodputs.reindex(policies)
-    ax.hlines(heights, goodputs[DEFAULT], goodputs[BEST], color="0.7", lw=1)
-    ax.set_yticks(heights, policies)
-    ax.tick_params(axis="y", labelsize=7)
+    goodputs = rows.groupby(["height", "policy"]).goodput.agg(["min", "max"]).reset_index()
+    ax.hlines(goodputs.height, goodputs["min"], goodputs["max"], color="0.7", lw=1)
+    ax.set_yticks(goodputs.height, goodputs.policy, fontsize=7)
     contest = rows.iloc[0]  # as every row
     title = f"{contest.model}, {gpu(contest)}, {contest.objective}"
     ax.set_title(title, fontsize=9)
     largest = rows.goodput.max() or 1.0
     ax.set_xlim(0, 1.05 * largest)
-    ax.set_ylim(-1, len(policies))
+    ax.set_ylim(-1, len(goodputs))
     ax.set_xlabel("goodput [requests/s]")
