@@ -18,6 +18,7 @@ from __future__ import annotations
 import csv
 import difflib
 import fnmatch
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,7 @@ OF_FILES = (
     SERVED_NAMES,
 )
 NO_EFFECT = "-"
+Arguments = Mapping[str, object]  # values by the server's names
 FLAGS = ("flag", "inverse")  # kinds of arguments without a value
 # How alike two names are where one is taken for a misspelling of the other.
 MISSPELT = 0.85
@@ -53,10 +55,16 @@ class Argument(NamedTuple):
 def table(system: str) -> dict[str, Argument]:
     """Return the arguments of a system by name; those with a `*` last."""
     path = Path(__file__).with_name("server_arguments.csv")
+    plain = dict[str, Argument]()
+    patterns = dict[str, Argument]()
     with path.open(newline="") as file:
-        rows = [Argument(**row) for row in csv.DictReader(file)]
-    rows.sort(key=lambda row: "*" in row.argument)
-    return {row.argument: row for row in rows if row.system == system}
+        for fields in csv.DictReader(file):
+            row = Argument(**fields)
+            if row.system != system:
+                continue
+            rows = patterns if "*" in row.argument else plain
+            rows[row.argument] = row
+    return {**plain, **patterns}
 
 
 def find(system: str, name: str) -> Argument | None:
@@ -74,4 +82,4 @@ def misspelt(system: str, name: str) -> str | None:
     """Return the argument that `name` is a misspelling of; None if it is like none."""
     names = [argument for argument in table(system) if "*" not in argument]
     close = difflib.get_close_matches(name, names, n=1, cutoff=MISSPELT)
-    return close[0] if close else None
+    return next(iter(close), None)

@@ -197,8 +197,10 @@ def _graph_mode(row: Argument, value: object) -> str | None:
 def _graph_sizes(row: Argument, value: object) -> list[int]:
     sizes = value if isinstance(value, list | tuple) else [value]
     texts = [str(size) for size in sizes]
-    is_largest = row.argument == "cuda_graph_sizes" and len(texts) == 1
-    if is_largest or not all(map(str.isdigit, texts)):
+    is_list = all(map(str.isdigit, texts))
+    if row.argument == "cuda_graph_sizes" and len(texts) == 1:
+        is_list = False  # but the largest size
+    if not is_list:
         raise NotSimulated("it is no list of sizes; state max_cudagraph_capture_size")
     return sorted(map(int, texts))
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
-from sarathi_lab.extensions.replay.argument_table import FLAGS, find, table
+from sarathi_lab.extensions.replay.argument_table import FLAGS, Arguments, find, table
 from sarathi_lab.extensions.replay.argument_values import FALSE, TRUE
 from sarathi_lab.extensions.replay.server_arguments import as_object
 from sarathi_lab.extensions.replay.shell import LINE
@@ -123,7 +123,7 @@ def _from_json(text: str) -> object:
         return text
 
 
-def flags_of(arguments: Mapping[str, object]) -> list[str]:
+def flags_of(arguments: Arguments) -> list[str]:
     """Return arguments by their names as the flags of a command."""
     argv = list[str]()
     for name, value in arguments.items():

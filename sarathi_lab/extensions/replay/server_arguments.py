@@ -13,7 +13,14 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.extensions.replay.argument_table import NO_EFFECT, Argument, find, misspelt, table
+from sarathi_lab.extensions.replay.argument_table import (
+    NO_EFFECT,
+    Argument,
+    Arguments,
+    find,
+    misspelt,
+    table,
+)
 from sarathi_lab.extensions.replay.argument_values import (
     EAGER,
     GRAPH_MODE,
@@ -75,7 +82,7 @@ class LoggedCache(NamedTuple):
 
 def read_arguments(
     system: str,
-    arguments: Mapping[str, object],
+    arguments: Arguments,
     source: str,
     *,
     is_typed: bool = False,
@@ -141,7 +148,7 @@ def as_object(value: object) -> Mapping[str, object]:
     return {}
 
 
-def _flattened(system: str, arguments: Mapping[str, object]) -> dict[str, object]:
+def _flattened(system: str, arguments: Arguments) -> dict[str, object]:
     """Return arguments by their plain names, with those in objects among them."""
     flat = dict[str, object]()
     for typed_name, value in arguments.items():
@@ -158,9 +165,11 @@ def _flattened(system: str, arguments: Mapping[str, object]) -> dict[str, object
 
 def _name_of_key(system: str, name: str, key: str) -> str:
     """Return the argument that a key of an object is: graphs have the same names outside."""
-    row = find(system, misspelt(system, key) or key)
-    is_of_graphs = row is not None and row.setting.startswith("host.graphs.")
-    return key if is_of_graphs else f"{name}.{key}"
+    meant = misspelt(system, key) or key
+    row = find(system, meant)
+    if row is not None and row.setting.startswith("host.graphs."):
+        return key
+    return f"{name}.{key}"
 
 
 def merged(first: Statement, *others: Statement) -> Statement:
@@ -224,9 +233,7 @@ def is_of_v0(version: object) -> bool:
     return numbers is not None and (int(numbers[1]), int(numbers[2])) < FIRST_OF_V1
 
 
-def selected(
-    system: str, content: Mapping[str, object], *, is_typed: bool = False
-) -> dict[str, object]:
+def selected(system: str, content: Arguments, *, is_typed: bool = False) -> dict[str, object]:
     """Select the server's arguments among other keys, and what looks like a misspelling of one if a
     person has typed them.
     """
@@ -237,7 +244,7 @@ def selected(
     return arguments
 
 
-def arguments_of_sections(config: Mapping[str, object]) -> dict[str, object]:
+def arguments_of_sections(config: Arguments) -> dict[str, object]:
     """Return the arguments in vLLM's resolved configuration, an object for each part of it."""
     arguments = dict[str, object]()
     for section, content in config.items():

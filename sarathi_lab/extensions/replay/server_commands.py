@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.extensions.replay.argument_table import NO_EFFECT, find
+from sarathi_lab.extensions.replay.argument_table import NO_EFFECT, Arguments, find
 from sarathi_lab.extensions.replay.command_arguments import CommandArguments
 from sarathi_lab.extensions.replay.python_scripts import PythonScript, parsed
 from sarathi_lab.extensions.replay.server_arguments import (
@@ -173,19 +173,21 @@ def _read_server(server: Server, source: str, text: str) -> Statement:
     """Read a command that starts a server, and the version that the text around it installs."""
     system = server.system
     command = CommandArguments(system, server.arguments)
-    environment = {}
-    for name, value in server.command.variables.items():
-        if ENVIRONMENT_NAME.fullmatch(name):
-            environment[name] = value
-    version, notes = _version_of(server, text)
+    variables = server.command.variables
+    environment = {name: variables[name] for name in filter(ENVIRONMENT_NAME.fullmatch, variables)}
+    version, version_notes = _version_of(server, text)
     defaults = OTHER_DEFAULTS.get(system, {})
     arguments = {"version": version, **defaults, **command.values, **environment}
-    _check_is_told(system, [*command.unread, *_effective(system, arguments)], source)
-    arguments, unset = _without_unset(system, arguments)
-    statement = read_arguments(system, arguments, source, is_typed=True, is_complete=True)
+    effective = _effective(system, arguments)
+    _check_is_told(system, [*command.unread, *effective], source)
+    notes = list[str]()
+    for argument in filter(VARIABLE.search, effective):
+        del arguments[argument.partition("=")[0]]
+        notes.append(f"{argument} (nothing here sets the variable)")
     if command.unread:
-        unset.append(f"{' '.join(command.unread)} (no flag stands before it)")
-    not_simulated = [*statement.not_simulated, *unset, *notes, *server.command.notes]
+        notes.append(f"{' '.join(command.unread)} (no flag stands before it)")
+    statement = read_arguments(system, arguments, source, is_typed=True, is_complete=True)
+    not_simulated = [*statement.not_simulated, *notes, *version_notes, *server.command.notes]
     statement = replace(statement, not_simulated=not_simulated)
     switch = environment.get(V0_SWITCH)
     if system != "vllm" or switch == "1":
@@ -216,7 +218,7 @@ def _version_of(server: Server, text: str) -> tuple[str, list[str]]:
     return "", notes
 
 
-def _effective(system: str, arguments: Mapping[str, object]) -> list[str]:
+def _effective(system: str, arguments: Arguments) -> list[str]:
     """Return the arguments that may change the times, with their values as text."""
     shown = list[str]()
     for name, value in arguments.items():
@@ -237,18 +239,3 @@ def _check_is_told(system: str, arguments: Sequence[str], source: str) -> None:
             f"{source}, line {line[1]}: {name} is computed by the script, which is not run here; "
             f"state the command with its values as task.server='{_example(system)}'"
         )
-
-
-def _without_unset(
-    system: str, arguments: Mapping[str, object]
-) -> tuple[dict[str, object], list[str]]:
-    """Return arguments without those whose value, which may change the times, has a variable that
-    nothing sets, and a note of each.
-    """
-    filled_in = dict(arguments)
-    notes = list[str]()
-    for argument in _effective(system, arguments):
-        if VARIABLE.search(argument):
-            del filled_in[argument.partition("=")[0]]
-            notes.append(f"{argument} (nothing here sets the variable)")
-    return filled_in, notes

@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.extensions.replay.argument_table import LOGGED_CACHE
+from sarathi_lab.extensions.replay.argument_table import LOGGED_CACHE, Arguments
 from sarathi_lab.extensions.replay.iteration_log import CACHE_TOKENS
 from sarathi_lab.extensions.replay.literals import named_values
 from sarathi_lab.extensions.replay.server_arguments import (
@@ -181,16 +181,21 @@ def _object_in(text: str, *, is_json: bool) -> Mapping[str, object]:
     return {}
 
 
-def sglang_description(info: Mapping[str, object], source: str) -> Statement:
+def sglang_description(info: Arguments, source: str) -> Statement:
     """Read SGLang's description of itself, as /server_info gives it and its client records it."""
     states = info.get("internal_states")
     made = dict[str, object]()
     if isinstance(states, list) and states:
         state = as_object(states[0])
-        made = {**state, **as_object(state.get("memory_usage"))}
-    # What the server made of arguments that were left to it comes first: those were stated.
-    arguments = {name: made[name] for name in MADE_BY_SGLANG if made.get(name) is not None}
-    arguments |= {name: value for name, value in info.items() if value is not None}
+        memory = as_object(state.get("memory_usage"))
+        made = {**state, **memory}
+    arguments = dict[str, object]()
+    for name in MADE_BY_SGLANG:
+        arguments[name] = made.get(name)
+    # What was stated counts, and else what the server made of it.
+    for name, value in info.items():
+        if value is not None:
+            arguments[name] = value
     return read_arguments("sglang", arguments, source, is_dump=True, is_complete=bool(info))
 
 
@@ -223,7 +228,7 @@ def _of_vllm_log(source: str, text: str) -> Statement:
     return replace(statement, settings={**statement.settings, LOGGED_CACHE: cache})
 
 
-def _resolved_by_vllm(text: str, typed: Mapping[str, object]) -> dict[str, object]:
+def _resolved_by_vllm(text: str, typed: Arguments) -> dict[str, object]:
     """Return what vLLM made of the arguments that were `typed`, defaults included, by its log."""
     resolved = dict[str, object]()
     concurrency = CONCURRENCY.search(text)

@@ -125,23 +125,34 @@ def servers_of(command: ShellCommand) -> Iterator[Server]:
 def _may_start(argv: Sequence[str]) -> bool:
     """Return whether a command is of no program that only names a server."""
     for word in argv:
-        if word not in BEFORE_PROGRAMS and not word.startswith("-") and "=" not in word:
-            return word.rpartition("/")[2] not in OTHER_PROGRAMS
+        is_assignment = "=" in word
+        if is_assignment or word.startswith("-") or word in BEFORE_PROGRAMS:
+            continue
+        program = word.rpartition("/")[2]
+        return program not in OTHER_PROGRAMS
     return True
 
 
 def _in_container(command: ShellCommand) -> ShellCommand:
     """Return the command in a container that an engine's command starts; another one as it is."""
-    argv = command.argv
-    for position, word in enumerate(argv):
-        in_front = argv[:position]
-        is_image = any(images.fullmatch(word) for images in IMAGES.values())
-        is_run = not in_front or not set(STARTING).isdisjoint(in_front)
-        if is_image and is_run and "".join(in_front[-1:]) not in NAMING:
-            program = ENTRYPOINT.findall(END.join(in_front))
-            outer = _with_words_in_front(command, in_front)
-            return container(word, program, argv[position + 1 :], outer.variables, outer.notes)
+    for position, word in enumerate(command.argv):
+        in_front = command.argv[:position]
+        if not _is_image(word, in_front):
+            continue
+        arguments = command.argv[position + 1 :]
+        program = ENTRYPOINT.findall(END.join(in_front))
+        outer = _with_words_in_front(command, in_front)
+        return container(word, program, arguments, outer.variables, outer.notes)
     return command
+
+
+def _is_image(word: str, in_front: Sequence[str]) -> bool:
+    """Return whether a word is a server's image, where a container engine takes one."""
+    if in_front:
+        is_started = any(program in in_front for program in STARTING)
+        if not is_started or in_front[-1] in NAMING:
+            return False
+    return any(images.fullmatch(word) for images in IMAGES.values())
 
 
 def _with_words_in_front(command: ShellCommand, in_front: Sequence[str]) -> ShellCommand:
