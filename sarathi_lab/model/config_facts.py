@@ -84,7 +84,7 @@ class Facts:
 
     def count(self, name: str, default: int = 0, *, minimum: int = 0) -> int:
         """Return a whole number from `minimum`, or `default` for a field that is not there."""
-        value = self._config.get(name)
+        value = value_at(self._config, name)
         if value is None:
             return default
         if is_list(value) and value and all(of_layer == value[0] for of_layer in value):
@@ -101,7 +101,7 @@ class Facts:
         return number
 
     def flag(self, name: str, *, default: bool) -> bool:
-        value = self._config.get(name)
+        value = value_at(self._config, name)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -109,16 +109,17 @@ class Facts:
         return value
 
     def has_list(self, name: str) -> bool:
-        return is_list(self._config.get(name))
+        return is_list(value_at(self._config, name))
 
     def text(self, name: str) -> str:
-        return str(self._config.get(name, ""))
+        value = value_at(self._config, name)
+        return "" if value is None else str(value)
 
     def of_layers(self, name: str) -> list[str] | None:
         """Return a word for each layer, of a list or the letters of a text; None if it is not
         there.
         """
-        value = self._config.get(name)
+        value = value_at(self._config, name)
         if value is None:
             return None
         num_layers = self.num_layers()
@@ -138,7 +139,7 @@ class Facts:
         """Return a number above 0, or `default` for a field that is not there. Raises UserError
         where there is neither.
         """
-        value = self._config.get(name)
+        value = value_at(self._config, name)
         if value is None:
             value = default
         if value is None:
@@ -149,7 +150,7 @@ class Facts:
 
     def object(self, name: str) -> Config:
         """Return an object; an empty one for a field that is not there."""
-        value = self._config.get(name)
+        value = value_at(self._config, name)
         if value is None:
             return {}
         if not isinstance(value, Mapping):

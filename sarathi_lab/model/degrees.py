@@ -52,38 +52,34 @@ def refuse_kv_heads(
     """Return the error of a degree by which KV heads are neither shared nor copied evenly."""
     if _is_even(tensor, num_kv_heads):
         return None
-    valid = []
-    for degree in range(1, num_heads + 1):
-        if num_heads % degree == 0 and _is_even(degree, num_kv_heads):
-            valid.append(str(degree))
     return UserError(
         f"executor.tensor_parallel={tensor} neither divides the {num_kv_heads} KV heads {of_model} "
-        f"nor is a multiple of them; use one of {', '.join(valid)}"
+        f"nor is a multiple of them; use one of {_valid_degrees(num_heads, [num_kv_heads])}"
     )
+
+
+def uneven(
+    kind: str, degree: int, number: int, what: str, kv_heads: Sequence[int] = ()
+) -> UserError:
+    """Make the error of a degree that does not divide `number`; valid ones are named, of those that
+    `refuse_kv_heads` accepts for each of the numbers `kv_heads`.
+    """
+    return UserError(
+        f"executor.{kind}_parallel={degree} does not divide the {number} {what}; use one of "
+        f"{_valid_degrees(number, kv_heads)}"
+    )
+
+
+def _valid_degrees(number: int, kv_heads: Sequence[int]) -> str:
+    """List the degrees that divide `number`, and share or copy KV heads evenly."""
+    degrees = []
+    for degree in range(1, number + 1):
+        are_even = [_is_even(degree, num_kv_heads) for num_kv_heads in kv_heads]
+        if number % degree == 0 and all(are_even):
+            degrees.append(str(degree))
+    return ", ".join(degrees)
 
 
 def _is_even(degree: int, num_kv_heads: int) -> bool:
     """Return whether devices share KV heads evenly, or hold evenly many copies of each."""
     return num_kv_heads % degree == 0 or degree % num_kv_heads == 0
-
-
-def uneven(
-    kind: str,
-    degree: int,
-    number: int,
-    what: str,
-    limit: int = 64,
-    kv_heads: Sequence[int] = (),
-) -> UserError:
-    """Make the error of a degree that does not divide `number`; valid ones are named to `limit`,
-    of those that `refuse_kv_heads` accepts for each of the numbers `kv_heads`.
-    """
-    divisors = []
-    for divisor in range(1, min(number, limit) + 1):
-        is_valid = all(_is_even(divisor, num_kv_heads) for num_kv_heads in kv_heads)
-        if number % divisor == 0 and is_valid:
-            divisors.append(divisor)
-    valid = ", ".join(map(str, divisors))
-    return UserError(
-        f"executor.{kind}_parallel={degree} does not divide the {number} {what}; use one of {valid}"
-    )

@@ -39,17 +39,19 @@ def _of_blocks(facts: Facts) -> Config:
     groups = set[int]()
     widths = list[int]()
     for block in blocks:
-        attention = _part_of(block, "attention")
-        ffn = _part_of(block, "ffn")
-        if attention.has("replace_with_linear") or ffn.has("replace_with_linear"):
-            raise UserError("block_configs: replace_with_linear has no formula")
-        has_attention = not attention.flag("no_op", default=False)
-        kinds.append(FULL if has_attention else NONE)
-        if has_attention:
-            groups.add(attention.size("n_heads_in_group"))
-        if not ffn.flag("no_op", default=False):
+        of_block = Facts({"block_configs": block}).object("block_configs")
+        parts = Facts(of_block)
+        for name in ("attention.replace_with_linear", "ffn.replace_with_linear"):
+            if parts.flag(name, default=False):
+                raise UserError(f"block_configs: {name} has no formula")
+        if parts.flag("attention.no_op", default=False):
+            kinds.append(NONE)
+        else:
+            kinds.append(FULL)
+            groups.add(parts.size("attention.n_heads_in_group"))
+        if not parts.flag("ffn.no_op", default=False):
             # Two thirds of the stated multiple, as a gate takes a third, in whole 256.
-            width = 2 * ffn.number("ffn_mult") * facts.size("hidden_size") / 3
+            width = 2 * parts.number("ffn.ffn_mult") * facts.size("hidden_size") / 3
             widths.append(math.ceil(int(width) / 256) * 256)
     if len(groups) != 1 or not widths:
         raise UserError(
@@ -62,15 +64,6 @@ def _of_blocks(facts: Facts) -> Config:
         "intermediate_size": round(sum(widths) / len(widths)),
         FFN_LAYERS: len(widths),
     }
-
-
-def _part_of(block: object, name: str) -> Facts:
-    """Return the facts of a block's attention or FFN. Raises UserError without any."""
-    part = block.get(name) if isinstance(block, Mapping) else None
-    if not isinstance(part, Mapping):
-        raise UserError(f"block_configs has {block!r}, without {name}; {AGAIN}")
-    stated = {key: value for key, value in part.items() if value is not False}
-    return Facts(stated)
 
 
 def _of_gemma4(facts: Facts) -> Config:

@@ -23,8 +23,10 @@ from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, Sessions, Turn, be
 from sarathi_lab.engine.request import Request
 
 Encode = Callable[[str], list[int]]
+Tokens = NDArray[np.int32]
+Times = NDArray[np.float64]  # seconds
 # Prompt and output tokens of a request, and its token ids.
-Shape = tuple[int, int, NDArray[np.int32] | None]
+Shape = tuple[int, int, Tokens | None]
 
 READS: dict[str, tuple[str, ...]] = {  # by kind of arrivals; all but think_time are needed
     "closed": (),
@@ -38,7 +40,7 @@ EXPLAINED = {
     "users": "the number of users who wait for their answers, such as 8",
     "think_time": "in seconds, such as 1.0",
 }
-CV_RANGE = (0.01, 100.0)  # beyond, gaps are equal or zero in double precision
+LEAST_CV = 0.01  # below, gaps are equal in double precision
 MOST_REQUESTS = 10_000_000  # some 5 GB
 LEVELS = "use whole numbers, lower ones first served, such as [0,1]"
 
@@ -152,7 +154,7 @@ class Arriving:
 
     arrivals: ArrivalKind | None = None
     rate: float | None = number(None, above=0, fix="use requests per second, such as 2.0")
-    cv: float | None = number(None, minimum=CV_RANGE[0], fix=f"use {EXPLAINED['cv']}")
+    cv: float | None = number(None, minimum=LEAST_CV, fix=f"use {EXPLAINED['cv']}")
     users: int | None = whole(
         None, minimum=1, maximum=MOST_REQUESTS, fix=f"use {EXPLAINED['users']}"
     )
@@ -167,8 +169,6 @@ class Arriving:
     def __post_init__(self) -> None:
         check_fields(self, "workload.")
         self.check_arrivals(self.arrival_kind)
-        if self.cv is not None and self.cv > CV_RANGE[1]:
-            raise UserError(f"workload.cv={self.cv} exceeds {CV_RANGE[1]:g}; use {EXPLAINED['cv']}")
         if self.priorities and len(set(self.priorities)) < 2:
             raise UserError(
                 f"workload.priorities={list(self.priorities)} has no effect: all are equal; "
@@ -217,7 +217,7 @@ class Arriving:
             elif self._settings[name] is None and name != "think_time":
                 raise UserError(f"workload.arrivals={kind} needs workload.{name}, {explained}")
 
-    def times(self, num_requests: int) -> NDArray[np.float64]:
+    def times(self, num_requests: int) -> Times:
         """Seconds of arrival [num_requests], ascending from 0; all 0 for closed arrivals and users.
 
         More requests leave earlier times unchanged.
@@ -237,7 +237,7 @@ class Arriving:
     def loaded(
         self,
         name: str,
-        times: NDArray[np.float64],
+        times: Times,
         shapes: Iterable[Shape],
         recorded_priorities: Sequence[int] | None = None,
     ) -> LoadedRequests:
@@ -263,8 +263,6 @@ class Arriving:
 
     def _drawn_priorities(self, num_requests: int) -> Sequence[int]:
         levels = self.priorities or (0,)
-        if len(levels) == 1:
-            return [levels[0]] * num_requests
         chances = np.full(len(levels), 1 / len(levels))
         rng = np.random.default_rng([self.seed, 4])
         drawn = rng.choice(len(levels), num_requests, p=chances).tolist()
@@ -273,12 +271,17 @@ class Arriving:
 
 def random_prompt(
     request_id: int, prompt_len: int, vocab_size: int | None, seed: int
-) -> NDArray[np.int32] | None:
+) -> Tokens | None:
     """Uniform token ids [prompt_len] by seed and request only; None without `vocab_size`."""
     if vocab_size is None:
         return None
+    return random_tokens(request_id, prompt_len, vocab_size, seed)
+
+
+def random_tokens(request_id: int, num_tokens: int, vocab_size: int, seed: int) -> Tokens:
+    """Uniform token ids [num_tokens] by seed and request only."""
     rng = np.random.default_rng([seed, 0, request_id])
-    return rng.integers(0, vocab_size, prompt_len, dtype=np.int32)
+    return rng.integers(0, vocab_size, num_tokens, dtype=np.int32)
 
 
 def _range(lengths: Sequence[int]) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sarathi_lab.engine.arrivals import Turn
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Request
-
-Tokens = NDArray[np.int32]
+from sarathi_lab.workload.base import Tokens
 
 
 class SessionRow(NamedTuple):
@@ -59,11 +57,3 @@ def turns_of(
 def placeholders(request_id: int, num_tokens: int) -> Tokens:
     """Make token ids of a simulated request that no other one has."""
     return np.full(num_tokens, NO_TOKEN - 1 - request_id, dtype=np.int32)
-
-
-def has_turns(sessions: Sequence[str], delays: Sequence[float]) -> bool:
-    """Return whether some requests wait for the answer of a turn before."""
-    return any(
-        bool(session) and not math.isnan(delay)
-        for session, delay in zip(sessions, delays, strict=True)
-    )

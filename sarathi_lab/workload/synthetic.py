@@ -13,7 +13,6 @@ from statistics import NormalDist
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sarathi_lab.config.checked import check_fields, number, refuse_unread, require_order, whole
 from sarathi_lab.config.errors import UserError
@@ -25,7 +24,9 @@ from sarathi_lab.workload.base import (
     Encode,
     LoadedRequests,
     Shape,
+    Tokens,
     random_prompt,
+    random_tokens,
 )
 
 ANY_VOCAB_SIZE = 2**15  # of simulated prompts, whose tokens only identify prefixes
@@ -82,21 +83,20 @@ class Generated(Arriving, ABC):
         for request_id, (prompt_len, output_len) in enumerate(self.lengths()):
             yield prompt_len, output_len, self.prompt(request_id, prompt_len, vocab_size)
 
-    def prompt(
-        self, request_id: int, prompt_len: int, vocab_size: int | None
-    ) -> NDArray[np.int32] | None:
+    def prompt(self, request_id: int, prompt_len: int, vocab_size: int | None) -> Tokens | None:
         """Token ids [prompt_len] by seed and request only; None in simulations without a prefix."""
         if not self.shared_prefix_len:
             return random_prompt(request_id, prompt_len, vocab_size, self.seed)
-        num_tokens = vocab_size or ANY_VOCAB_SIZE
+        return self._prompt_with_prefix(request_id, prompt_len, vocab_size or ANY_VOCAB_SIZE)
+
+    def _prompt_with_prefix(self, request_id: int, prompt_len: int, vocab_size: int) -> Tokens:
         # Streams 10 and 11 of the seed: which prefix a request has, and the prefix's tokens.
         rng = np.random.default_rng([self.seed, 10, request_id])
         text = int(rng.integers(self.num_prefixes or 1))
         text_rng = np.random.default_rng([self.seed, 11, text])
-        prompt = random_prompt(request_id, prompt_len, num_tokens, self.seed)
-        assert prompt is not None, "there is a vocabulary"
-        shared = min(self.shared_prefix_len, prompt_len)
-        prompt[:shared] = text_rng.integers(0, num_tokens, shared, dtype=np.int32)
+        prompt = random_tokens(request_id, prompt_len, vocab_size, self.seed)
+        num_shared = min(self.shared_prefix_len, prompt_len)
+        prompt[:num_shared] = text_rng.integers(0, vocab_size, num_shared, dtype=np.int32)
         return prompt
 
 
@@ -159,16 +159,13 @@ class PaperGrid(_Split):
 
     def __post_init__(self) -> None:
         check_fields(self, "workload.")  # lengths first, as the ratio follows from them
-        if self.prompt_len is not None and self.output_len is None:
-            raise UserError(
-                f"workload.prompt_len={self.prompt_len} needs workload.output_len, the tokens of "
-                "every answer, such as 300"
-            )
-        if self.output_len is not None and self.prompt_len is None:
-            raise UserError(
-                f"workload.output_len={self.output_len} needs workload.prompt_len, the tokens of "
-                "every prompt, such as 6000"
-            )
+        lengths = {"prompt_len": self.prompt_len, "output_len": self.output_len}
+        for name, other in (("prompt_len", "output_len"), ("output_len", "prompt_len")):
+            if lengths[name] is not None and lengths[other] is None:
+                raise UserError(
+                    f"workload.{name}={lengths[name]} needs workload.{other} as well, such as "
+                    f"workload.{other}=300"
+                )
         if self.prompt_len is not None and self.output_len is not None:
             self._check_lengths(self.prompt_len, self.output_len)
         super().__post_init__()
@@ -181,18 +178,16 @@ class PaperGrid(_Split):
         not named.
         """
         total_len = prompt_len + output_len
-        contradicting: dict[str, float] = {}
+        contradicting = ""
         if self.seq_len != total_len:
-            contradicting["seq_len"] = self.seq_len
-        if split_length(total_len, self.pd_ratio) != (prompt_len, output_len):
-            contradicting["pd_ratio"] = self.pd_ratio
+            contradicting = f"seq_len={self.seq_len}"
+        elif split_length(total_len, self.pd_ratio) != (prompt_len, output_len):
+            contradicting = f"pd_ratio={self.pd_ratio}"
         if contradicting:
-            settings = " ".join(f"{name}={value}" for name, value in contradicting.items())
-            verb = "contradict" if len(contradicting) > 1 else "contradicts"
             lengths = f"workload.prompt_len={prompt_len} workload.output_len={output_len}"
             raise UserError(
-                f"{settings} {verb} {lengths}, which are {total_len} tokens at a P:D of "
-                f"{prompt_len / output_len:.4g}; drop {' and '.join(contradicting)}"
+                f"{contradicting} contradicts {lengths}, which are {total_len} tokens at a P:D of "
+                f"{prompt_len / output_len:.4g}; drop it"
             )
 
     def total_lens(self) -> Sequence[int]:
@@ -364,7 +359,8 @@ class Agentic(Lognormal):
         for session in sessions:
             turns_of_session = []
             for _, new_len, _ in session:
-                turns_of_session.append(self._turn(next(requests), new_len, vocab_size))
+                turn = self._turn(next(requests), new_len, vocab_size or ANY_VOCAB_SIZE)
+                turns_of_session.append(turn)
             turns.append(turns_of_session)
         note = f"{len(sessions)} sessions, whose turns wait for their answers"
         return replace(load, sessions=turns, notes=[note])
@@ -389,14 +385,13 @@ class Agentic(Lognormal):
             context += new_len + output_len
         return sessions
 
-    def _turn(self, request: Request, new_len: int, vocab_size: int | None) -> Turn:
+    def _turn(self, request: Request, new_len: int, vocab_size: int) -> Turn:
         number = request.request_id
-        num_tokens = vocab_size or ANY_VOCAB_SIZE
-        if new_len == request.prompt_len:  # the first turn
-            tokens = self.prompt(number, new_len, num_tokens)
+        is_first = new_len == request.prompt_len
+        if is_first and self.shared_prefix_len:
+            tokens = self._prompt_with_prefix(number, new_len, vocab_size)
         else:
-            tokens = random_prompt(number, new_len, num_tokens, self.seed)
-        assert tokens is not None, "there is a vocabulary"
+            tokens = random_tokens(number, new_len, vocab_size, self.seed)
         rng = np.random.default_rng([self.seed, 12, number])
         deviation = math.log(self.pause_p90 / self.pause_p50) / P90
         pause = self.pause_p50 * math.exp(deviation * float(rng.standard_normal()))

@@ -10,7 +10,6 @@ from typing import ClassVar, Self
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from sarathi_lab.config.arrivals import ArrivalKind
 from sarathi_lab.config.checked import refuse_unread, whole
@@ -19,10 +18,12 @@ from sarathi_lab.workload.base import (
     Arriving,
     Encode,
     LoadedRequests,
-    random_prompt,
+    Times,
+    Tokens,
+    random_tokens,
 )
 from sarathi_lab.workload.files import named_file
-from sarathi_lab.workload.sessions import SessionRow, has_turns, placeholders, turns_of
+from sarathi_lab.workload.sessions import SessionRow, placeholders, turns_of
 from sarathi_lab.workload.trace_formats import TraceFile, read_trace_file
 
 
@@ -56,21 +57,15 @@ class Trace(Arriving):
     `arrivals` and `users` are then those of conversations.
 
     Rows with more than `max_len` tokens in all (None: what the model takes), or without a prompt or
-    an output token, damaged ones and those outside the `max_requests` usable ones are dropped and
-    counted: `part` 0 has the first ones, 1 the next, its times from its first row.
+    an output token, damaged ones and those after `max_requests` usable ones are dropped and
+    counted.
     """
 
     name: ClassVar[str] = "trace"
     path: str | None = None
     max_requests: int | None = whole(None, minimum=1, fix="use null for the whole trace")
     max_len: int | None = whole(None, minimum=2, fix="use null for what the model takes")
-    part: int = whole(0, minimum=0, fix="use 0 for the first max_requests rows")
     block_size: int | None = whole(None, minimum=1, fix="use null for what the file's ids say")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_requests is None:
-            refuse_unread(self, ("part",), " without max_requests; add it", "workload.")
 
     @property
     def arrival_kind(self) -> ArrivalKind | None:
@@ -89,7 +84,8 @@ class Trace(Arriving):
         trace = read_trace(file, self.block_size)
         used, dropped = self._usable(file, trace)
         kind = self._kind_for(trace)
-        has_sessions = has_turns(used.session.tolist(), used.delay.tolist())
+        waits = (used.session != "") & used.delay.notna()
+        has_sessions = bool(waits.any())
         times = self._times(file, trace, used, has_sessions=has_sessions)
         prompts = self._prompts(used, trace.block_size, vocab_size, has_sessions=has_sessions)
         shapes = zip(used.prompt_len.tolist(), used.output_len.tolist(), prompts, strict=True)
@@ -132,21 +128,16 @@ class Trace(Arriving):
         short = filled
         if self.max_len is not None:
             short = filled[filled.prompt_len <= self.max_len - filled.output_len]
-        first = self.part * (self.max_requests or 0)
-        used = short[first:][: self.max_requests]
-        reason_of_others = (
-            f"after workload.max_requests={self.max_requests}, of which null takes all"
-        )
-        if self.part:
-            reason_of_others = f"outside part={self.part}"
+        used = short[: self.max_requests]
         reason_of_damaged = "damaged"
         if trace.recording.example:
             reason_of_damaged = f"damaged ({trace.recording.example})"
+        limit = f"workload.max_requests={self.max_requests}"
         dropped = {
             reason_of_damaged: sum(trace.recording.left_out.values()),
             "without prompt or output": len(table) - len(filled),
             f"over max_len={self.max_len}": len(filled) - len(short),
-            reason_of_others: len(short) - len(used),
+            f"after {limit}, of which null takes all": len(short) - len(used),
         }
         if used.empty:
             reasons = [f"{count} {reason}" for reason, count in dropped.items() if count]
@@ -158,7 +149,7 @@ class Trace(Arriving):
 
     def _times(
         self, file: Path, trace: TraceFile, used: pd.DataFrame, *, has_sessions: bool
-    ) -> NDArray[np.float64]:
+    ) -> Times:
         """Return seconds of arrival, of a conversation's turns those of its first one."""
         numbers = np.arange(len(used))  # of the conversation that each row belongs to
         if has_sessions:
@@ -169,8 +160,6 @@ class Trace(Arriving):
         if self.arrivals is not None or not trace.has_times:
             return self.times(num_arrivals)[numbers]
         times = used.arrival.to_numpy()
-        if self.part:  # the clock starts with its first request
-            times = times - times[0]
         if self.rate is None:
             return times
         duration = times[-1] - times[0]
@@ -190,12 +179,12 @@ class Trace(Arriving):
         vocab_size: int | None,
         *,
         has_sessions: bool,
-    ) -> list[NDArray[np.int32] | None]:
+    ) -> list[Tokens | None]:
         """Return the token ids of each request: blocks by seed and id only, and tokens of its own
         behind them. Without ids there are none in simulations, and those of conversations follow
         from their turns.
         """
-        prompts = list[NDArray[np.int32] | None]()
+        prompts = list[Tokens | None]()
         lengths = used.prompt_len.tolist()
         for number, (length, ids) in enumerate(zip(lengths, used.block_ids, strict=True)):
             prompt = None
@@ -206,16 +195,15 @@ class Trace(Arriving):
             prompts.append(prompt)
         return prompts
 
-    def _own_tokens(
-        self, request_id: int, num_tokens: int, vocab_size: int | None
-    ) -> NDArray[np.int32]:
+    def _own_tokens(self, request_id: int, num_tokens: int, vocab_size: int | None) -> Tokens:
         """Token ids that no other request has."""
-        prompt = random_prompt(request_id, num_tokens, vocab_size, self.seed)
-        return placeholders(request_id, num_tokens) if prompt is None else prompt
+        if vocab_size is None:
+            return placeholders(request_id, num_tokens)
+        return random_tokens(request_id, num_tokens, vocab_size, self.seed)
 
     def _fill_blocks(
         self,
-        prompt: NDArray[np.int32],
+        prompt: Tokens,
         ids: Sequence[int],
         block_size: int,
         vocab_size: int | None,

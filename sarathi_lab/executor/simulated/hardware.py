@@ -534,14 +534,11 @@ class Parallel(Degrees):
         """
         of_model = f"of model {spec.name}"
         if spec.num_layers % self.pipeline:
-            layers = f"layers {of_model}"
-            limit = spec.num_layers
-            return uneven("pipeline", self.pipeline, spec.num_layers, layers, limit)
+            return uneven("pipeline", self.pipeline, spec.num_layers, f"layers {of_model}")
         if spec.num_heads % self.tensor:
             heads_of_model = f"heads {of_model}"
             kv_heads = [spec.heads.num_kv_heads, spec.window_heads.num_kv_heads]
-            limit = spec.num_heads
-            return uneven("tensor", self.tensor, spec.num_heads, heads_of_model, limit, kv_heads)
+            return uneven("tensor", self.tensor, spec.num_heads, heads_of_model, kv_heads)
         for heads in (spec.heads, spec.window_heads):
             complaint = refuse_kv_heads(self.tensor, heads.num_heads, heads.num_kv_heads, of_model)
             if complaint is not None:
