@@ -41,7 +41,7 @@ import yaml
 
 from sarathi_lab.config.csv_files import csv_file, csv_name, write_csv
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import REPOSITORY, readable
+from sarathi_lab.config.paths import REPOSITORY, readable, stated_beside
 from sarathi_lab.model.spec import ModelSpec
 
 TIME = "time_us"
@@ -66,63 +66,26 @@ class Layer(NamedTuple):
     operation: str
     calls: int = 1  # per layer or iteration
     per: Per = "layer"  # or once: per "iteration" over all tokens, per "emit" over emitting rows
-    replaces: tuple[str, ...] = ()  # further operations whose time it includes
-
-
-LAYERS: Mapping[str, Layer] = {
-    # vLLM's names.
-    "qkv_proj": Layer("qkv_proj"),
-    "o_proj": Layer("out_proj"),
-    "gate_up_proj": Layer("ffn_up"),
-    "down_proj": Layer("ffn_down"),
-    "act_fn": Layer("activation"),
-    "layernorm": Layer("norms", calls=2),
-    "qk_norm": Layer("qk_norm"),
-    "rotary_emb": Layer("rotary"),
-    "embedding": Layer("embedding", per="iteration"),
-    "final_layernorm": Layer("final_norm", per="iteration"),
-    "lm_head": Layer("lm_head", per="emit"),
-    "sampler": Layer("sampling", per="emit"),
-    "out_proj": Layer("out_proj"),
-    # The paper's Fig 3 has a whole FFN, norms with residuals, and the remainder of an iteration.
-    "ffn": Layer("ffn", replaces=("ffn_up", "ffn_down", "activation")),
-    "elementwise": Layer("elementwise", replaces=("norms",)),
-    "logits": Layer("logits", per="emit", replaces=("lm_head", "sampling")),
-    "others": Layer("others", per="iteration"),
-}
+    replaces: Sequence[str] = ()  # further operations whose time it includes
 
 
 class File(NamedTuple):
     """Columns of a file: names, and whole numbers with minima; `optional` ones may be missing."""
 
-    names: tuple[str, ...]
     counts: Mapping[str, int]
+    names: Sequence[str] = ()
     optional: Mapping[str, int] = {}
+    of_model: str | None = None  # the column without which rows are of the measured model alone
 
     def counts_of(self, table: pd.DataFrame) -> dict[str, int]:
         """Count columns of `table` with their minima."""
-        counts = dict(self.counts)
-        for name, minimum in self.optional.items():
-            if name in table:
-                counts[name] = minimum
-        return counts
+        present = {name: minimum for name, minimum in self.optional.items() if name in table}
+        return {**self.counts, **present}
 
 
-COMPOSITION = dict.fromkeys(("prefill_chunk", "kv_prefill", "n_decode", "kv_decode"), 0)
-FILES: Mapping[str, File] = {
-    "dense": File(("layer",), {"tokens": 1}),
-    "per_sequence": File(("layer",), {"sequences": 1}),
-    "attention": File((), COMPOSITION, {**dict.fromkeys(SHAPE, 1), "num_prefills": 0}),
-    "iterations": File((), COMPOSITION, {"num_prefills": 0}),
-    "products": File(("dtype",), dict.fromkeys(("tokens", "in_features", "out_features"), 1)),
-    "communication": File(("operation",), {"devices": 2, "bytes": 1}),
-    "moe": File((), {"tokens": 1, "activated_experts": 1}, dict.fromkeys(EXPERT_SHAPE, 1)),
-}
-# Columns without which a file holds for the measured model alone; None: it always does.
-SHAPED = dict.fromkeys(("dense", "per_sequence", "iterations")) | {
-    "attention": SHAPE[0],
-    "moe": EXPERT_SHAPE[0],
-}
+FACTS = stated_beside(__file__, "tables.yaml")
+LAYERS = {name: Layer(**layer) for name, layer in FACTS["layers"].items()}
+FILES = {name: File(**file) for name, file in FACTS["files"].items()}
 
 
 @dataclass(frozen=True)
@@ -194,8 +157,11 @@ class OperationTables:
     @property
     def is_model_specific(self) -> bool:
         """Whether a table has no shapes and so applies only to the measured model."""
-        shaped = [name for name in self.frames if name in SHAPED]
-        return any(SHAPED[name] not in self.frames[name] for name in shaped)
+        for name, frame in self.frames.items():
+            column = FILES[name].of_model
+            if column is not None and column not in frame:
+                return True
+        return False
 
 
 def _plain(model: str) -> str:

@@ -9,7 +9,6 @@ from simulated import SPEC, batch_of
 from simulated import TOY as GPU
 
 from sarathi_lab.executor.simulated.cost_model import KINDS, make_cost_model
-from sarathi_lab.executor.simulated.cost_model import SHARED as SHARED_PRODUCTS
 from sarathi_lab.model.roofline import Peaks, operation_rooflines
 
 # Of 3 experts with 2 x 4 and 4 x 2 weights a token passes 2, and always one of 2 x 5 and 5 x 2.
@@ -44,5 +43,5 @@ def test_the_rooflines_of_a_mixtures_products_by_hand():
 def test_a_simulated_iteration_has_the_shared_expert_among_its_ffn():
     cost, batch = make_cost_model("analytic", TOY, GPU, 2), batch_of(decodes=4)
     times = cost.operation_times(batch)
-    assert {*SHARED_PRODUCTS, "activation"} <= {*times} & {*KINDS["ffn"]}
+    assert {"shared_up", "shared_down", "shared_gate", "activation"} <= {*times} & {*KINDS["ffn"]}
     assert sum(times.values()) == pytest.approx(cost.iteration_time(batch))

@@ -7,7 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, REPLICATED, Hardware, Parallel
+from sarathi_lab.executor.simulated.hardware import (
+    ONE_DEVICE,
+    OPERATIONS,
+    REPLICATED,
+    Hardware,
+    Parallel,
+)
 from sarathi_lab.executor.simulated.kernel_times import (
     AttentionTimes,
     CallTimes,
@@ -21,10 +27,8 @@ from sarathi_lab.model.layers import Linear
 from sarathi_lab.model.quantisation import kind_of_product
 from sarathi_lab.model.spec import ModelSpec
 
-# Products whose partial sums are added over the devices (Megatron-LM).
-CUT_BY_ROWS = (
-    *("out_proj", "window_out_proj", "state_out", "ffn_down", "dense_down", "shared_down"),
-)
+# Products whose partial sums are added over the devices.
+CUT_BY_ROWS = frozenset(OPERATIONS["cut_by_rows"])
 # Kernels before a layer's products, which may convert to 8 bits what they write.
 BEFORE = {"qkv_proj": "norm", "out_proj": "attention", "ffn_up": "norm", "ffn_down": "activation"}
 ALL_REDUCES = 2  # per layer: a shared expert's sums are added to those of the others before

@@ -8,6 +8,7 @@ from functools import cache
 from typing import ClassVar, Literal, get_args
 
 from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.config.paths import stated_beside
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
@@ -36,26 +37,8 @@ Operations = AnalyticOperations | ProfiledOperations | MeasuredKernels
 
 ITERATIONS = "iterations"  # the table of whole ones
 WHOLE = "iteration"  # the operation of a whole one, where parts of it have no times
-SHARED = ("shared_up", "shared_down", "shared_gate")  # a shared expert's products
-DENSE = ("dense_up", "dense_down")  # of the layers without experts
 # Operations by kind, as the paper's figures name them; any other is overhead.
-KINDS: Mapping[str, tuple[str, ...]] = {
-    "preproj": (
-        *("qkv_proj", "window_qkv_proj"),
-        *("latent_down", "query_up", "latent_up", "index_up", "index_down"),
-        *("sparse_down", "heavy_down"),
-        *("state_in", "state_gates"),
-    ),
-    "attn": ("prefill_attention", "decode_attention", "kv_write"),
-    "postproj": ("out_groups", "out_proj", "window_out_proj", "state_out"),
-    "ffn": (
-        *("ffn_up", "ffn_down", "activation", "ffn", "router", "experts", *SHARED, *DENSE),
-        "mixing",
-    ),
-    "elementwise": ("norms", "final_norm", "qk_norm", "rotary", "elementwise"),
-    "others": ("embedding", "lm_head", "sampling", "logits", "overhead", "others"),
-    "communication": ("all_reduce", "send"),
-}
+KINDS: Mapping[str, Sequence[str]] = stated_beside(__file__, "operations.yaml")["kinds"]
 
 
 class CostModel:

@@ -26,6 +26,7 @@ from sarathi_lab.config.checked import (
 )
 from sarathi_lab.config.errors import UserError, require_number, require_one_of
 from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.paths import stated_beside
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.model.degrees import Degrees, kv_heads_of_device, refuse_kv_heads, uneven
@@ -40,12 +41,9 @@ FUSING = ("attention", "activation", "norm", "all_reduce")
 # Kinds of operation with an entry in `Hardware.uncertainty`; EXPERTS is optional.
 UNCERTAIN = ("matmul", "attention")
 EXPERTS = "experts"
-# Products on every device that shares a layer: what chooses the same experts or tokens, and the
-# latents that all heads share.
-REPLICATED = (
-    *("router", "shared_gate", "latent_down", "index_up", "index_down"),
-    *("sparse_down", "heavy_down", "mixing"),
-)
+OPERATIONS = stated_beside(__file__, "operations.yaml")
+# Products on every device that shares a layer.
+REPLICATED = frozenset(OPERATIONS["replicated"])
 MAKERS = ("nvidia", "amd")  # of cards, whose servers and kernels differ
 # Figures that a datasheet states, by their names in `datasheet`; from the links on they may be
 # unknown.
