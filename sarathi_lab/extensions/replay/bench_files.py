@@ -4,21 +4,20 @@
 | --- | --- |
 | `vllm bench serve --save-result` | a JSON object, or one a line, best with `--save-detailed` |
 | SGLang's `bench_serving --output-file` | a JSON object a line, best with `--output-details` |
-| `guidellm benchmark run` | `benchmarks.json` or `.csv`, a benchmark a rate |
-| `aiperf profile` | `profile_export.jsonl`, or `profile_export_aiperf.json` or `.csv` |
-| `genai-perf profile` | `profile_export.json`, or `profile_export_genai_perf.json` or `.csv` |
+| `guidellm benchmark run` | `benchmarks.json`, a benchmark a rate |
+| `aiperf profile` | `profile_export.jsonl`, or `profile_export_aiperf.json` |
+| `genai-perf profile` | `profile_export.json`, or `profile_export_genai_perf.json` |
 | LLMPerf | `*_individual_responses.json`, or `*_summary.json` |
 | inference-perf | `per_request_lifecycle_metrics.json`, or `summary_lifecycle_metrics.json` |
-| `evalscope perf` | `benchmark_data.db`, or `benchmark_summary.json`, or its log |
+| `evalscope perf` | `benchmark_data.db`, or `benchmark_summary.json` |
 | the table that vLLM's or SGLang's client prints | text, with any number of tables |
-| `benchmark_vLLM.py` of ppas-vllm | its output, with means of a run a line |
 
 Files may be packed by gzip. Of a summary only means are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from sarathi_lab.extensions.replay.readers import (
     guidellm,
     inference_perf,
     llmperf,
-    ppas,
     printed,
     vllm,
 )
@@ -40,7 +38,7 @@ from sarathi_lab.workload.files import OUTPUT_LENGTHS, TURNS
 from sarathi_lab.workload.text_files import json_rows, kind_of_text, read_text
 
 CLIENTS = "vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf, genai-perf, LLMPerf"
-FIX = f"name a file of {CLIENTS}, inference-perf, evalscope or ppas-vllm"
+FIX = f"name a file of {CLIENTS}, inference-perf or evalscope"
 
 
 def all_objects(content: Content) -> Sequence[Object]:
@@ -68,13 +66,10 @@ class Reader:
 
 
 READERS = (
-    Reader(ppas.is_of_ppas, ppas.runs_of_ppas, ppas.read_ppas),
     Reader(has_keys("metadata", "metrics"), whole_file, aiperf.read_aiperf),
     Reader(has_keys("benchmarks"), guidellm.loads_of_guidellm, guidellm.read_guidellm),
-    Reader(guidellm.is_of_csv, guidellm.csv_loads, guidellm.read_csv),
     Reader(vllm.is_of_vllm, all_objects, vllm.read_vllm),
     Reader(aiperf.is_of_summary, all_objects, aiperf.read_summary),
-    Reader(aiperf.is_of_csv_summary, aiperf.csv_summaries, aiperf.read_summary),
     Reader(has_keys("experiments"), aiperf.experiments, aiperf.read_genai_perf),
     Reader(has_keys("ttft_s", "number_input_tokens"), whole_file, llmperf.read_llmperf),
     Reader(has_keys("results_ttft_s_mean"), all_objects, llmperf.read_llmperf_summary),
@@ -88,9 +83,6 @@ READERS = (
     ),
     Reader(printed.is_printed, printed.printed_runs, vllm.read_vllm),
     Reader(evalscope.is_of_evalscope_summary, all_objects, evalscope.read_evalscope_summary),
-    Reader(
-        evalscope.is_of_evalscope_log, evalscope.logged_summaries, evalscope.read_evalscope_summary
-    ),
 )
 # What a load that is damaged raises where it is read.
 DAMAGE = (KeyError, TypeError, AttributeError, ValueError, SyntaxError, ArithmeticError)
@@ -161,12 +153,6 @@ def _reason_of(error: Exception, path: Path) -> str:
 
 def _what_json_it_is(content: Content) -> str:
     """Name what is in an object that no client writes as it is."""
-    for name, value in content.first.items():
-        if not isinstance(value, Mapping):
-            continue
-        inner = Content(content.path, "", [value])
-        if any(reader.recognises(inner) for reader in READERS):
-            return f"has a client's result as its {name}; write that to a file of its own"
     if _holds_prompts(content):
         fix = f"serve them by workload=prompts workload.path={content.path}"
         return f"has prompts without results; {fix}"

@@ -21,41 +21,14 @@ from sarathi_lab.config.console import counted
 from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.extensions.replay.json_values import count_of, number_of
 
-RampStrategy = Literal["linear", "exponential"]
 # Where it is known from: a file, or the times of its requests. "": a clock is taken for it.
 Source = Literal["stated", "inferred", ""]
 # Of the time of an answer: within this share of it a request follows that answer.
 FOLLOWS_WITHIN = 0.05
 LEAST_ROUNDS = 3  # of all users, below which nothing is inferred from times
-# Seconds after an answer by which a request that was held is sent.
-SOON = 0.05
 # Coefficients of variation of gaps.
 POISSON = 1.0
 EVEN = 0.0
-
-
-@dataclass(frozen=True)
-class Ramp:
-    """A rate that changes from the first request to the last one.
-
-    Attributes:
-        strategy: How it changes by the number of the request, as vLLM's client does it.
-        first: Requests per second.
-        last: The same, of the last request.
-    """
-
-    strategy: RampStrategy
-    first: float
-    last: float
-
-    def rates(self, number: int) -> NDArray[np.float64]:
-        """Return the rate at which each of as many requests follows the one before (1/s)."""
-        if self.strategy == "exponential":
-            return np.geomspace(self.first, self.last, number)
-        return np.linspace(self.first, self.last, number)
-
-    def __str__(self) -> str:
-        return f"{self.strategy} ramp from {self.first:g} to {self.last:g}/s"
 
 
 @dataclass(frozen=True)
@@ -64,13 +37,12 @@ class Client:
 
     Attributes:
         users: Most unanswered requests at a time; None: no limit, the recorded times count.
-        rate: Requests due per second; infinity: all at once. Of a ramp the mean.
+        rate: Requests due per second; infinity: all at once.
         source: Where `users` is known from.
         due: Seconds at which each request was due, where the client drew them here; else empty.
         named_rate: What the file has in place of a rate, such as "trace".
         cv: Coefficient of variation of the gaps at this rate: 1 of a Poisson process, 0 of even
             ones, others of a gamma distribution.
-        ramp: How the rate changes; None: it does not.
     """
 
     users: int | None = None
@@ -79,7 +51,6 @@ class Client:
     due: Sequence[float] = ()
     named_rate: str = ""
     cv: float = POISSON
-    ramp: Ramp | None = None
 
     @property
     def sending(self) -> str:
@@ -98,8 +69,6 @@ class Client:
     @property
     def pace(self) -> str:
         """The rate at which requests are due, such as "at 2/s"."""
-        if self.ramp is not None:
-            return f"by a {self.ramp}"
         if self.named_rate:
             return f"at {self.rate:.4g}/s, the mean, as the rate is {self.named_rate}"
         return f"at {self.rate:g}/s"
@@ -108,14 +77,11 @@ class Client:
         """Draw when as many requests are due (seconds, ascending)."""
         if self.rate == math.inf:
             return np.zeros(number)
-        rates = np.full(number, self.rate)
-        if self.ramp is not None:
-            rates = self.ramp.rates(number)
         if self.cv == EVEN:
-            return np.cumsum(1 / rates) - 1 / rates[:1]
+            return np.arange(number) / self.rate
         shape = self.cv**-2  # of a gamma distribution, whose gaps vary by `cv`
         gaps = np.random.default_rng(0).standard_gamma(shape, number)
-        return np.cumsum(gaps / (shape * rates))
+        return np.cumsum(gaps / (shape * self.rate))
 
     def limited_to(self, num_requests: int) -> Client:
         """Leave out a limit that so many requests can't reach, where a rate sends them."""
@@ -172,16 +138,6 @@ def client_of_rate(
     )
 
 
-def client_of_ramp(ramp: Ramp, number: int, users: object, cv: float) -> Client:
-    """Make the client that sends a `number` of requests at a rate that changes. Raises ValueError
-    for a rate of nothing.
-    """
-    if not min(ramp.first, ramp.last) > 0:
-        raise ValueError(f"a {ramp} is not above 0")
-    mean_rate = float(number / np.sum(1 / ramp.rates(number)))
-    return replace(client_of_rate(mean_rate, users, cv), ramp=ramp)
-
-
 def cv_of_gamma(shape: object) -> float:
     """Return the coefficient of variation of gamma gaps of a `shape`, which clients call burstiness
     or smoothness; None is 1. Raises ValueError for what is no shape.
@@ -225,11 +181,9 @@ def loop_of(requests: pd.DataFrame, client: Client, think_time: float) -> Loop |
     """
     if client.users is None:
         return None
-    due: Sequence[float] = (0.0,) * len(requests)
-    if client.due:
-        due = client.due
-    elif client.rate < math.inf:
-        due = _due(requests, client.users, client.rate).tolist()
+    due = client.due or [0.0] * len(requests)
+    if client.rate < math.inf and not client.due:
+        due = requests.arrival_time.tolist()
     return Loop(client.users, think_time, tuple(due))
 
 
@@ -249,7 +203,6 @@ def asked_client(
     """Return the client that the user states by `workload.*`; None if it is not stated. Raises
     UserError for arrivals that are neither recorded nor those of users.
     """
-    kind = workload.get("arrivals")
     users: int | None = None
     if workload.get("users") is not None:
         fix = "use the number of users, such as 8"
@@ -257,32 +210,30 @@ def asked_client(
     think_time = workload.get("think_time")
     if think_time is not None:
         require_number("workload.think_time", think_time, minimum=0, fix="use seconds, such as 1.0")
-    of_other_users: Client | None = None
-    if users is not None:
-        # Requests that a file's users held back are due at its rate for others, too. The rate of an
-        # open loop is that of its recorded times, which users do not follow.
-        rate = client.rate if client.users else math.inf
-        of_other_users = Client(users, rate, "stated", client.due)
-    if "workload.arrivals" not in typed:
-        return of_other_users
-    if kind not in (None, "users"):
-        raise UserError(
-            f"workload.arrivals={kind} has no effect: task=validate sends the requests of "
-            "task.run; use null for their recorded times, or users with workload.users=16"
-        )
-    if kind is None:
+    kind = workload.get("arrivals")
+    if "workload.arrivals" in typed and kind is None:
         if users is not None:
             raise UserError(
                 f"workload.users={users} has no effect on the recorded times "
                 "(workload.arrivals=null); drop one of them"
             )
         return Client(None, client.rate, "stated")
-    if users is None and client.users is None:
+    if kind not in (None, "users"):
         raise UserError(
-            "workload.arrivals=users needs workload.users, the number of users who wait for "
-            "their answers, such as 8"
+            f"workload.arrivals={kind} has no effect: task=validate sends the requests of "
+            "task.run; use null for their recorded times, or users with workload.users=16"
         )
-    return of_other_users
+    if users is None:
+        if kind == "users" and client.users is None:
+            raise UserError(
+                "workload.arrivals=users needs workload.users, the number of users who wait for "
+                "their answers, such as 8"
+            )
+        return None
+    # Requests that a file's users held back are due at its rate for others, too. The rate of an
+    # open loop is that of its recorded times, which users do not follow.
+    rate = client.rate if client.users else math.inf
+    return Client(users, rate, "stated", client.due)
 
 
 def describe(loop: Loop, client: Client) -> str:
@@ -312,9 +263,7 @@ def cautions(requests: pd.DataFrame, client: Client) -> list[str]:
             "which the file states; state workload.users"
         )
     if client.rate < math.inf and not client.due:
-        warnings.append(
-            "requests that were held for a user are taken as due a mean gap after others"
-        )
+        warnings.append("requests that were held for a user are taken as due when they were sent")
     return warnings
 
 
@@ -325,19 +274,3 @@ def _seconds_after_answers(requests: pd.DataFrame, users: int) -> NDArray[np.flo
     sent = np.sort(requests.arrival_time.to_numpy(dtype=float))[users:]
     answers = np.sort(requests.finish_time.to_numpy(dtype=float))[: len(sent)]
     return np.maximum(sent - answers, 0.0)
-
-
-def _due(requests: pd.DataFrame, users: int, rate: float) -> NDArray[np.float64]:
-    """Estimate when requests were due that came at a `rate` and waited for one of the `users`: when
-    they were sent, or a mean gap after the one before where an answer let them come.
-    """
-    due = requests.arrival_time.to_numpy(dtype=float).copy()
-    answers = np.sort(requests.finish_time.to_numpy(dtype=float))
-    for i in range(1, len(due)):
-        sent = due[i]
-        num_answered = int(np.searchsorted(answers, sent, side="right"))
-        is_full = i + 1 - num_answered >= users
-        is_soon = num_answered > 0 and sent - answers[num_answered - 1] <= SOON
-        if is_full and is_soon:
-            due[i] = min(sent, due[i - 1] + 1 / rate)
-    return due

@@ -353,75 +353,16 @@ def test_summaries_are_replayed_by_their_means(name, tmp_path):
     assert (benchmark.client.users == 2) == is_of_users
 
 
-CSV = """Metric,avg,min,max
-Time {to} First Token (ms),60.00,1.00,99.00
-Inter Token Latency (ms),11.00,1.00,99.00
-Request Latency (ms),"1,400.00",1.00,"2,000.00"
-Input Sequence Length (tokens),512.00,1.00,999.00
-Output Sequence Length (tokens),24.00,1.00,99.00
-
-Metric,Value
-Request Count (count),6.00
-"""
-
-
-@pytest.mark.parametrize(("to", "client"), [("to", "aiperf"), ("To", "genai-perf")])
-def test_summaries_as_csv_are_read_and_lack_how_requests_were_sent(to, client, tmp_path):
-    path = tmp_path / "profile_export.csv"
-    path.write_text(CSV.format(to=to))
-    (benchmark,) = read_benchmarks(path)
-    assert benchmark.means == pytest.approx({**MEANS, "latency": 1.4})
-    assert len(benchmark.requests) == 6
-    assert benchmark.labels["policy"] == client
-    assert "does not state how requests were sent" in benchmark.cautions[0]
-
-
-@pytest.mark.parametrize(("latency", "unit"), [("1.4", "s"), ("1400000", "us"), ("1400", "ms")])
+@pytest.mark.parametrize(("latency", "unit"), [(1.4, "sec"), (1.4e6, "us"), (1400.0, "ms")])
 def test_times_of_a_summary_are_in_the_unit_that_it_states(latency, unit, tmp_path):
-    path = tmp_path / "profile_export.csv"
-    text = CSV.replace('Request Latency (ms),"1,400.00"', f"Request Latency ({unit}),{latency}")
-    path.write_text(text.format(to="to"))
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({**AVERAGES, "request_latency": average(latency, unit)}))
     (benchmark,) = read_benchmarks(path)
     assert benchmark.means["latency"] == pytest.approx(1.4)
-    path.write_text(
-        text.format(to="to").replace(f"Request Latency ({unit})", "Request Latency (min)")
-    )
+    assert "does not state how requests were sent" in benchmark.cautions[0]
+    path.write_text(json.dumps({**AVERAGES, "request_latency": average(1.0, "min")}))
     with pytest.raises(UserError, match="request_latency is in min, not in one of s, "):
         read_benchmarks(path)
-
-
-GUIDELLM_CSV = {
-    "older": (
-        "Type,Run Id,Id,Name,Duration,Args,Successful Requests per second mean,"
-        "Successful Prompt token count mean,Successful Output token count mean,"
-        "Successful Request latency mean,Successful Time to first token ms mean,"
-        "Successful Inter token latency ms mean\n"
-        """generative,a,b,poisson@2.00,3.0,"{""backend"": {""model"": ""M""}}","""
-        "2.0,512,24,0.4,60,11\n"
-    ),
-    "newer": (
-        "Run Info,Run Info,Benchmark,Request Counts,Request Counts,Token Metrics,Token Metrics,"
-        "Request Latency,Request Latency,Time to First Token,Inter Token Latency\n"
-        "Run ID,Backend,Strategy,Successful,Errored,Successful Input Tokens,"
-        "Successful Output Tokens,Successful Sec,Successful Sec,Successful ms,Successful ms\n"
-        ",,,,,Mean,Mean,Mean,Median,Mean,Mean\n"
-        """a,"{""model"": ""M""}",poisson@2.00,6,0,512,24,0.4,0.3,60,11\n"""
-        """a,"{""model"": ""M""}",concurrent@4,6,0,512,24,0.4,0.3,60,11\n"""
-    ),
-}
-
-
-@pytest.mark.parametrize("version", GUIDELLM_CSV)
-def test_guidellms_csv_is_read_load_by_load(version, tmp_path):
-    path = tmp_path / "benchmarks.csv"
-    path.write_text(GUIDELLM_CSV[version])
-    first, *others = read_benchmarks(path)
-    assert first.means == pytest.approx(MEANS)
-    assert set(first.requests.prompt_len) == {512}
-    assert len(first.requests) == 6
-    assert first.client.rate == 2.0
-    assert first.server[0].settings == {"model": "M"}
-    assert [other.client.users for other in others] == [4] * (version == "newer")
 
 
 def test_a_summary_of_a_rate_with_a_limit_is_sent_at_that_rate(tmp_path):
@@ -607,15 +548,11 @@ def test_what_is_drawn_otherwise_than_at_random_is_said(tmp_path):
     assert "are sent at random at 2/s with gamma gaps of cv=2" in cautions_of(tmp_path, content)
     assert "are sent evenly at 2/s" in cautions_of(tmp_path, SUMMARIES["genai-perf"])
     ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9}
-    said = cautions_of(tmp_path, {**SUMMARIES["vllm"], "request_rate": "inf", **ramp})
-    assert "are sent at random by a linear ramp from 1 to 9/s, and" in said
-    del content["burstiness"]
-    assert "are sent at random by a linear ramp" in cautions_of(tmp_path, {**content, **ramp})
-    for unknown in ({"request_rate": "trace"}, {**ramp, "ramp_up_strategy": "cubic"}):
-        said = cautions_of(tmp_path, {**SUMMARIES["vllm"], **unknown, "duration": 3.0})
-        assert "are sent at random at 2/s, the mean, as the rate is" in said
-    with pytest.raises(UserError, match="a linear ramp from 0 to 9/s is not above 0"):
-        cautions_of(tmp_path, {**SUMMARIES["vllm"], **ramp, "ramp_up_start_rps": 0})
+    timed = {**SUMMARIES["vllm"], "duration": 3.0}
+    said = cautions_of(tmp_path, {**timed, "request_rate": "inf", **ramp})
+    assert "the mean, as the rate is a linear ramp from 1 to 9/s, and" in said
+    said = cautions_of(tmp_path, {**timed, "request_rate": "trace"})
+    assert "are sent at random at 2/s, the mean, as the rate is trace" in said
     with pytest.raises(UserError, match="burstiness=0 is not above 0"):
         cautions_of(tmp_path, {**SUMMARIES["vllm"], "burstiness": 0})
 
@@ -706,7 +643,7 @@ def test_cached_tokens_are_not_computed(tmp_path):
         ("Metric,avg\nTime to First Token (ms),60\n", "is CSV with the columns Metric,avg"),
         ("<html></html>", "is HTML or XML"),
         ("2025-07-17 15:11:32,377 - bench - INFO - 3 requests, sent\n", "is a log, which"),
-        (json.dumps({"method": "x", "result": vllm_detailed()}), "a client's result as its result"),
+        (json.dumps({"method": "x", "result": {}}), "has the keys method, result, as of none of"),
         (
             '{"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": []}\n',
             "is a trace, which has no results; serve it by workload=trace",

@@ -16,10 +16,6 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.extensions.replay.bench_files import read_benchmarks
 from sarathi_lab.extensions.replay.clients import (
-    EVEN,
-    POISSON,
-    Ramp,
-    client_of_ramp,
     client_of_rate,
     concurrency,
 )
@@ -120,9 +116,7 @@ def test_a_rate_and_users_apply_together(served, tmp_path):
     assert "users, whose requests are due at 30/s" in " ".join(case.as_run.describe())
     due = np.array(case.as_run.loop.due)
     sent = served["both"].arrival_time.to_numpy()
-    assert (due <= sent + 1e-9).all()
-    assert (due < sent - 1e-3).any()  # those that were held
-    assert (np.abs(due - sent) < 1e-9).any()  # those that were not
+    assert due == pytest.approx(sent)
     requests = case.as_run.load().requests
     assert concurrency(requests) == USERS
     assert requests.finish_time.max() == pytest.approx(served["both"].finish_time.max(), rel=0.05)
@@ -265,17 +259,3 @@ def test_a_trace_is_served_to_users(tmp_path):
     result = run(tmp_path, "task=serve", *settings)
     assert concurrency(result.tables["requests.parquet"]) == 2
     assert result.tables["requests.parquet"].finish_time.max() < 1
-
-
-@pytest.mark.parametrize(
-    ("strategy", "gaps"), [("linear", [1 / 2, 1 / 3]), ("exponential", [1 / 3**0.5, 1 / 3])]
-)
-def test_a_ramp_is_drawn_at_the_rate_of_each_request(strategy, gaps):
-    even = client_of_ramp(Ramp(strategy, 1, 3), 3, None, EVEN)
-    assert np.diff(even.drawn(3)) == pytest.approx(gaps)
-    assert even.rate == pytest.approx(3 / (1 + sum(gaps)))
-    ramp = Ramp(strategy, 1, 9)
-    drawn = client_of_ramp(ramp, 4000, None, POISSON).drawn(4000)
-    for half in np.split(np.arange(4000), 2):
-        expected = np.sum(1 / ramp.rates(4000)[half])
-        assert np.ptp(drawn[half]) == pytest.approx(expected, rel=0.1)

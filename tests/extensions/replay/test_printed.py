@@ -70,38 +70,6 @@ def test_a_table_in_comments_ends_before_the_next_ones_rate(tmp_path):
     assert [benchmark.client.rate for benchmark in read_benchmarks(path)] == [2.0, 4.0]
 
 
-def test_evalscopes_log_has_its_summaries(tmp_path):
-    summary = {"Average latency (s)": 1.5, "Succeed requests": 3, "Number of concurrency": 2}
-    lengths = {"Average input tokens per request": 20.0, "Average output tokens per request": 4.0}
-    line = "2025-07-17 15:11:32,377 - evalscope - INFO - "
-    path = tmp_path / "benchmark.log"
-    texts = [json.dumps({**summary, **lengths}, indent=2), "{not JSON}"] * 2
-    path.write_text("".join(f"{line}{text}\n" for text in texts))
-    benchmarks = read_benchmarks(path)
-    assert [benchmark.means for benchmark in benchmarks] == [{"latency": 1.5}] * 2
-    assert benchmarks[0].client.users == 2
-
-
-def test_evalscopes_printed_tables_are_its_summaries(tmp_path):
-    def table(users):
-        rows = {
-            "Key": "Value",
-            "Number of concurrency": users,
-            "Succeed requests": 3,
-            "Average latency (s)": 1.5,
-            "Average input tokens per request": 20.0,
-            "Average output tokens per request": 4.0,
-        }
-        line = f"+{'-' * 36}+{'-' * 8}+\n"
-        return line + line.join(f"| {name:34} | {value:6} |\n" for name, value in rows.items())
-
-    path = tmp_path / "evalscope.txt"
-    path.write_text(f"Benchmarking summary:\n{table(2)}\nand again:\n{table(8)}")
-    benchmarks = read_benchmarks(path)
-    assert [benchmark.client.users for benchmark in benchmarks] == [2, 8]
-    assert [benchmark.means for benchmark in benchmarks] == [{"latency": 1.5}] * 2
-
-
 def test_what_prometheus_had_of_a_server_is_no_clients_summary(tmp_path):
     path = tmp_path / "stage_0_prometheus_metrics.json"
     means = {"count": 9, "prompt_len": {"mean": 30}, "request_latency": {"mean": 1.0}}

@@ -3,16 +3,12 @@
 - AIPerf's `profile_export.jsonl`, a request a line, with conversations and their turns;
 - genai-perf's `profile_export.json`, times of responses without lengths, which the summary beside
   it has in the mean;
-- the summaries of both, `profile_export_aiperf.json` and `profile_export_genai_perf.json`, and the
-  same as CSV.
+- the summaries of both, `profile_export_aiperf.json` and `profile_export_genai_perf.json`.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -45,12 +41,6 @@ GENAI_PERF_SUMMARY = "profile_export_genai_perf.json"
 PROFILING = ("profiling", None)  # phases whose requests count
 GAPS = "metrics.inter_chunk_latency.value"
 END_OF_STREAM = "[DONE]"
-# First line and a metric of a summary as CSV, and the heading of a metric, such as "Request Latency
-# (ms)".
-CSV_HEADING = "Metric,avg"
-CSV_METRIC = "Request Latency"
-GENAI_PERFS_METRIC = "Time To First Token"  # which AIPerf writes with a small "to"
-METRIC_HEADING = re.compile(r"([^(]+?)\s*(?:\((.*)\))?")
 
 
 def read_aiperf(content: Content, _: Object) -> Load:
@@ -102,27 +92,9 @@ def read_summary(content: Content, summary: Object) -> Load:
         server=content.server(_model_of(summary)),
     )
     config = as_object(summary.get("input_config"))
-    if "perf_analyzer" in config or GENAI_PERFS_METRIC in content.text:
+    if "perf_analyzer" in config:
         return replace(load, client_name="genai-perf", record="profile_export.json of the same run")
     return load
-
-
-def is_of_csv_summary(content: Content) -> bool:
-    """Whether the file is a summary of AIPerf's or genai-perf's as CSV."""
-    return content.text.startswith(CSV_HEADING) and CSV_METRIC in content.text
-
-
-def csv_summaries(content: Content) -> Sequence[Object]:
-    """Return the summary in CSV as the client's JSON has it: an average a metric."""
-    summary = dict[str, Object]()
-    for cells in csv.reader(io.StringIO(content.text)):
-        if len(cells) < 2:
-            continue
-        heading = METRIC_HEADING.fullmatch(cells[0].strip())
-        if heading is not None:
-            name = heading[1].lower().replace(" ", "_")
-            summary[name] = {"avg": number_of(cells[1].replace(",", "")), "unit": heading[2]}
-    return [summary]
 
 
 def _client_of(summary: Object) -> Client:

@@ -1,14 +1,11 @@
 """Results of `evalscope perf`: `benchmark_data.db`, a database with a row a request, and
-`benchmark_summary.json`, which its log has as well. `benchmark_args.json` beside them has the model
-and the users.
+`benchmark_summary.json`. `benchmark_args.json` beside them has the model and the users.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,10 +26,6 @@ from sarathi_lab.workload.recording import FAILED, FINISHED
 DATABASE = b"SQLite format 3"
 ARGUMENTS = "benchmark_args.json"
 GAPS = "inter_token_latencies"
-# Objects of JSON in a log that may be summaries.
-PRINTED = re.compile(r"\{[^{}]*\}")
-# Of a table as newer versions print it: a heading and a value a line.
-TABLE_ROW = re.compile(r"^\W*\|\s*([^|\n]+?)\s*\|\s*([^|\n]+?)\s*\|\s*$", re.MULTILINE)
 
 
 def is_database(path: Path) -> bool:
@@ -76,41 +69,10 @@ def _row(row: Object) -> Row:
     }
 
 
-def _has_latency(summary: Object | str) -> bool:
-    """Whether an object or a text has a mean latency, as every summary of evalscope's."""
-    fields = fields_of("evalscope_summary")
-    return any(field.path in summary for field in fields if field.quantity == "latency")
-
-
 def is_of_evalscope_summary(content: Content) -> bool:
-    """Whether the file is evalscope's summary."""
-    return _has_latency(content.first)
-
-
-def is_of_evalscope_log(content: Content) -> bool:
-    """Whether the file is evalscope's log."""
-    is_text = not content.objects
-    return is_text and _has_latency(content.text) and bool(logged_summaries(content))
-
-
-def logged_summaries(content: Content) -> Sequence[Object]:
-    """Return the summaries in a log, objects or else tables, one a load."""
-    objects = list[Object]()
-    for printed in PRINTED.findall(content.text):
-        with suppress(ValueError):  # another object that is no JSON
-            objects.append(json.loads(printed))
-    summaries = list(filter(_has_latency, objects))
-    return summaries or list(filter(_has_latency, _printed_tables(content.text)))
-
-
-def _printed_tables(text: str) -> list[dict[str, str]]:
-    """Return the tables of a heading and a value a line."""
-    tables = list[dict[str, str]]()
-    for heading, value in TABLE_ROW.findall(text):
-        if not tables or heading in tables[-1]:
-            tables.append({})
-        tables[-1][heading] = value
-    return tables
+    """Whether the file is evalscope's summary, each of which has a mean latency."""
+    fields = fields_of("evalscope_summary")
+    return any(field.path in content.first for field in fields if field.quantity == "latency")
 
 
 def read_evalscope_summary(content: Content, summary: Object) -> Load:

@@ -1,5 +1,4 @@
-"""`benchmarks.json` of `guidellm benchmark run`, a load a rate, from 0.2 on, and its
-`benchmarks.csv`, which has means.
+"""`benchmarks.json` of `guidellm benchmark run`, a load a rate, from 0.2 on.
 
 It records no times between tokens. A file may have a sample of the requests only, or none of them
 and means.
@@ -7,8 +6,6 @@ and means.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -20,7 +17,7 @@ from sarathi_lab.extensions.replay.clients import (
     Client,
     client_of_rate,
 )
-from sarathi_lab.extensions.replay.json_values import count_of, list_of, number_of
+from sarathi_lab.extensions.replay.json_values import count_of, list_of
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
@@ -35,12 +32,6 @@ STATUSES = {"successful": FINISHED, "errored": FAILED, "incomplete": "incomplete
 WAITS = ["ttft", "latency"]  # that records have as well
 # Strategies of several users; others have a clock, even or at random.
 OF_USERS = ("concurrent", "throughput")
-# First columns of its CSV: of 0.4 and newer, whose header has three lines, and of older files.
-CSV_GROUP = "Run Info"
-CSV_OF_ONE_LINE = "Run Id"
-CSV_HEADER_LINES = 3
-CSV_STRATEGIES = ("Benchmark Strategy", "Name")  # columns with such as "concurrent@16"
-CSV_SETTINGS = ("Run Info Backend", "Runtime Info Arguments", "Worker", "Args")  # objects of JSON
 
 
 def loads_of_guidellm(content: Content) -> list[Object]:
@@ -108,44 +99,3 @@ def _client_of(strategy: Object) -> Client:
     if not kind:
         return CLOCK
     return client_of_rate(stated["rate"], stated["limit"], POISSON if kind == "poisson" else EVEN)
-
-
-def is_of_csv(content: Content) -> bool:
-    """Whether the file is GuideLLM's CSV."""
-    if content.objects:
-        return False
-    columns = content.text.partition("\n")[0].split(",")
-    return columns[0] == CSV_GROUP or CSV_OF_ONE_LINE in columns[:4]
-
-
-def csv_loads(content: Content) -> list[Object]:
-    """Return the cells of each load, by the words above them."""
-    lines = list(csv.reader(io.StringIO(content.text)))
-    num_header = CSV_HEADER_LINES if lines[0][0] == CSV_GROUP else 1
-    columns = zip(*lines[:num_header], strict=False)
-    headings = [" ".join(filter(None, levels)) for levels in columns]
-    return [dict(zip(headings, cells, strict=False)) for cells in lines[num_header:] if cells]
-
-
-def read_csv(content: Content, load: Object) -> Load:
-    """Read the means of a load in CSV."""
-    numbers = stated_numbers(load, "guidellm_csv")
-    has_rate = {"requests_a_second", "duration"} <= {*numbers}
-    if "num_requests" not in numbers and has_rate:  # as in older files
-        numbers["num_requests"] = round(numbers["requests_a_second"] * numbers["duration"])
-    strategies = [str(load.get(column) or "") for column in CSV_STRATEGIES]
-    # Such as "concurrent@16"; "sweep" has no number.
-    kind, _, value = next(filter(None, strategies), "").partition("@")
-    settings = {"kind": kind}
-    if number_of(value) > 0:
-        settings |= {"streams": value, "rate": value}
-    client = _client_of(settings)
-    return Load(
-        client_name="guidellm",
-        numbers=numbers,
-        record="benchmarks.json of the same run",
-        labels={"workload.rate": value} if client.users is None else {},
-        server=content.server(_model_in(*(as_object(load.get(name)) for name in CSV_SETTINGS))),
-        client=client,
-        cautions=_cautions_of_incomplete(numbers),
-    )

@@ -9,18 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast, get_args
+from typing import Any
 
 from sarathi_lab.extensions.replay.benchmark import Load, Row
-from sarathi_lab.extensions.replay.clients import (
-    Client,
-    Ramp,
-    RampStrategy,
-    client_of_ramp,
-    client_of_rate,
-    cv_of_gamma,
-)
-from sarathi_lab.extensions.replay.json_values import count_of, list_of, number_of, numbers_of
+from sarathi_lab.extensions.replay.clients import Client, client_of_rate, cv_of_gamma
+from sarathi_lab.extensions.replay.json_values import list_of, number_of, numbers_of
 from sarathi_lab.extensions.replay.readers.content import Content, Object, stated_numbers
 from sarathi_lab.extensions.replay.server_arguments import (
     Statement,
@@ -113,20 +106,14 @@ def _row(row: Mapping[str, object]) -> Row:
 
 
 def _client_of(result: Object) -> Client:
-    """Read how requests were sent."""
+    """Read how requests were sent; of a ramp the mean rate is taken."""
     rate = result.get("request_rate")
-    users = result.get("max_concurrency")
-    cv = cv_of_gamma(result.get("burstiness"))
     strategy = result.get("ramp_up_strategy")
-    first_rate = number_of(result.get("ramp_up_start_rps"))
-    last_rate = number_of(result.get("ramp_up_end_rps"))
-    number = count_of(result.get("num_prompts")) or count_of(result.get("completed"))
-    if strategy in get_args(RampStrategy) and number:
-        ramp = Ramp(cast("RampStrategy", strategy), first_rate, last_rate)
-        return client_of_ramp(ramp, number, users, cv)
     if strategy:
-        rate = f"a {strategy} ramp from {first_rate:g} to {last_rate:g}/s"
-    return client_of_rate(rate, users, cv, mean_rate=_mean_rate(result))
+        rates = f"{result.get('ramp_up_start_rps')} to {result.get('ramp_up_end_rps')}/s"
+        rate = f"a {strategy} ramp from {rates}"
+    cv = cv_of_gamma(result.get("burstiness"))
+    return client_of_rate(rate, result.get("max_concurrency"), cv, mean_rate=_mean_rate(result))
 
 
 def _mean_rate(result: Object) -> float:
