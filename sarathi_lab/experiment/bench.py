@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import KINDS, CostModel
@@ -163,7 +164,10 @@ class Bench(ABC):
         """
         served = self.compared(scenario)
         served_by_baseline = self.compared(baseline)
-        return {name: served[name] / served_by_baseline[name] for name in COMPARED}
+        ratios = {}
+        for name in COMPARED:
+            ratios[name] = served[name] / served_by_baseline[name]
+        return ratios
 
     @abstractmethod
     def compared(self, scenario: Scenario) -> Mapping[str, Estimate]:
@@ -265,9 +269,9 @@ class CostBench(Bench):
                 iteration_time = self._drawn.iteration_time_of(variant)
                 runs.append(_served(scenario, iteration_time))
             estimates = {}
+            table = pd.DataFrame(runs)
             for name in COMPARED:
-                values = np.array([getattr(run, name) for run in runs])
-                estimates[name] = Estimate.of(values, SHAPES_OF_BATCHES)
+                estimates[name] = Estimate.of(table[name].to_numpy(), SHAPES_OF_BATCHES)
             self._served[scenario] = estimates
         return self._served[scenario]
 

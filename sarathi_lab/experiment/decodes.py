@@ -119,11 +119,12 @@ def _kinds_of_batch(bench: Bench, num_tokens: int, num_decodes: int) -> Iterator
     work_by_panel = {"prefill-only": prefill, "decode-only": decodes, "decode-maximal": both}
     for panel, work in work_by_panel.items():
         for series, kinds in kinds_by_series.items():
-            milliseconds = bench.seconds(work, kinds) * 1e3
-            yield Point(panel, series, work.num_tokens, milliseconds, "ms")
-    alone = bench.seconds(decodes, COMPUTE) * (1 / num_decodes)
-    added = bench.seconds(both - prefill, COMPUTE) * (1 / riders)
-    yield Point("ratio", "decode alone / added", num_decodes, alone / added)
+            seconds = bench.seconds(work, kinds)
+            yield Point(panel, series, work.num_tokens, seconds * 1e3, "ms")
+    alone = bench.seconds(decodes, COMPUTE)
+    added = bench.seconds(both - prefill, COMPUTE)
+    ratio = alone * (1 / num_decodes) / (added * (1 / riders))
+    yield Point("ratio", "decode alone / added", num_decodes, ratio)
 
 
 @experiment(

@@ -50,9 +50,10 @@ def _token_costs(bench: Bench, number: int, seq_len: int) -> Iterator[Point]:
             milliseconds = bench.seconds(phase, kinds) * of_token
             yield Point(panel, name, number, milliseconds, "ms/token")
     # Per token: a prefill has `seq_len` of them for each decode.
-    prefilled = bench.seconds(prefills) * (1 / prefills.num_tokens)
-    decoded = bench.seconds(decodes) * (1 / number)
-    yield Point("ratio", "decode / prefill", number, decoded / prefilled)
+    of_prefill = bench.seconds(prefills) * (1 / prefills.num_tokens)
+    of_decode = bench.seconds(decodes) * (1 / number)
+    ratio = of_decode / of_prefill
+    yield Point("ratio", "decode / prefill", number, ratio)
 
 
 def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
@@ -174,9 +175,10 @@ def _prefill_times(bench: Bench, num_tokens: int) -> Iterator[Point]:
 
 
 def _step_past_tiles(bench: Bench, num_tokens: int) -> Iterator[Point]:
-    full = bench.seconds(batch(prefill_tokens=num_tokens))
-    more = bench.seconds(batch(prefill_tokens=num_tokens + 1))
-    yield Point("step", "one token more", num_tokens, more / full)
+    full_tiles = batch(prefill_tokens=num_tokens)
+    past_tiles = batch(prefill_tokens=num_tokens + 1)
+    ratio = bench.seconds(past_tiles) / bench.seconds(full_tiles)
+    yield Point("step", "one token more", num_tokens, ratio)
 
 
 @experiment(Grid, question="Does the engine reach on a GPU what it should?", seconds=15)

@@ -112,7 +112,8 @@ class DeviceBench(Bench):
             quantities = dict.fromkeys(COMPARED, NOTHING)
             if served is not None:
                 self.runs[scenario].append(served)
-                quantities = {name: Estimate(getattr(served, name)) for name in COMPARED}
+                values = served._asdict()
+                quantities = {name: Estimate(values[name]) for name in COMPARED}
             self._of_this_round[scenario] = quantities
         return self._of_this_round[scenario]
 
@@ -199,7 +200,10 @@ def loaded(job: MeasuredJob) -> Iterator[tuple[DeviceExecutor, Advance]]:
     """Load the model with a cache of the experiment's room, or of what the memory holds."""
     executor = load_executor(job.backend, job.spec, job.room)
     title = f"measuring {job.experiment.name} with {job.spec.name}"
-    with progress_of(title, job.seconds, "s") as advance, exclude_stolen_time(executor):
+    with (
+        progress_of(title, job.seconds, "s") as advance,
+        exclude_stolen_time(executor),
+    ):
         yield executor, advance
 
 

@@ -184,7 +184,8 @@ class MeasuredCostModel:
         repetitions = MAX_TIMINGS if self.is_shared else 1
         if tokens not in self._products:
             passes = self.timed(tokens, lambda: probe.products(batch), repetitions)
-            self._products[tokens] = (_lower_times(passes), probe.timing)
+            times = _lower_times(passes)
+            self._products[tokens] = (times, probe.timing)
         products, timing_of_products = self._products[tokens]
         passes = self.timed(tokens, lambda: {attention: probe.attention(batch)}, repetitions)
         operations = products | _lower_times(passes)
@@ -218,10 +219,10 @@ class MeasuredCostModel:
         passes = self.timed(batch.num_tokens, seconds_of_next)
         return Measurement(
             batch,
-            [times[WHOLE] for times in passes],
-            _lower_times(passes),
-            {"iteration": self.probe.timing},
-            float(np.median(host_shares)),
+            seconds=[times[WHOLE] for times in passes],
+            operations=_lower_times(passes),
+            timings={"iteration": self.probe.timing},
+            host_share=float(np.median(host_shares)),
         )
 
     def _measure_reported(self, batch: Batch, attention: str) -> Measurement:

@@ -258,9 +258,9 @@ def ratios_of_requests(requests: pd.DataFrame, baseline: pd.DataFrame) -> tuple[
 
 
 def _orca_over_sarathi(sarathi: pd.DataFrame, orca: pd.DataFrame) -> Iterator[Point]:
-    bubbles, completion = ratios_of_requests(sarathi, orca)
-    yield Point("ratios", BUBBLES, 0.0, Estimate(bubbles))
-    yield Point("ratios", COMPLETION, 0.0, Estimate(completion))
+    values = ratios_of_requests(sarathi, orca)
+    for series, ratio in zip((BUBBLES, COMPLETION), values, strict=True):
+        yield Point("ratios", series, 0.0, Estimate(ratio))
 
 
 @dataclass(frozen=True)
@@ -287,8 +287,12 @@ class PipelineExperiment(Experiment):
 
     def room(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> Room:
         needed = _limits(sizes).sizes
-        kv_tokens = needed.num_blocks * needed.block_size
-        return Room(kv_tokens, needed.batch_size, sizes["longest"], needed.max_batch_tokens or 0)
+        return Room(
+            kv_tokens=needed.num_blocks * needed.block_size,
+            batch_size=needed.batch_size,
+            longest=sizes["longest"],
+            batch_tokens=needed.max_batch_tokens or 0,
+        )
 
     def measure(self, job: MeasuredJob) -> Measured:
         from sarathi_lab.experiment.measure import (  # torch takes seconds
@@ -371,6 +375,7 @@ def fig12(
     def requests(policy: Policy) -> pd.DataFrame:
         system = System(policy, batch, Parallel(1, stages), longest=longest)
         backlog = workload(num_requests, seed, shortest, longest)
-        return system.serve(backlog, PipelineExecutor(stages, stage_times)).requests()
+        executor = PipelineExecutor(stages, stage_times)
+        return system.serve(backlog, executor).requests()
 
     yield from _orca_over_sarathi(requests(Sarathi(chunk=chunk)), requests(Orca()))

@@ -59,9 +59,10 @@ class Estimate:
         """
         value, *others = np.atleast_1d(values).tolist()
         num_draws = len(others) - len(shapes)
-        draws = tuple(others[:num_draws])
-        moved = zip(shapes, others[num_draws:], strict=True)
-        return cls(value, draws, tuple(moved))
+        draws = others[:num_draws]
+        moved = others[num_draws:]
+        moved_by_shape = zip(shapes, moved, strict=True)
+        return cls(value, tuple(draws), tuple(moved_by_shape))
 
     @classmethod
     def with_own_error(cls, values: Values, shape: str, num_shapes: int = 1) -> Estimate:

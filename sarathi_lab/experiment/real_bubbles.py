@@ -227,14 +227,15 @@ def real_bubbles(
 def _idle_shares(bench: PipelineBench, how: str, policy: Policy, ledger: Ledger) -> Iterator[Point]:
     """Yield the share of all stages' seconds that are bubbles, by cause."""
     stages = ledger.stages()
-    elapsed = float(stages.end.max() - stages.start.min())
+    elapsed = stages.end.max() - stages.start.min()
+    of_all_stages = bench.num_stages * float(elapsed)
     bubbles = ledger.bubbles()
     idle = bubbles.end - bubbles.start
-    seconds = idle.groupby(bubbles.cause).sum()
-    of_all_stages = bench.num_stages * elapsed
+    seconds_by_cause = idle.groupby(bubbles.cause).sum()
     for cause in ("PB1", "PB2", "PB3", "starved"):  # section 3.3
-        share = float(seconds.get(cause, 0.0)) / of_all_stages
-        point = _point(bench, IDLE, f"{policy.name}, {cause}, {how}", share, how)
+        seconds = float(seconds_by_cause.get(cause, 0.0))
+        series = f"{policy.name}, {cause}, {how}"
+        point = _point(bench, IDLE, series, seconds / of_all_stages, how)
         yield point._replace(kind="share")
 
 

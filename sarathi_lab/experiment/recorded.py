@@ -167,42 +167,28 @@ def error_table(points: pd.DataFrame) -> pd.DataFrame:
 def _errors(error_row: ErrorRow, group: pd.DataFrame) -> dict[str, object]:
     errors = group.error.abs()
     level = str(group.level.iloc[0])
-    hardware = str(group.hardware.iloc[0])
     aim_mean, aim_largest = error_row.aims.get(level, (None, None))
     half_widths = (group.high - group.low) / 2
+    relative_widths = half_widths / group.y.abs()
+    verdict = "-"
+    if error_row.given == level:
+        verdict = "given"
+    elif error_row.is_formula:
+        verdict = "formula"
+    elif aim_mean is not None:
+        is_within_largest = aim_largest is None or errors.max() <= aim_largest
+        verdict = "missed"
+        if errors.mean() <= aim_mean and is_within_largest:
+            verdict = "met"
+    is_partly_fitted = error_row.fitted in (level, group.hardware.iloc[0])
+    if is_partly_fitted and not error_row.is_formula:
+        verdict = f"{verdict}, partly fitted".removeprefix("-, ")
     return {
         "points": len(group),
         "mean": errors.mean(),
         "largest": errors.max(),
-        "stated": (half_widths / group.y.abs()).mean(),
+        "stated": relative_widths.mean(),
         "aim_mean": aim_mean,
         "aim_largest": aim_largest,
-        "verdict": _verdict(error_row, level, hardware, errors),
+        "verdict": verdict,
     }
-
-
-def _verdict(error_row: ErrorRow, level: str, hardware: str, errors: pd.Series) -> str:
-    is_given = error_row.given == level
-    if error_row.is_formula:
-        return "given" if is_given else "formula"
-    verdict = "given"
-    if not is_given:
-        verdict = _held_against_aim(error_row, level, errors)
-    is_partly_fitted = error_row.fitted in (level, hardware)
-    if not is_partly_fitted:
-        return verdict
-    if verdict == "-":
-        return "partly fitted"
-    return f"{verdict}, partly fitted"
-
-
-def _held_against_aim(error_row: ErrorRow, level: str, errors: pd.Series) -> str:
-    """Return "met", "missed", or "-" without an aim."""
-    aim_mean, aim_largest = error_row.aims.get(level, (None, None))
-    if aim_mean is None:
-        return "-"
-    if errors.mean() > aim_mean:
-        return "missed"
-    if aim_largest is not None and errors.max() > aim_largest:
-        return "missed"
-    return "met"

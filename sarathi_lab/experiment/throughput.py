@@ -271,7 +271,8 @@ def _speedups_and_gains(panel: str, sizes: Sequence[tuple[int, int, int]], chunk
     for x, seq_len, batch in sizes:
         pd_ratio = best_pd_ratio(chunk, batch)
         scenario = Scenario.of("sarathi", seq_len, pd_ratio, batch, chunk)
-        yield part(served_gain, panel, "throughput_gain", x, scenario)
+        series = "throughput_gain"
+        yield part(served_gain, panel, series, x, scenario)
 
 
 @experiment(

@@ -298,8 +298,11 @@ def within(requests: pd.DataFrame, slo: Slo, kind: str) -> NDArray[np.bool_]:
 
 def prompt_speed(bench: ServingBench, requests: Sequence[Request], budget: int) -> float:
     """Prompt tokens a second where there is nothing else to do."""
-    # One token ends a request with its prompt.
-    prompts = [replace(request, arrival_time=0.0, output_len=1) for request in requests]
+    prompts = []
+    for request in requests:
+        # One token ends a request with its prompt.
+        prompt = replace(request, arrival_time=0.0, output_len=1)
+        prompts.append(prompt)
     ledger = bench.run(prompts, bench.chunking(budget))
     duration = float(ledger.iterations().end.max())
     num_tokens = sum(request.prompt_len for request in requests)

@@ -91,6 +91,8 @@ def _longest_gap(
 ) -> Iterator[Point]:
     """The last full chunk; no decode rides with the whole prompt."""
     riding = chunked(prompt_len, chunk, num_decodes=number, context=context)
-    last = Work((riding.terms[prompt_len // chunk - 1],))
+    num_full = prompt_len // chunk
+    last = Work((riding.terms[num_full - 1],))
     uncut = chunked(prompt_len, prompt_len)
-    yield Point(LONGEST, model, chunk, bench.seconds(last) / bench.seconds(uncut))
+    ratio = bench.seconds(last) / bench.seconds(uncut)
+    yield Point(LONGEST, model, chunk, ratio)

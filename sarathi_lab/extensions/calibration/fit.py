@@ -154,8 +154,10 @@ def fit_hardware(
     measured = np.log(seconds)
 
     def with_values(logs: NDArray[np.float64]) -> Hardware:
-        figures = np.exp(logs).tolist()
-        values: dict[str, Any] = dict(zip(names, figures, strict=True))
+        figures = np.exp(logs)
+        values: dict[str, Any] = {}
+        for name, figure in zip(names, figures.tolist(), strict=True):
+            values[name] = figure
         return replace(hardware, **values)
 
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -4,6 +4,7 @@ budget and at its best; and the runs of a sweep beside recorded ones.
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import pandas as pd
@@ -138,13 +139,14 @@ def _ranking(runs: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 def long_table(ranked: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of `board` as the lab's long table, a goodput each."""
-    commits = sorted(map(str, runs.git_commit.dropna().unique()))
+    commits = runs.git_commit.dropna().astype(str)
     table = ranked.rename(columns={"goodput": "value"})
     table["case"] = table.policy + ", " + table["at"] + " budget, " + table.workload
     table["quantity"] = GOODPUT + table.objective
-    table["low"] = table["high"] = float("nan")
+    table["low"] = math.nan
+    table["high"] = math.nan
     table["unit"] = "requests/s"
     table["level"] = SIMULATED
     table["seed"] = table.seeds.astype(str) + " seeds"
-    table["commit"] = " ".join(commits)
+    table["commit"] = " ".join(sorted(commits.unique()))
     return table[[*COLUMNS, *OF_BOARD]]

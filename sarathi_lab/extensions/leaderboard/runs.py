@@ -125,7 +125,8 @@ def serve(plan: Plan) -> tuple[Executor, pd.DataFrame, pd.DataFrame]:
     """Run `plan`; return its executor and the tables of its iterations and of its requests."""
     scheduler, executor = plan.build()
     ledger = Ledger()
-    run_engine(plan.load.arrivals(), scheduler, executor, ledger)
+    arrivals = plan.load.arrivals()
+    run_engine(arrivals, scheduler, executor, ledger)
     return executor, ledger.iterations(), ledger.requests()
 
 

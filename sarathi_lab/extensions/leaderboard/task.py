@@ -138,8 +138,10 @@ class Leaderboard(Task):
 
     def _run_trials(self, contest: Contest, trials: Sequence[Trial]) -> list[dict[str, object]]:
         """Run `trials`, several at a time, and return the rows of those that are possible."""
-        in_process = delayed(row_of)
-        calls = [in_process(contest, trial) for trial in trials]
+        calls = []
+        for trial in trials:
+            call = delayed(row_of)(contest, trial)
+            calls.append(call)
         rows = results_of(calls, self.processes, contest.policy, "runs")
         return [row for row in rows if row is not None]
 
@@ -188,10 +190,12 @@ def _read(file: Path) -> pd.DataFrame:
 
 def _warn_of_unmatched(runs: pd.DataFrame, recorded: str) -> None:
     """Warn of the contests of `runs` in which no run is recorded."""
-    alone = runs[~runs.is_new].drop_duplicates(CONTEST)
-    if len(alone):
-        contests = ", ".join(alone.workload + " on " + alone.device)
-        show([f"warning: {recorded} has no run of the same requests: {contests}"])
+    unmatched = runs[~runs.is_new].drop_duplicates(CONTEST)
+    if unmatched.empty:
+        return
+    contests = unmatched.workload + " on " + unmatched.device
+    names = ", ".join(contests)
+    show([f"warning: {recorded} has no run of the same requests: {names}"])
 
 
 def label_of(cfg: DictConfig, context: RunContext) -> str:
@@ -220,10 +224,12 @@ def _in_short(runs: pd.DataFrame) -> str:
     """Describe in a line at which budget a policy ran, with the goodput by the first objective."""
     objective = board.objectives(runs)[0]
     default = runs[runs.role == DEFAULT]
-    goodput = amount(default[f"{GOODPUT}{objective}"].mean())
+    goodputs = default[f"{GOODPUT}{objective}"]
+    line = f"  goodput, {objective}: {amount(goodputs.mean())} requests/s"
     budget = default.budget.iloc[0]
-    at = "" if pd.isna(budget) else f" at its budget of {budget:g} tokens"
-    return f"  goodput, {objective}: {goodput} requests/s{at}"
+    if pd.isna(budget):
+        return line
+    return f"{line} at its budget of {budget:g} tokens"
 
 
 def _publish(runs: pd.DataFrame, folder: Path) -> None:

@@ -126,7 +126,11 @@ class LoadExperiment(Experiment):
         num_blocks = math.ceil(WATERMARK * batch * blocks_each)
         setup = setup_of(None, batch, longest_request)
         held_blocks = backend.kv_blocks(spec, BLOCK_SIZE, setup)
-        return Room(min(num_blocks, held_blocks) * BLOCK_SIZE, batch, longest_request)
+        return Room(
+            kv_tokens=min(num_blocks, held_blocks) * BLOCK_SIZE,
+            batch_size=batch,
+            longest=longest_request,
+        )
 
     def least_tokens(self, backend: Backend, spec: ModelSpec, sizes: Sizes) -> int:
         return 2 * longest(sizes)  # requests may wait

@@ -210,10 +210,11 @@ class FindCapacity(Task):
 
 def _server_of(plan: Plan) -> tuple[Server, Slo]:
     """Build the server of a plan, and return it with its objective in seconds."""
-    executor = plan.build()[1]
+    _, executor = plan.build()
     engine = plan.engine.with_cache_of(executor)
     slo = slo_in_seconds(plan.targets.slo, engine, executor)
-    return Server(engine, executor, request_time=plan.load.request_time), slo
+    server = Server(engine, executor, request_time=plan.load.request_time)
+    return server, slo
 
 
 def _is_drawn(cfg: DictConfig) -> bool:

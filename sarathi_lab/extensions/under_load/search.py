@@ -196,8 +196,11 @@ class Capacity:
     @property
     def history(self) -> str:
         """Rates by length of run, the shortest first."""
-        rates = {number: self._rate_of(step) for number, step in self.steps.items()}
-        return ", ".join(f"{rate:.3g}/s in runs of {number:,}" for number, rate in rates.items())
+        rates = []
+        for number, step in self.steps.items():
+            rate = self._rate_of(step)
+            rates.append(f"{rate:.3g}/s in runs of {number:,}")
+        return ", ".join(rates)
 
     @property
     def remark(self) -> str:
