@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sarathi_lab.engine.request import Request
     from sarathi_lab.extensions.check_policy import check_policy
     from sarathi_lab.model.spec import ModelSpec
-    from sarathi_lab.results.load import find_sweeps, load_rows, load_runs
+    from sarathi_lab.results.load import find_sweeps, load_runs
 
 __version__ = "0.1.0"
 _PACKAGE = Path(__file__).parent
@@ -45,7 +45,6 @@ _HOMES = {
     "later_claims": "api.recorded",
     "load": "api.results",
     "load_option": "config.instantiate",
-    "load_rows": "results.load",
     "load_runs": "results.load",
     "policy_figures": "api.recorded",
     "serve": "api.session",
@@ -66,7 +65,6 @@ __all__ = [
     "later_claims",
     "load",
     "load_option",
-    "load_rows",
     "load_runs",
     "policy_figures",
     "serve",

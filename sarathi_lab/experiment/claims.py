@@ -411,8 +411,10 @@ def _are_predicted(rows: pd.DataFrame) -> bool:
 def _are_of_rounds(queried: Sequence[pd.DataFrame]) -> bool:
     """Return whether rows are simulated in rounds, and in no draw of the constants."""
     rows = pd.concat(queried)
-    has_rounds = rows.samples.map(bool) | (rows.num_pairs > 0)  # old tables have no samples
-    of_rounds = rows.is_simulated & has_rounds & ~rows.draws.map(bool)
+    has_samples = rows.samples.map(bool)
+    has_rounds = has_samples | (rows.num_pairs > 0)  # old tables have no samples
+    has_draws = rows.draws.map(bool)
+    of_rounds = rows.is_simulated & has_rounds & ~has_draws
     return bool(of_rounds.all())
 
 
@@ -512,12 +514,16 @@ def _ratios(pair: Row) -> list[float]:
     """Return the draws of a ratio: errors that both values share cancel in each. A value without
     draws is the same in all of them. Values with unlike numbers of draws have an unknown error.
     """
-    num_draws = max(len(pair["draws"]), len(pair["draws_over"]))
-    draws = pair["draws"] or num_draws * [pair["y"]]
-    draws_over = pair["draws_over"] or num_draws * [pair["y_over"]]
+    draws = np.array(pair["draws"])
+    draws_over = np.array(pair["draws_over"])
+    if not len(draws):
+        draws = np.full_like(draws_over, pair["y"])
+    if not len(draws_over):
+        draws_over = np.full_like(draws, pair["y_over"])
     if len(draws) != len(draws_over):
         return [math.nan]
-    return [drawn / over for drawn, over in zip(draws, draws_over, strict=True)]
+    ratios: list[float] = (draws / draws_over).tolist()
+    return ratios
 
 
 def _moved_ratios(pair: Row) -> dict[str, float]:
@@ -536,8 +542,11 @@ def _moved_ratios(pair: Row) -> dict[str, float]:
 
 def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
     """Widen the intervals of samples to what so many at once need."""
-    level = 1 - (1 - LEVEL) / at_once
-    bounded = [_bounded_row(row, level) for row in rows.to_dict("records")]
+    allowed_error = (1 - LEVEL) / at_once
+    level = 1 - allowed_error
+    bounded = []
+    for row in rows.to_dict("records"):
+        bounded.append(_bounded_row(row, level))
     return pd.DataFrame(bounded, rows.index, rows.columns)
 
 

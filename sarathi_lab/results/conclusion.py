@@ -74,8 +74,11 @@ class _Comparison:
     @classmethod
     def of(cls, runs: pd.DataFrame) -> _Comparison:
         """Return how `runs` are compared."""
-        judged = LOADED_VERDICTS if arrive_over_time(runs) else CLOSED_VERDICTS
-        names = [name for name in judged if name in runs and runs[name].notna().any()]
+        judged: Sequence[str] = CLOSED_VERDICTS
+        if arrive_over_time(runs):
+            judged = LOADED_VERDICTS
+        measured = runs.dropna(axis="columns", how="all")
+        names = [name for name in judged if name in measured]
         settings = ["policy", *analysis.varied(runs)]
         same_work = analysis.same_work(runs)
         return cls(
@@ -128,7 +131,9 @@ def _verdicts(comparison: _Comparison) -> list[str]:
     swept = analysis.without_baselines(comparison.runs)
     candidates = swept[swept["policy"] != comparison.base]
     works = analysis.group_keys(candidates, comparison.work)
-    every_best = [_best(group, comparison) for _, group in candidates.groupby(works, sort=False)]
+    every_best = []
+    for _, of_workload in candidates.groupby(works, sort=False):
+        every_best.append(_best(of_workload, comparison))
     described = every_best
     if len(every_best) > MOST_WORKLOADS:
         described = [every_best[0], every_best[-1]]
@@ -152,8 +157,8 @@ def _compared_with(best: _Best, comparison: _Comparison) -> list[pd.DataFrame]:
     best ones of the next best policy.
     """
     runs = comparison.runs
-    references = _on_same_work(runs[runs["policy"] == comparison.base], best, comparison)
-    compared = [references]
+    is_reference = runs["policy"] == comparison.base
+    compared = [_on_same_work(runs[is_reference], best, comparison)]
     if "swept" in runs:
         swept = analysis.without_baselines(runs)
         is_other = ~swept["policy"].isin([comparison.base, best.policy])
@@ -169,24 +174,28 @@ def _compared_with(best: _Best, comparison: _Comparison) -> list[pd.DataFrame]:
 
 def _on_same_work(runs: pd.DataFrame, best: _Best, comparison: _Comparison) -> pd.DataFrame:
     """Return those of `runs` that are on the workload of the best runs."""
-    works = analysis.group_keys(runs, comparison.work)
-    works_of_best = analysis.group_keys(best.runs, comparison.work)
-    return runs[works.isin(works_of_best)]
+    work = comparison.work
+    works_of_best = analysis.group_keys(best.runs, work)
+    is_same = analysis.group_keys(runs, work).isin(works_of_best)
+    return runs[is_same]
 
 
 def _best(group: pd.DataFrame, comparison: _Comparison) -> _Best:
     """Return the best of runs on one workload."""
     keys = analysis.group_keys(group, comparison.settings)
-    judged = [name for name in (*comparison.names, OF_ANY_LENGTH) if name in group]
-    typical = group.groupby(keys, sort=False)[list(dict.fromkeys(judged))].median()
+    judged = dict.fromkeys([*comparison.names, OF_ANY_LENGTH])
+    quantities = [name for name in judged if name in group]
+    by_settings = group.groupby(keys, sort=False)
+    typical = by_settings[quantities].median()
     if OF_ANY_LENGTH in comparison.names:
-        order = pd.DataFrame({"unserved": -typical[OF_ANY_LENGTH]})
+        ordered = typical.sort_values(OF_ANY_LENGTH, ascending=False, kind="stable")
     else:
         is_steady = analysis.are_steady(group, comparison.settings)
         order = _order_over_time(typical, is_steady)
-    columns = list(map(str, order))
-    first = order.sort_values(columns, kind="stable").index[0]
-    return _Best(group[keys == first], len(typical))
+        columns = list(map(str, order))
+        ordered = order.sort_values(columns, kind="stable")
+    is_best = keys == ordered.index[0]
+    return _Best(group[is_best], num_settings=len(typical))
 
 
 def _order_over_time(typical: pd.DataFrame, is_steady: pd.Series) -> pd.DataFrame:
@@ -219,23 +228,25 @@ def _sentence(best: _Best, others: pd.DataFrame, comparison: _Comparison) -> str
         own_settings = [name for name in comparison.settings if name not in comparison.work]
         base_name = name_of(others.iloc[0], own_settings)
     pair = pd.concat([best.runs, others])
-    for name in dict.fromkeys([*comparison.names, OF_ANY_LENGTH]):
-        pair = analysis.relative(pair, name, base)
-    runs = pair[pair["policy"] != base]
     clauses = []
-    unsteady = _unsteady(pair)
     judged = comparison.names
+    unsteady = _unsteady(pair)
     if unsteady:
-        judged = [name for name in (OF_ANY_LENGTH,) if name in pair]
         clauses.append(f"waits are not compared (not steady: {', '.join(unsteady)})")
+        judged = [OF_ANY_LENGTH]
     in_words = defaultdict(list)
     for name in judged:
+        if name not in pair:
+            continue
+        with_ratios = analysis.relative(pair, name, base)
+        runs = with_ratios[with_ratios["policy"] != base]
         verdict, values = _verdict(name, runs, others, best.num_settings, comparison.noise)
         in_words[verdict].append(values)
     for verdict in SENTENCE:
-        if in_words[verdict]:
-            clauses.append(f"{verdict} in {', '.join(in_words[verdict])}")
-    best_name = name_of(runs.iloc[0], comparison.settings)
+        if verdict in in_words:
+            quantities = ", ".join(in_words[verdict])
+            clauses.append(f"{verdict} in {quantities}")
+    best_name = name_of(best.runs.iloc[0], comparison.settings)
     return f"{best_name} beside {base_name}: {'; '.join(clauses)}."
 
 
@@ -268,7 +279,10 @@ def _verdict(
     times = f"{ratio:.2f} times"
     if len(runs) > 1:
         times = f"in pairs {times}, {ends.low:.2f} to {ends.high:.2f}"
-    values = _in_words(name, runs[name].median(), others[name].median())
+    # Of the runs that these are paired with: a slow phase of the machine is in both.
+    paired = (runs[name] / ratios).dropna()
+    values_of_base = others[name] if paired.empty else paired
+    values = _in_words(name, runs[name].median(), values_of_base.median())
     if 0 < ratio < math.inf and name != "slo_attainment":
         values += f" ({times})"
     if not is_decided:
@@ -288,10 +302,13 @@ def _in_words(name: str, value: float, value_of_base: float) -> str:
     """Format a quantity and the reference's."""
     if name == "slo_attainment":
         return f"{_label(name)} {value:.1%} against {value_of_base:.1%}"
-    scale, label_and_unit = display_unit(name, max(value, value_of_base))
-    label, _, unit = label_and_unit.partition(" [")
-    amounts = f"{amount(scale * value)} against {amount(scale * value_of_base)}"
-    return f"{label} {amounts} {unit.rstrip(']')}"
+    largest = max(value, value_of_base)
+    scale, label_and_unit = display_unit(name, largest)
+    label, _, bracketed_unit = label_and_unit.partition(" [")
+    unit = bracketed_unit.rstrip("]")
+    shown = amount(scale * value)
+    shown_of_base = amount(scale * value_of_base)
+    return f"{label} {shown} against {shown_of_base} {unit}"
 
 
 def name_of(run: pd.Series, settings: Sequence[str]) -> str:
@@ -357,21 +374,26 @@ def _equal_runs(runs: pd.DataFrame) -> list[str]:
     """Name runs of different settings that agree in all digits of every quantity, in a sentence for
     each set of them: what sets them apart had no effect.
     """
-    quantities = [name for name in HEADINGS if name in runs and runs[name].notna().any()]
-    numbered = runs.reset_index(drop=True)
-    distinct = analysis.without_repeated(numbered, quantities)
+    measured = runs.dropna(axis="columns", how="all").reset_index(drop=True)
+    quantities = [name for name in HEADINGS if name in measured]
+    distinct = analysis.without_repeated(measured, quantities)
     settings = ["policy", *analysis.varied(distinct)]
     keys = analysis.group_keys(distinct, settings)
     names_by_digits = defaultdict(list)
     for _, of_setting in distinct.groupby(keys, sort=False):
         medians = of_setting[quantities].astype(float).median()
-        if medians.notna().sum() >= FEWEST_QUANTITIES:
-            digits = " ".join(format(median, DIGITS) for median in medians)
-            names_by_digits[digits].append(name_of(of_setting.iloc[0], settings))
+        if medians.count() < FEWEST_QUANTITIES:
+            continue
+        digits = tuple(format(median, DIGITS) for median in medians)
+        name = name_of(of_setting.iloc[0], settings)
+        names_by_digits[digits].append(name)
     sets = [names for names in names_by_digits.values() if len(names) > 1]
-    sentences = [f"Equal in every quantity: {', '.join(names)}." for names in sets[:MOST_SETS]]
-    if len(sets) > MOST_SETS:
-        sentences.append(f"So are {len(sets) - MOST_SETS} further sets of runs.")
+    sentences = []
+    for names in sets[:MOST_SETS]:
+        sentences.append(f"Equal in every quantity: {', '.join(names)}.")
+    num_further = len(sets) - MOST_SETS
+    if num_further > 0:
+        sentences.append(f"So are {num_further} further sets of runs.")
     return sentences
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 T = TypeVar("T")
@@ -431,11 +432,9 @@ def _confidence(k: int, number: int, num_independent: int) -> float:
 def _num_independent(samples: Sequence[float]) -> int:
     """Return the effective number of samples by the autocorrelation of neighbours' ranks."""
     number = len(samples)
-    _, places, counts = np.unique(samples, return_inverse=True, return_counts=True)
-    last_ranks = np.cumsum(counts)
-    ranks_of_values = last_ranks - (counts - 1) / 2  # equal samples share their mean rank
+    ranks = pd.Series(samples).rank()  # equal samples share their mean rank
     mean_rank = (number + 1) / 2
-    deviations = ranks_of_values[places] - mean_rank
+    deviations = (ranks - mean_rank).to_numpy()
     variance = float(deviations @ deviations) or 1.0  # 0 where all samples are equal
     covariance = float(deviations[1:] @ deviations[:-1])
     correlation = covariance / variance

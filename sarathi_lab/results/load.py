@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from sarathi_lab.config.csv_files import csv_files, csv_name, write_csv
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_object, readable
 from sarathi_lab.config.run_context import SweepRecord
-from sarathi_lab.results.table import COLUMNS, MEASURED, RESULTS
+from sarathi_lab.results.table import MEASURED, RESULTS
 from sarathi_lab.results.table import SIMULATED as SIMULATED_SOURCE
 
 POINTS = "figure.parquet"  # recomputed figures of the paper
@@ -26,7 +26,7 @@ COMPOSED_SOURCE = "measured kernels"
 REPLAYED = "replayed share"  # of iterations, as CUDA graphs: a quantity of the tables of serving
 SHARED = {"hardware", "host"}  # groups that the simulated executor has inside
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is not everywhere
-LONGEST = 80  # characters of a sweep's name
+LONGEST = 80  # characters of a command in a sweep's name
 AGAIN = "leave it out or run it again"
 # A point: its place in its figure, the median, its interval (see `intervals`) and number of pairs;
 # the `reason` where y is missing. A simulated point records its `draws`, and what it is where each
@@ -69,26 +69,13 @@ def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
             continue
         to_the_second = record.started_at[:19]
         started = to_the_second.replace("T", " ")
-        name = f"{started}, {number} runs: {_swept_of(record)}"
+        command = textwrap.shorten(" ".join(record.arguments), LONGEST, placeholder="...")
+        name = f"{started}, {number} runs: {command}"
         sweeps[name] = [folder]
     newest_first = dict(sorted(sweeps.items(), reverse=True))
     if single:
         newest_first[f"{len(single)} single runs"] = single
     return newest_first
-
-
-def _swept_of(record: SweepRecord) -> str:
-    """Return what a sweep varied and where it ran, as it was typed."""
-    named = {*record.swept, "experiment", "executor", "hardware", "model"}
-    shown = []
-    for setting in record.arguments:
-        name, _, _ = setting.partition("=")
-        if name in named:
-            shown.append(setting)
-    typed = " ".join(shown or record.arguments)
-    if len(typed) > LONGEST:
-        return f"{typed[:LONGEST]}..."
-    return typed
 
 
 def load_runs(*roots: Path | str) -> pd.DataFrame:
@@ -197,18 +184,6 @@ def _as_typed(value: object) -> str:
     return str(value)
 
 
-def load_rows(*roots: Path | str) -> pd.DataFrame:
-    """Return the long table (`table.COLUMNS`) of all readable runs, with their `path`."""
-    tables = []
-    for path in find_runs(*map(Path, roots)):
-        with suppress(UserError):
-            rows = _parquet(path / RESULTS)
-            tables.append(rows.assign(path=str(path)))
-    if not tables:
-        return pd.DataFrame(columns=[*COLUMNS, "path"])
-    return pd.concat(tables, ignore_index=True)
-
-
 def load_summary(path: Path | str) -> dict[str, float]:
     """Return the quantities of the run in `path` by name."""
     rows = _parquet(Path(path) / RESULTS)
@@ -249,14 +224,9 @@ def _sweep_of(run: Path) -> Path:
     return run
 
 
-def _natural_order(path: Path) -> tuple[tuple[int, int | str], ...]:
-    key: list[tuple[int, int | str]] = []
-    for name in path.parts:
-        if name.isdecimal():
-            key.append((0, int(name)))
-        else:
-            key.append((1, name))
-    return tuple(key)
+def _natural_order(path: Path) -> list[str]:
+    """Return the parts of a path, numbers so that 2 comes before 10."""
+    return [part.zfill(9) if part.isdecimal() else part for part in path.parts]
 
 
 def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:

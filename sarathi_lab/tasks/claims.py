@@ -149,7 +149,8 @@ def _main(options: argparse.Namespace, run: Command) -> int:
         judged = _asked_for(claims, options.names)
     with progress_of("judging", len(judged), "claims") as advance:
         table = verdicts(results, judged, advance)
-    if options.names or is_running or options.long:
+    is_of_lab = results == RECORDS
+    if options.names or options.long or not is_of_lab:
         asked_for = [claim.id for claim in _asked_for(claims, options.names)]
         print_verdicts(table[table["id"].isin(asked_for)], is_long=options.long)
     else:

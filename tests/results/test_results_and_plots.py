@@ -22,8 +22,8 @@ from sarathi_lab.results.load import (
     load_iterations,
     load_paper,
     load_requests,
-    load_rows,
     load_runs,
+    load_summary,
 )
 from sarathi_lab.results.plots import sweeps
 from sarathi_lab.results.report import sweep_table
@@ -150,9 +150,7 @@ def test_rows_of_a_run_are_long(tmp_path):
     assert shown[0] == ["new", "throughput", 30.0, "tokens/s", "measured", "abc"]
     write_run(tmp_path / "new", {})
     rows.to_parquet(tmp_path / "new" / RESULTS)
-    read = load_rows(tmp_path)
-    assert list(read) == [*COLUMNS, "path"]
-    assert read[read["quantity"] == "throughput"].value.tolist() == [30.0]
+    assert load_summary(tmp_path / "new") == {"throughput": 30.0, "mfu": 0.1}
 
 
 def runs_of(**values: list[object]) -> pd.DataFrame:

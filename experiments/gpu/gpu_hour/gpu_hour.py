@@ -355,7 +355,7 @@ def verdicts(workspace: Workspace) -> Step:
     """Judge the claims by the recorded figures, on a page with the results."""
     record = str(workspace.record)
     page = str(workspace.folder / "verdicts.html")
-    claims = workspace.lab("claims", "--results", record, "--device", "vllm")
+    claims = workspace.lab("claims", "--results", record)
     report = workspace.lab("report", record, "--out", page)
     return Step("verdicts", 120, [claims, report], is_reserved=True)
 
