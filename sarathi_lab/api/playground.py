@@ -44,13 +44,15 @@ class Playground:
         policy. What the policy does not read has no effect. Raises UserError.
         """
         options: dict[str, DictConfig] = {}
-        for group in GROUPS:
-            if group in changes:
-                options[group] = _option(group, changes[group])
+        values: dict[str, object] = {}
+        for name, value in changes.items():
+            if name in GROUPS:
+                options[name] = _option(name, value)
+            else:
+                values[name] = value
         cfg = changed(self._cfg, **options)
-        for setting, value in changes.items():
-            if setting not in options:
-                OmegaConf.update(cfg, setting, value)
+        for name, value in values.items():
+            OmegaConf.update(cfg, name, value)
         plan, baselines = make_plans(cfg)
         policy = str(changes.get("policy", plan.policy.name))  # some options share a class
         # The chosen policy first and a baseline last: `gain` is a ratio to the last row.
@@ -97,18 +99,21 @@ class PlaygroundRun:
         the share of decodes that ride along with prompts, and latencies (seconds).
         """
         rows = {}
-        tokens = sum(request.total_len for request in self.plan.load.requests)
+        num_tokens = sum(request.total_len for request in self.plan.load.requests)
         for name, iterations in self.iterations.items():
+            seconds = float(iterations.end.max())
             decodes = iterations.num_decode_tokens
             # A decode rides along where its iteration also computes tokens of a prompt.
-            riding = decodes[iterations.num_prefill_tokens > 0]
+            has_prompts = iterations.num_prefill_tokens > 0
+            num_riding = decodes[has_prompts].sum()
             rows[name] = {
-                "throughput": tokens / float(iterations.end.max()),
-                "riding": riding.sum() / max(1, decodes.sum()),
+                "throughput": num_tokens / seconds,
+                "riding": num_riding / max(1, decodes.sum()),
                 **latency(self.requests[name]),
             }
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
-        return table.assign(gain=table.throughput / table.throughput.iloc[-1])
+        reference = table.throughput.iloc[-1]
+        return table.assign(gain=table.throughput / reference)
 
     def why(self) -> str:
         """Explain in a sentence the throughput beside that of the last baseline."""

@@ -61,11 +61,13 @@ class Results:
         from sarathi_lab.results.report import notes_of, sweep_table
 
         shown = sweep_table(self.runs, f"{len(self.runs)} runs")
-        rows = pd.DataFrame(list(map(dict, shown.rows)))
-        table = rows.to_html(index=False, border=0, max_rows=MOST_ROWS)
-        lines = [f"<b>{shown.title}</b>", table]
-        lines += notes_of(self.runs)
-        lines += conclusion(self.runs)
+        table = pd.DataFrame(list(map(dict, shown.rows)))
+        lines = [
+            f"<b>{shown.title}</b>",
+            table.to_html(index=False, border=0, max_rows=MOST_ROWS),
+            *notes_of(self.runs),
+            *conclusion(self.runs),
+        ]
         return "\n".join(lines)
 
     @cached_property
@@ -180,12 +182,15 @@ class Results:
                 similar = suggestion(name, self.names)
                 raise UserError(f"{name} is not one of the runs{similar}; use some of {self.names}")
         numbers = list(map(self.names.index, names)) or self._best()
+        readers = self._tables["iterations"]
         tables = {}
         for number in numbers:
-            read_iterations = self._tables["iterations"][number]
-            tables[self.names[number]] = read_iterations()
-        if any(table.empty for table in tables.values()):
-            raise UserError("these runs have no tables of iterations; load them by their folders")
+            table = readers[number]()
+            if table.empty:
+                raise UserError(
+                    "these runs have no tables of iterations; load them by their folders"
+                )
+            tables[self.names[number]] = table
         return curves(tables, x)
 
     def _best(self) -> list[int]:
@@ -203,14 +208,14 @@ class Results:
                     f"{name} is not a setting of the runs{similar}; use some of {self.varying}"
                 )
         # A swept run counts before a baseline with the same settings.
+        values = pd.Series(wanted)
         for runs in (sweep_analysis.without_baselines(self.runs), self.runs):
-            is_equal = runs[list(wanted)] == pd.Series(wanted)
+            is_equal = runs[list(wanted)] == values
             matching = runs[is_equal.all(axis="columns")]
             if len(matching):
                 return matching
-        policies = sorted(set(self.runs["policy"]))
-        in_words = ", ".join(policies)
-        raise UserError(f"to={wanted} matches no run; their policies are {in_words}")
+        policies = ", ".join(sorted(set(self.runs["policy"])))
+        raise UserError(f"to={wanted} matches no run; their policies are {policies}")
 
     def _tidy(self, kind: str) -> pd.DataFrame:
         """Return the rows of all runs' tables of a kind, each beside its run's settings."""
@@ -236,7 +241,8 @@ def _name_of(run: pd.Series, varying: Sequence[str]) -> str:
         if setting == "policy" or value == "-":  # "-": it does not read the setting
             continue
         if setting not in sweep_analysis.IDENTITY:
-            value = f"{setting.rpartition('.')[2]} {value}"
+            short_name = setting.rpartition(".")[2]
+            value = f"{short_name} {value}"
         values.append(value)
     return ", ".join(values)
 

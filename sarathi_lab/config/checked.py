@@ -45,11 +45,13 @@ def check_fields(settings: object, prefix: str = "") -> None:
         return
     for setting in fields(settings):
         rules = setting.metadata
-        value = _value_of(settings, setting.name)
-        if "check" not in rules or (value is None and rules["optional"]):
+        if "check" not in rules:
             continue
-        name = rules["name"] or f"{prefix}{setting.name}"
-        rules["check"](name, value)
+        value = _value_of(settings, setting.name)
+        if value is None and rules["optional"]:
+            continue
+        check = rules["check"]
+        check(rules["name"] or f"{prefix}{setting.name}", value)
 
 
 def refuse_unread(settings: object, names: Iterable[str], reason: str, prefix: str = "") -> None:

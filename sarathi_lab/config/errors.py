@@ -106,7 +106,8 @@ def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
     if value in options:
         return
     similar = suggestion(str(value), options)
-    raise UserError(f"{name}={value} is unknown{similar}; use one of {', '.join(options)}")
+    remedy = f"use one of {', '.join(options)}"
+    raise UserError(f"{name}={value} is unknown{similar}; {remedy}")
 
 
 @cache

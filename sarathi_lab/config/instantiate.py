@@ -243,9 +243,9 @@ def parameters_of(target: Callable[..., object]) -> list[str] | None:
         parameters = inspect.signature(target).parameters
     except ValueError:  # of some that are built in
         return None
-    for parameter in parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            return None
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return None
     return list(parameters)
 
 
@@ -269,7 +269,9 @@ def fit_targets(cfg: DictConfig, settings: Settings) -> None:
     typed = set(map(name_of, settings))
     for group in map(str, cfg):
         node = cfg[group]
-        if OmegaConf.is_dict(node) and "_target_" in node:
+        if not OmegaConf.is_dict(node):
+            continue
+        if "_target_" in node:
             _fit_target(cfg, group, typed)
 
 
@@ -395,11 +397,14 @@ def make_loader() -> ConfigLoader:
 
 def read_option(group: str, path: Path) -> DictConfig:
     """The settings in an option's file, those of its defaults list included."""
-    node = copied(_read(path, path.stat().st_mtime_ns))
+    changed_at = path.stat().st_mtime_ns
+    node = copied(_read(path, changed_at))
     if "defaults" not in node:
         return node  # Hydra, which composes defaults, takes a fifth of a second
-    settings = [f"hydra.searchpath=['file://{path.parents[1]}']", f"{group}={path.stem}"]
-    return make_loader().load_configuration("config", settings, RunMode.RUN)[group]
+    folder = path.parents[1]
+    settings = [f"hydra.searchpath=['file://{folder}']", f"{group}={path.stem}"]
+    loader = make_loader()
+    return loader.load_configuration("config", settings, RunMode.RUN)[group]
 
 
 @lru_cache(maxsize=256)

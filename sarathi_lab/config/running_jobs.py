@@ -29,18 +29,20 @@ class RunningJobs:
 
     def print_ended(self) -> int:
         """Print a line for every job that has ended since the last call; return how many."""
+        record = self._record
         num_ended = 0
         for number in sorted(self._pending):
-            end = self._record.end(number)
+            end = record.end(number)
             if end is None:
                 continue
             num_ended += 1
             job = self._pending.pop(number)
-            count = f"[{self._record.num_jobs - len(self._pending)}/{self._record.num_jobs}]"
-            name = job.named(self._record.swept) or f"run {number}"
-            line = f"{count} {name} {self._outcome(end, count)}{self._time_left()}"
-            console().print(line, soft_wrap=True)
-            track_ended(job, self._record.job_dir(number))
+            num_done = record.num_jobs - len(self._pending)
+            count = f"[{num_done}/{record.num_jobs}]"
+            name = job.named(record.swept) or f"run {number}"
+            outcome = self._outcome(end, count)
+            console().print(f"{count} {name} {outcome}{self._time_left()}", soft_wrap=True)
+            track_ended(job, record.job_dir(number))
         return num_ended
 
     def _outcome(self, end: JobEnd, count: str) -> str:
@@ -59,8 +61,9 @@ class RunningJobs:
         if num_pending == 0:
             return ""
         elapsed = time.monotonic() - self._started
-        seconds_a_job = elapsed / (len(self.jobs) - num_pending)
-        return f", about {duration(seconds_a_job * num_pending)} left"
+        num_ended = len(self.jobs) - num_pending
+        seconds_left = elapsed / num_ended * num_pending
+        return f", about {duration(seconds_left)} left"
 
     def failure(self) -> UserError | None:
         """Return what to raise for jobs that failed or did not end; None if none did."""

@@ -64,9 +64,10 @@ def _follow_lengths(cfg: DictConfig, stated: Mapping[str, str]) -> None:
     if "seq_len" not in stated:
         cfg.seq_len = prompt_len + output_len
     if "pd_ratio" not in stated:
-        cfg.pd_ratio = prompt_len / output_len
-        if prompt_len % output_len == 0:
-            cfg.pd_ratio = prompt_len // output_len  # is shown and compared as typed: 4, not 4.0
+        ratio = prompt_len / output_len
+        if ratio.is_integer():
+            ratio = int(ratio)  # is shown and compared as typed: 4, not 4.0
+        cfg.pd_ratio = ratio
 
 
 def _is_length(value: object) -> bool:

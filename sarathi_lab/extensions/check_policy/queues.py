@@ -28,9 +28,12 @@ class Case:
     engine: EngineConfig
 
     def __str__(self) -> str:
-        queue = [f"{r.prompt_len}+{r.output_len} at {r.arrival_time:g} s" for r in self.requests]
-        if len(queue) > NUM_SHOWN:
-            queue = [*queue[:NUM_SHOWN], "..."]
+        queue = []
+        for request in self.requests[:NUM_SHOWN]:
+            lengths = f"{request.prompt_len}+{request.output_len}"
+            queue.append(f"{lengths} at {request.arrival_time:g} s")
+        if len(self.requests) > NUM_SHOWN:
+            queue.append("...")
         engine = self.engine
         policy = shorten(repr(engine.policy), 160)
         return (
