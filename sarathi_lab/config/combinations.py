@@ -75,10 +75,11 @@ def without_unread(
         dropped = unread[options].keys() - unread_by_all
         settings = tuple(settings_without(job, dropped))
         merged[settings] = None
+    names = [name for name in swept if name not in unread_by_all]
     notes = []
     for owners in unread.values():
-        for name in swept:
-            if name in owners and name not in unread_by_all:
+        for name in names:
+            if name in owners:
                 notes.append(f"{owners[name]} does not read {name}: run once for all its values")
     return list(merged), notes
 

@@ -329,11 +329,12 @@ def check_structure(cfg: DictConfig) -> None:
     _check_keys(cfg, [*GROUPS, *top_level(), "hydra"], "")
     for group in GROUPS:
         node = cfg[group]
-        if not (OmegaConf.is_dict(node) and "_target_" in node):
+        if not OmegaConf.is_dict(node) or "_target_" not in node:
             raise UserError(f"{group}={node} is none of its options; --help shows them")
     for name, default in top_level().items():
         if isinstance(default, DictConfig):
-            _check_keys(cfg[name], list(map(str, default)), f"{name}.")
+            keys = list(map(str, default))
+            _check_keys(cfg[name], keys, f"{name}.")
 
 
 def check_values(cfg: DictConfig) -> None:

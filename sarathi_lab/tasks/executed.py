@@ -138,12 +138,11 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
     """Return the metrics of the part that counts, all tables, and the error of a user's metric."""
     plan = run.plan
     engine = plan.engine
-    part = run.part
     counted = (run.iterations, run.requests, run.peaks, run.decode_cost, plan.spec)
     summary = metrics.summarise(*counted)
     # A part counts the tokens that were emitted in it, also of requests that began before.
-    if part is not None:
-        summary |= part.throughput(run.tables[REQUESTS])
+    if run.part is not None:
+        summary |= run.part.throughput(run.tables[REQUESTS])
     slo = plan.targets.slo.resolved(run.slo_reference)
     summary |= serving_summary_of(plan, run.requests, summary["duration"], run.peaks, slo)
     num_devices = engine.cluster.num_instances * plan.backend.num_devices
@@ -153,18 +152,23 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
     if engine.shares_prefixes:
         summary |= metrics.prefix_hits(run.requests)
     if run.ledger.num_stages > 1:
-        bubbles = run.ledger.bubbles()
-        tables[BUBBLES] = bubbles
-        if part is not None:
-            bubbles = part.spans(bubbles)
-        num_stages = plan.backend.num_stages
-        summary |= metrics.pipeline_metrics(run.iterations, run.requests, bubbles, num_stages)
+        tables[BUBBLES] = run.ledger.bubbles()
+        summary |= _bubble_metrics(run, tables[BUBBLES])
     summary |= _load_metrics(run)
     if run.slo_reference is not None:
         summary["slo_decode_time"] = run.slo_reference
     # A user's own come last: they may not have the name of any other.
-    own, error = own_quantities(plan.metrics, metrics.RunTables(*counted), summary.keys())
+    run_tables = metrics.RunTables(*counted)
+    own, error = own_quantities(plan.metrics, run_tables, summary.keys())
     return summary | own, tables, error
+
+
+def _bubble_metrics(run: ExecutedRun, bubbles: pd.DataFrame) -> dict[str, float]:
+    """Return the metrics of a pipeline's bubbles in the part that counts."""
+    if run.part is not None:
+        bubbles = run.part.spans(bubbles)
+    num_stages = run.plan.backend.num_stages
+    return metrics.pipeline_metrics(run.iterations, run.requests, bubbles, num_stages)
 
 
 def _load_metrics(run: ExecutedRun) -> dict[str, float]:

@@ -54,6 +54,8 @@ from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.figures import PROCESSES, counts, lines, recompute
 
 if TYPE_CHECKING:  # torch, of what measures, takes seconds that a simulation need not wait for
+    from matplotlib.figure import Figure
+
     from sarathi_lab.executor.measured_backend import MeasuredBackend
 
 AUTO = "auto"
@@ -420,16 +422,12 @@ class Measure(Task):
         points_of_folders = []
         for folder, table in tables.items():
             device_and_model = table.device_name + ", " + table.model
-            source = load.source_of(folder)
-            points_of_folders.append(table.assign(device=device_and_model, source=source))
+            labelled = table.assign(device=device_and_model, source=load.source_of(folder))
+            points_of_folders.append(labelled)
         points = pd.concat(points_of_folders, ignore_index=True)
         pictures = {}
         if points.y.notna().any():
-            # Beside the points of the paper, if it has any.
-            drawn = points
-            if declared.has_paper:
-                drawn = pd.concat([paper(declared.name), points], ignore_index=True)
-            pictures[declared.name] = panels.draw(declared.look, drawn)
+            pictures[declared.name] = self._picture(points)
         # A map has too many cells for a line each.
         describe = counts if declared.look.kind == "heat" else lines
         shown: list[DisplayTable | str] = []
@@ -446,6 +444,13 @@ class Measure(Task):
             tags=[declared.name, *tables],
             float_format="%.6g",
         )
+
+    def _picture(self, points: pd.DataFrame) -> Figure:
+        """Draw points beside those of the paper, if it has any."""
+        declared = self.declared
+        if declared.has_paper:
+            points = pd.concat([paper(declared.name), points], ignore_index=True)
+        return panels.draw(declared.look, points)
 
     def _record(self, tables: Tables, ending: str = "") -> None:
         """Record tables by device, in files that are called by the experiment and an `ending`."""

@@ -191,15 +191,22 @@ def _executed(
     shown: list[DisplayTable | str] = []
     if not context.is_brief:
         if is_baseline and not context.is_verbose:
-            shown = [summary_line(summary)]
+            shown.append(summary_line(summary))
         else:
-            shown = _compared(plan, context, summary, summaries, tables)
+            shown += _compared(plan, context, summary, summaries, tables)
         if OPERATIONS in tables:
             shown.append(operation_display(tables[OPERATIONS]))
         shown += graph_use_lines(graph_use)
     shown += first_of_sweep(cautions, context)
-    labels = {**result.labels, **_facts_after(plan, tables, graph_use)}
-    return replace(result, tables=tables, summary=summary, shown=shown, labels=labels, error=error)
+    facts = _facts_after(plan, tables, graph_use)
+    return replace(
+        result,
+        tables=tables,
+        summary=summary,
+        shown=shown,
+        labels={**result.labels, **facts},
+        error=error,
+    )
 
 
 def _labelled(
@@ -268,28 +275,36 @@ def _compared(
 
 
 def _describe_peaks(plan: Plan, peaks: Peaks) -> str:
-    """Describe the peaks, their ridge and, where a real device serves requests that all wait from
-    the start, what decodes that ride can gain there: known before the run.
+    """Describe the peaks, their ridge and what decodes that ride can gain there: known before the
+    run.
     """
     spec = plan.spec
-    dtype_bytes = plan.backend.dtype_bytes
-    facts = [f"peaks {peaks.describe(spec)}"]
+    text = f"peaks {peaks.describe(spec)}"
     if not spec.has_formulas or math.isnan(peaks.rate(spec)):
-        return facts[0]
-    ridge = f"ridge {amount(ridge_tokens(spec, dtype_bytes, peaks))} tokens"
+        return text
+    dtype_bytes = plan.backend.dtype_bytes
+    ridge = ridge_tokens(spec, dtype_bytes, peaks)
+    text += f"; ridge {amount(ridge)} tokens"
     if spec.num_experts:
         of_expert = expert_ridge_tokens(spec, dtype_bytes, peaks)
         # A batch's tokens are spread over all experts, each token over several.
         of_batch = of_expert * spec.num_experts / spec.experts_per_token
-        ridge += f", of an expert {amount(of_expert)} ({amount(of_batch)} of a batch)"
-    facts.append(ridge)
+        text += f", of an expert {amount(of_expert)} ({amount(of_batch)} of a batch)"
+    # A real device's, where requests all wait from the start.
     if plan.load.all_wait and plan.backend.computes_tokens:
-        lengths = [(request.prompt_len, request.output_len) for request in plan.load.requests]
-        requests = pd.DataFrame(lengths, columns=["prompt_len", "output_len"])
-        batch_size = min(plan.engine.num_slots, len(requests))
-        gain = riding_gain(spec, requests, batch_size, dtype_bytes, peaks)
-        facts.append(f"riding decodes gain up to {gain:.2f} over request_level at the roofline")
-    return "; ".join(facts)
+        gain = _riding_gain(plan, peaks)
+        text += f"; riding decodes gain up to {gain:.2f} over request_level at the roofline"
+    return text
+
+
+def _riding_gain(plan: Plan, peaks: Peaks) -> float:
+    """Return what decodes that ride can gain at the roofline."""
+    rows = []
+    for request in plan.load.requests:
+        rows.append({"prompt_len": request.prompt_len, "output_len": request.output_len})
+    batch_size = min(plan.engine.num_slots, len(rows))
+    requests = pd.DataFrame(rows)
+    return riding_gain(plan.spec, requests, batch_size, plan.backend.dtype_bytes, peaks)
 
 
 def _in_ridges(plan: Plan) -> dict[str, float]:
