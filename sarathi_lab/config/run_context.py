@@ -270,7 +270,7 @@ class SweepRecord:
         """Find the sweep of the same jobs that `resume` names (a folder, or "true": the latest
         unfinished one below `output`). Raises UserError if there is none, or it is complete.
         """
-        if resume.lower() == "true":
+        if resume == "true":
             records = self._recorded_below(Path(output))
         else:
             records = [self.read(Path(resume))]

@@ -90,8 +90,10 @@ class LabSweeper:
         self.swept = [setting.key_or_group for setting in swept]
         self._check_settings(arguments.settings, swept)
         resume = str(config.resume)
-        self._is_resumed = self.is_sweep and resume.lower() != "false"
-        if self._is_resumed and resume.lower() != "true":
+        if isinstance(config.resume, bool):
+            resume = resume.lower()  # as it is typed
+        self._is_resumed = self.is_sweep and resume != "false"
+        if self._is_resumed and resume != "true":
             SweepRecord.read(Path(resume))  # before thousands of jobs are composed
         self._composer = Composer(self._compose, self.settings)
         self.jobs = self._make_jobs()
