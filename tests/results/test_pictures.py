@@ -111,9 +111,7 @@ def test_titles_and_legends_lie_within_the_picture():
 def test_the_papers_marks_stand_beside_its_own_hardware():
     axes = [ax for ax in drawn("sarathi_serve_ablation").axes if ax.get_lines()]
     assert len(axes) == 4  # two datasets, two latencies
-    for ax in axes:
-        at = labels_of(ax.xaxis)[round(float(np.mean(ax.get_lines()[0].get_xdata())))]
-        assert at.get_text() == "a100"
+    assert all("a100" in ax.get_title() for ax in axes)
 
 
 def test_every_policy_is_a_point_within_the_axes_in_its_own_colour(pictures, runs):
@@ -178,16 +176,6 @@ def test_of_a_gpu_one_line_is_drawn_and_the_rest_on_demand():
     labels = " ".join(text.get_text() for text in one.legends[0].get_texts())
     assert "profiled" in labels
     assert "counted" not in labels
-
-
-def test_bars_of_one_gpu_at_several_levels_are_named_by_level():
-    point = {"panel": "decode-only", "series": "linear", "x": 1.0, "y": 2.0, "unit": "ms"}
-    point |= {"hardware": "a6000", "model": "13b", "source": "simulated", "low": 1.0, "high": 3.0}
-    levels = [{"level": level, "device": f"a6000, {level}"} for level in ("profiled", "analytic")]
-    points = pd.DataFrame([point | level for level in levels])
-    (ax,) = draw(CATALOG["table2"].look, points, is_all=True).axes
-    names = [label.get_text().split() for label in ax.get_xticklabels()]
-    assert names == [["a6000,", "profiled"], ["a6000,", "analytic"]]
 
 
 def test_a_panel_is_titled_by_what_it_shows():

@@ -36,6 +36,7 @@ SIMULATED: Sequence[Dash] = (
 PANEL_HEIGHT = 2.6  # inches
 NAMES_HEIGHT = 0.6  # inches, of the names below bars
 PANEL_WIDTH = 3.2  # inches
+BAR_WIDTH = 0.6  # of a bar's place
 LEAST_WIDTH = 5.0  # inches, of the picture
 PREDICTED = "simulated"  # group of the paper's points and all that is simulated
 LETTERS = 11  # of a title in an inch
@@ -44,7 +45,6 @@ NOT_DECIDED = f"~: undecided, as the interval reaches past {100 * BAND:g} %, or 
 UNITS = {"1/s": "requests/s", "times": "ratio", "s": "seconds"}
 RATIOS = ("ratio", "times")  # units of what is compared with 1
 HOLLOW = Look("paper", "black", "", "o", is_hollow=True)
-Cell = tuple[str, str]  # of the grid: a group and a panel
 Looks = Mapping[str, Look]  # by the keys of series
 Dashes = Mapping[str, Dash]  # by the names of simulated devices
 
@@ -55,58 +55,81 @@ def draw(spec: PlotSpec, points: pd.DataFrame, *, is_all: bool = False) -> Figur
     Of a simulated GPU the best level is drawn, and of measured kernels the GPU with the most
     points; `is_all` draws everything.
     """
-    every_point = selected(points, spec).dropna(subset="value")
+    stated = selected(points, spec)
+    every_point = stated.dropna(subset="value")
     shown = every_point
     if not is_all:
         shown = best_sources(every_point)
     if spec.kind == "heat":
         figure = _gain_map(shown, spec)
-    else:
-        num_left_out = every_point.device.nunique() - shown.device.nunique()
-        figure = _panels(shown, spec, num_left_out)
+        return style.finished(figure, spec.title)
+    figure = _panels(shown, spec)
+    num_left_out = every_point.device.nunique() - shown.device.nunique()
+    _add_legend(figure, shown, spec, num_left_out)
     return style.finished(figure, spec.title)
 
 
-def _panels(rows: pd.DataFrame, spec: PlotSpec, num_left_out: int) -> Figure:
-    """Draw lines, points or bars, and state how many devices are left out."""
-    panels = list(rows.panel.unique())  # in the order of the table
-    grouped = _by_device(rows, spec) if spec.is_by_device else _by_source(rows)
-    cells = zip(grouped.group, grouped.panel, strict=True)
-    in_cells = grouped.assign(cell=column_of(cells, grouped))
+def _panels(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
+    """Draw lines, points or bars in panels with titles and labels."""
+    in_cells = _in_cells(rows, spec)
     looks = _looks_of_series(rows, spec)
     dashes = _dashes(rows, spec)
-    grid = _grid(in_cells, spec, panels)
     marks = []
     for _, rows_of_cell in in_cells.groupby("cell", sort=False):
         if spec.kind == "bar":
-            marks.append(_bars(rows_of_cell, looks))
+            marks_of_cell = _bars(rows_of_cell, looks)
         else:
-            marks.append(_lines(rows_of_cell, looks, dashes))
+            marks_of_cell = _lines(rows_of_cell, looks, dashes)
+        marks.append(marks_of_cell)
     table = pd.concat(marks)
-    kind: Kind = "bar" if spec.kind == "bar" else "line"
+    panels = list(rows.panel.unique())  # in the order of the table
+    grid = _grid(in_cells, spec, panels)
+    kind: Kind = "line"
+    if spec.kind == "bar":
+        kind = "bar"
     figure, axes = plot(table, x="at", col="cell", kind=kind, grid=grid)
+
     width, _ = grid.size
     letters = int(LETTERS * width) // grid.columns
-    num_groups = in_cells.group.nunique()
+    has_groups = spec.is_by_device or in_cells.group.nunique() > 1
     for cell, marks_of_cell in table.groupby("cell", sort=False):
         ax = axes[cell]
         _label(ax, marks_of_cell, spec)
-        titles = [spec.panel_name(marks_of_cell.panel.iloc[0])]
-        if spec.is_by_device or num_groups > 1:
-            titles.insert(0, _title_of_group(marks_of_cell))
-        lines = [textwrap.fill(title, letters) for title in titles if title]
-        ax.set_title("\n".join(lines), fontsize=9)
-
-    notes = []
-    if num_left_out:
-        notes.append(f"simulations or GPUs that are not drawn (figures --all): {num_left_out}\n")
-    keys: list[Artist] = []
-    if spec.kind != "bar" or _has_several_devices(in_cells):  # else the names are below the bars
-        notes.append(spec.legend)
-        keys = [look.key() for look in looks.values()]
-    keys += _source_keys(rows, spec, dashes)
-    style.legend_below(figure, keys, "\n".join(filter(None, notes)))
+        title = _title(marks_of_cell, spec, letters, has_groups=has_groups)
+        ax.set_title(title, fontsize=9)
     return figure
+
+
+def _title(marks: pd.DataFrame, spec: PlotSpec, letters: int, *, has_groups: bool) -> str:
+    """Return the name of a panel, below that of its group, in lines of so many `letters`."""
+    panel = marks.panel.iloc[0]
+    titles = [spec.panel_name(panel)]
+    if has_groups:
+        group = str(marks.group.iloc[0])
+        if group == PREDICTED:
+            # It has the paper's points, simulated ones, or both.
+            sources = sorted(marks.source.unique())
+            group = " and ".join(sources)
+        titles.insert(0, group)
+    lines = []
+    for title in filter(None, titles):
+        wrapped = textwrap.fill(title, letters)
+        lines.append(wrapped)
+    return "\n".join(lines)
+
+
+def _add_legend(figure: Figure, rows: pd.DataFrame, spec: PlotSpec, num_left_out: int) -> None:
+    """Explain series and sources, and state how many devices are left out."""
+    heading = ""
+    if num_left_out:
+        heading = f"simulations or GPUs that are not drawn (figures --all): {num_left_out}\n"
+    keys: list[Artist] = []
+    if spec.kind != "bar":  # the names of bars are below them
+        heading += spec.legend
+        looks = _looks_of_series(rows, spec)
+        keys = [look.key() for look in looks.values()]
+    keys += _source_keys(rows, spec)
+    style.legend_below(figure, keys, heading)
 
 
 def _gain_map(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
@@ -114,27 +137,46 @@ def _gain_map(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
 
     Only a gain or a loss that the whole interval shows has a colour.
     """
-    percent = 100 * (rows.value - 1)
+    gain = rows.value - 1
+    percent = 100 * gain
     effects = pd.Series(map(effect, rows.low, rows.high), rows.index)
     has_colour = effects.isin([GAIN, LOSS])
     is_undecided = effects == UNDECIDED
-    number = percent.map("{:+.0f}".format)
     notes = []
     if is_undecided.any():
         notes.append(NOT_DECIDED)
+    number = percent.map("{:+.0f}".format)
+    scales = [heat.GAIN] * len(rows)
     cells = rows.assign(
         row=rows.device,
-        scale=column_of([heat.GAIN] * len(rows), rows),
+        scale=column_of(scales, rows),
         shade=percent.where(has_colour, 0.0),
         text=number.mask(is_undecided, "~" + number),
     )
     # A map's labels are the names of its columns.
     panel = spec.prefix.strip()
     cells = cells.rename(columns={"x": spec.x, "panel": panel})
-    return heat.heat_map(cells, x=spec.x, y="key", col=panel, not_run=NOT_RUN, notes=notes)
+    return heat.heat_map(
+        cells,
+        x=spec.x,
+        y="key",
+        col=panel,
+        not_run=NOT_RUN,
+        notes=notes,
+    )
 
 
 # -- groups of panels ------------------------------------------------------------------------------
+
+
+def _in_cells(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
+    """Add each row's `group` and its `cell`, which is the panel of a group."""
+    if spec.is_by_device:
+        grouped = _by_device(rows)
+    else:
+        grouped = _by_source(rows)
+    cells = zip(grouped.group, grouped.panel, strict=True)
+    return grouped.assign(cell=column_of(cells, grouped))
 
 
 def _by_source(rows: pd.DataFrame) -> pd.DataFrame:
@@ -148,46 +190,27 @@ def _by_source(rows: pd.DataFrame) -> pd.DataFrame:
     group = group.mask(is_composed, rows.device)
     grouped = rows.assign(group=group)
     is_predicted = group == PREDICTED
-    return pd.concat([grouped[is_predicted], grouped[~is_predicted]])
+    predicted = grouped[is_predicted]
+    others = grouped[~is_predicted]
+    return pd.concat([predicted, others])
 
 
-def _by_device(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
+def _by_device(rows: pd.DataFrame) -> pd.DataFrame:
     """Add each row's `group`, its device, and repeat the paper's rows in the groups of their
     hardware, which is any simulated one where none is stated.
-
-    Simulated GPUs that ran the same model share their bars' group.
     """
     is_paper = rows.source == PAPER
     if is_paper.all():
         return rows.assign(group="")
     others = rows[~is_paper]
-    group = others.device
-    if spec.kind == "bar":
-        is_gpu = is_simulated(others) & (others.hardware != "")
-        of_model = group.groupby(others.model[is_gpu]).transform("nunique") > 1
-        group = group.mask(of_model, "simulated GPUs, " + others.model)
-    grouped = others.assign(group=group)
-    of_hardware = grouped[["group", "panel", "hardware"]]
-    is_stated = others.hardware != ""
-    of_any_hardware = of_hardware[is_simulated(others)].assign(hardware="")
-    places = pd.concat([of_hardware[is_stated], of_any_hardware]).drop_duplicates()
-    of_paper = rows[is_paper].merge(places, on=["panel", "hardware"])
+    grouped = others.assign(group=others.device)
+    # Where the paper's rows belong.
+    places = grouped[["group", "panel", "hardware"]]
+    of_hardware = places[places.hardware != ""]
+    of_any_hardware = places[is_simulated(others)].assign(hardware="")
+    groups_of_hardware = pd.concat([of_hardware, of_any_hardware]).drop_duplicates()
+    of_paper = rows[is_paper].merge(groups_of_hardware, on=["panel", "hardware"])
     return pd.concat([grouped, of_paper], ignore_index=True)
-
-
-def _has_several_devices(rows: pd.DataFrame) -> bool:
-    """Return whether a group has several devices, without the paper."""
-    others = rows[rows.source != PAPER]
-    num_devices = others.groupby("group").device.nunique()
-    return bool((num_devices > 1).any())
-
-
-def _title_of_group(marks: pd.DataFrame) -> str:
-    """Return the group of a panel: what it has of the paper's points and simulated ones."""
-    group = str(marks.group.iloc[0])
-    if group != PREDICTED:
-        return group
-    return " and ".join(sorted(marks.source.unique()))
 
 
 def _grid(rows: pd.DataFrame, spec: PlotSpec, panels: Sequence[str]) -> PanelLayout:
@@ -195,20 +218,28 @@ def _grid(rows: pd.DataFrame, spec: PlotSpec, panels: Sequence[str]) -> PanelLay
     cells_of_groups = []
     for group, of_group in rows.groupby("group", sort=False):
         present = set(of_group.panel)
-        cells_of_groups.append([(group, panel) for panel in panels if panel in present])
-    across = min(spec.columns, max(map(len, cells_of_groups)))
+        cells_of_group = [(group, panel) for panel in panels if panel in present]
+        cells_of_groups.append(cells_of_group)
+    most_panels = max(map(len, cells_of_groups))
+    across = min(spec.columns, most_panels)
     cells: list[Hashable | None] = []
     for cells_of_group in cells_of_groups:
-        num_empty = -len(cells_of_group) % across  # so the next group starts a row
-        cells += [*cells_of_group, *[None] * num_empty]
+        num_empty = -len(cells_of_group) % across
+        cells += cells_of_group
+        cells += [None] * num_empty  # so the next group starts a row
     # Narrow groups stand beside each other.
-    columns = min(spec.columns // across * across, len(cells))
-    width = min(max(PANEL_WIDTH * columns, LEAST_WIDTH), style.WIDTH)
+    groups_across = spec.columns // across
+    columns = min(groups_across * across, len(cells))
+    num_rows = math.ceil(len(cells) / columns)
+    width = max(PANEL_WIDTH * columns, LEAST_WIDTH)
     height = PANEL_HEIGHT
     if spec.kind == "bar":
         height += NAMES_HEIGHT
-    num_rows = math.ceil(len(cells) / columns)
-    return PanelLayout(cells, columns, (width, num_rows * height + 0.5))
+    size = (
+        min(width, style.WIDTH),
+        num_rows * height + 0.5,
+    )
+    return PanelLayout(cells, columns, size)
 
 
 # -- looks and coordinates -------------------------------------------------------------------------
@@ -217,16 +248,20 @@ def _grid(rows: pd.DataFrame, spec: PlotSpec, panels: Sequence[str]) -> PanelLay
 def _looks_of_series(rows: pd.DataFrame, spec: PlotSpec) -> dict[str, Look]:
     """Return the look of each series by its key, in the order of their numbers."""
     keys = sorted(rows.key.unique(), key=_number)
-    names = list(map(spec.series_name, keys))
+    names = [spec.series_name(key) for key in keys]
     colour_of_name = style.colours(names)
-    looks: dict[str, Look] = {}
-    for number, (key, name) in enumerate(zip(keys, names, strict=True)):
-        look = Look(name, colour_of_name[name], dash="", marker=style.marker(number))
-        if spec.kind == "line":
-            look = replace(look, dash="-", is_thinned=True)
-        if spec.is_by_device:
-            look = replace(look, size=4.0)
-        looks[key] = look
+    is_line = spec.kind == "line"
+    looks = {}
+    for number, key in enumerate(keys):
+        name = names[number]
+        looks[key] = Look(
+            name,
+            colour_of_name[name],
+            dash="-" if is_line else "",
+            marker=style.marker(number),
+            size=4.0 if spec.is_by_device else 6.0,
+            is_thinned=is_line,
+        )
     return looks
 
 
@@ -252,52 +287,41 @@ def _dashes(rows: pd.DataFrame, spec: PlotSpec) -> dict[str, Dash]:
 
 def _lines(rows: pd.DataFrame, looks: Looks, dashes: Dashes) -> pd.DataFrame:
     """Place the points of a panel by their x, in a line for each series and device."""
-    has_paper = (rows.source == PAPER).any()
+    has_paper = PAPER in set(rows.source)
     marks = []
     for (key, device), points in rows.groupby(["key", "device"], sort=False):
         look = looks[str(key)]
-        placed = points.assign(at=points.x).sort_values("at")
+        dash = dashes.get(str(device))
+        placed = points.assign(at=points.x)
+        in_order = placed.sort_values("at")
         if device == PAPER:
             look = replace(look, dash="", is_hollow=True)
-        elif device in dashes:
-            look = replace(look, dash=dashes[str(device)])
+        elif dash is not None:
+            look = replace(look, dash=dash)
             # Its interval is the cost model's error, not a spread.
-            placed = placed.assign(low=math.nan, high=math.nan)
-            if has_paper and len(points) > 1:  # the paper's markers name the line
-                look = replace(look, marker="")
-        marks.append(styled(placed, look))
+            in_order = in_order.assign(low=math.nan, high=math.nan)
+            if has_paper and len(points) > 1:
+                look = replace(look, marker="")  # the paper's markers name the line
+        marks.append(styled(in_order, look))
     return pd.concat(marks)
 
 
 def _bars(rows: pd.DataFrame, looks: Looks) -> pd.DataFrame:
-    """Place a bar for each series and device of a panel, and the paper's values on them.
-
-    Values of other hardware, or of none that is stated, are on the bars of the first device.
-    """
+    """Place a bar for each series of a panel, and the paper's values on them."""
     is_paper = rows.source == PAPER
     bars = rows[~is_paper]
     if bars.empty:
         bars = rows
     keys = list(bars.key.unique())
-    devices = list(bars.device.unique())
-    device_of_hardware = dict(zip(bars.hardware, bars.device, strict=True))
-    papers_device = rows.hardware.map(device_of_hardware).fillna(devices[0])
-    device_of_bar = rows.device.mask(is_paper, papers_device)
-    width = 0.6
-    step = 1.0  # from a bar to the next
-    if len(devices) > 1:
-        # Bars of a device touch, and fill four fifths of its place.
-        step = 0.8 / len(keys)
-        width = step
-    has_bar = rows.key.isin(keys)
-    marks = rows[has_bar]
-    key_number = marks.key.map(keys.index)
-    from_middle = key_number - (len(keys) - 1) / 2
-    device_number = device_of_bar[has_bar].map(devices.index)
-    marks = marks.assign(at=device_number + step * from_middle, width=width)
-    marks["look"] = marks.key.map(dict(looks))
-    papers_points = styled(marks[is_paper], HOLLOW).assign(width=math.nan)
-    return pd.concat([marks[~is_paper], papers_points])
+    marks = rows[rows.key.isin(keys)]
+    marks = marks.assign(
+        at=marks.key.map(keys.index),
+        look=marks.key.map(dict(looks)),
+        width=BAR_WIDTH,
+    )
+    papers_points = marks[marks.source == PAPER]
+    papers_points = styled(papers_points, HOLLOW)
+    return pd.concat([marks[marks.source != PAPER], papers_points.assign(width=math.nan)])
 
 
 # -- labels ----------------------------------------------------------------------------------------
@@ -306,51 +330,60 @@ def _bars(rows: pd.DataFrame, looks: Looks) -> pd.DataFrame:
 def _label(ax: Axes, marks: pd.DataFrame, spec: PlotSpec) -> None:
     """Scale and label both axes of a panel."""
     first = marks.iloc[0]
-    unit = UNITS.get(first.unit, first.unit)
-    label = spec.ys.get(first.panel, spec.y) or unit
-    if spec.kind != "bar" and spec.quantities and not spec.y:
-        label = f"{first['quantity']} [{unit}]"
-    is_ratio = first.unit in RATIOS and spec.kind != "bar"  # a bar's height is compared with zero
+    # A bar's height is compared with zero, of a ratio, too.
+    is_ratio = first.unit in RATIOS and spec.kind != "bar"
     scale = scale_of(marks, is_ratio=is_ratio, is_log=spec.log_y)
-    set_quantity_axis(ax, scale, label)
+    set_quantity_axis(ax, scale, _quantity(first, spec))
     if spec.kind == "bar":
         _name_bars(ax, marks, spec)
         return
+    at = marks["at"]
     label = spec.xs.get(first.panel, spec.x)
-    is_log = spec.log_x and marks["at"].min() > 0
-    set_setting_axis(ax, marks["at"], label, is_log=is_log)
+    is_log = spec.log_x and at.min() > 0
+    set_setting_axis(ax, at, label, is_log=is_log)
+
+
+def _quantity(row: pd.Series, spec: PlotSpec) -> str:
+    """Return what is upwards: as the spec states it, else the row's unit, which follows the name of
+    the quantity where the spec chooses some. Titles of bars have that name.
+    """
+    stated = spec.ys.get(row.panel, spec.y)
+    if stated:
+        return stated
+    unit = str(UNITS.get(row.unit, row.unit))
+    if spec.quantities and spec.kind != "bar":
+        return f"{row['quantity']} [{unit}]"
+    return unit
 
 
 def _name_bars(ax: Axes, marks: pd.DataFrame, spec: PlotSpec) -> None:
-    """Write the devices below bars, or the series of a single device."""
-    bars = marks[marks.source != PAPER]
-    if bars.empty:
-        bars = marks
-    by_device = bars.drop_duplicates("device")
-    by_key = bars.drop_duplicates("key")
-    if len(by_device) > 1:
-        at = pd.Series(range(len(by_device)))
-        names = by_device.hardware
-        if names.duplicated().any():  # of one GPU at several levels
-            names = by_device.device
-    else:
-        at = by_key["at"]
-        names = by_key.key.map(spec.series_name)
-    ax.set_xticks(at, names, fontsize=8, rotation=45, ha="right", rotation_mode="anchor")
+    """Write the series below bars."""
+    bars = marks.drop_duplicates("key")
+    names = bars.key.map(spec.series_name)
+    ax.set_xticks(
+        bars["at"],
+        names,
+        fontsize=8,
+        rotation=45,
+        ha="right",
+        rotation_mode="anchor",
+    )
     ax.grid(axis="x", visible=False)
 
 
-def _source_keys(rows: pd.DataFrame, spec: PlotSpec, dashes: Dashes) -> list[Artist]:
+def _source_keys(rows: pd.DataFrame, spec: PlotSpec) -> list[Artist]:
     """Explain the kinds of lines and markers."""
     sources = set(rows.source)
     looks = []
     if PAPER in sources:
         looks.append(HOLLOW)
-    for device, dash in dashes.items():
-        looks.append(Look(device, "black", dash))
+    for device, dash in _dashes(rows, spec).items():
+        line = Look(device, "black", dash)
+        looks.append(line)
     if MEASURED in sources and not spec.is_by_device:
         label = "measured, with its interval"
         if COMPOSED_SOURCE in sources:
             label = "measured, or of measured kernels"
-        looks.append(Look(label, "black", "-", "o"))
+        measured = Look(label, "black", "-", "o")
+        looks.append(measured)
     return [look.key() for look in looks]

@@ -23,7 +23,8 @@ def selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     """Return the points that are drawn, with their `panel`, `value` and `key` of their series."""
     # Points of several files may share a number.
     numbered = rows.reset_index(drop=True)
-    shown = _of_stated_names(with_texts(numbered), spec)
+    with_names = with_texts(numbered)
+    shown = _of_stated_names(with_names, spec)
     if spec.quantities:
         panel = _panels_of_quantities(shown, spec)
         shown = shown.assign(panel=panel)
@@ -68,26 +69,35 @@ def best_sources(rows: pd.DataFrame) -> pd.DataFrame:
     one with the most series.
     """
     is_composed = rows.source == COMPOSED_SOURCE
-    is_best = _is_best_level(rows).mask(is_composed, _is_of_chosen_kernels(rows, is_composed))
-    is_alternative = is_simulated(rows) | is_composed
-    return rows[is_best | ~is_alternative]
+    is_chosen = _is_of_chosen_kernels(rows, is_composed)
+    is_worse_level = is_simulated(rows) & ~_is_best_level(rows)
+    is_other_gpu = is_composed & ~is_chosen
+    return rows[~(is_worse_level | is_other_gpu)]
 
 
 def _is_best_level(rows: pd.DataFrame) -> pd.Series:
-    # Lower is better. A method, such as counting FLOPs alone, is worse than any level of the model.
-    has_method = rows.method != ""
+    """Mark the best level that there is of each simulated GPU, model and panel."""
     is_other_level = rows.level != BEST_LEVEL
-    rank = 2 * has_method.astype(int) + is_other_level.astype(int)
-    ranks_of_gpu = rank.groupby([rows.hardware, rows.model, rows.panel])
-    return rank == ranks_of_gpu.transform("min")
+    rank = is_other_level.astype(int)  # lower is better
+    # A method, such as counting FLOPs alone, is worse than any level of the model.
+    has_method = rows.method != ""
+    rank += 2 * has_method
+    gpu_and_panel = [rows.hardware, rows.model, rows.panel]
+    best_rank = rank.groupby(gpu_and_panel).transform("min")
+    return rank == best_rank
 
 
 def _is_of_chosen_kernels(rows: pd.DataFrame, is_composed: pd.Series) -> pd.Series:
     """Mark the kernels of one GPU, in the panels of which it has two series, or all there are."""
-    num_in_panel = rows.groupby("panel").key.transform("nunique")
-    num_of_device = rows.groupby(["device", "panel"]).key.transform("nunique")
-    is_comparable = is_composed & (num_of_device >= num_in_panel.clip(upper=2))
-    series = rows[is_comparable].drop_duplicates(["device", "panel", "key"])
-    if series.empty:
+    keys_of_panel = rows.groupby("panel").key
+    num_in_panel = keys_of_panel.transform("nunique")
+    num_needed = num_in_panel.clip(upper=2)
+    keys_of_device = rows.groupby(["device", "panel"]).key
+    num_of_device = keys_of_device.transform("nunique")
+    is_comparable = is_composed & (num_of_device >= num_needed)
+    comparable = rows[is_comparable]
+    if comparable.empty:
         return is_comparable
-    return is_comparable & (rows.device == series.device.mode()[0])
+    series = comparable.drop_duplicates(["device", "panel", "key"])
+    chosen_device = series.device.mode()[0]
+    return is_comparable & (rows.device == chosen_device)
