@@ -45,7 +45,12 @@ class MeasuredBackend(Backend, ABC):
         """The first device. Raises UserError for one that is not there."""
 
     @abstractmethod
-    def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> DeviceExecutor:
+    def build(
+        self,
+        spec: ModelSpec,
+        checkpoint: Path | None,
+        sizes: Sizes,
+    ) -> DeviceExecutor:
         """Return a warmed-up executor."""
 
     @property
@@ -114,7 +119,12 @@ class MeasuredBackend(Backend, ABC):
             self._free_memory()
             self.memory(spec).check(kv_tokens)
 
-    def kv_blocks(self, spec: ModelSpec, block_size: int, setup: ServerSetup) -> int:
+    def kv_blocks(
+        self,
+        spec: ModelSpec,
+        block_size: int,
+        setup: ServerSetup,
+    ) -> int:
         if setup.share is not None:
             raise UserError(
                 f"cache.memory_share={setup.share} is of simulated servers; drop it, as "

@@ -213,7 +213,10 @@ def sizes_of(rows: pd.DataFrame) -> list[RowSizes]:
 
 
 def write_tables(
-    folder: Path, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, object], title: str = ""
+    folder: Path,
+    frames: Mapping[str, pd.DataFrame],
+    meta: Mapping[str, object],
+    title: str = "",
 ) -> None:
     """Write the tables to `folder` with six significant digits, and `meta` under `title`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -363,7 +366,12 @@ def _read(path: Path) -> pd.DataFrame:
     return table[[*file.names]].join(numbers)
 
 
-def _refuse(path: Path, column: pd.Series, is_bad: pd.Series, problem: str) -> None:
+def _refuse(
+    path: Path,
+    column: pd.Series,
+    is_bad: pd.Series,
+    problem: str,
+) -> None:
     """Raise UserError for the first bad value of a column."""
     if is_bad.any():
         value = column[is_bad].iloc[0]

@@ -193,12 +193,21 @@ class AnalyticOperations:
         all_columns = columns + self.parallel.copied_columns(self.spec, linear.name)
         return rows, math.ceil(all_columns / tensor)
 
-    def product_time(self, num_tokens: int, rows: int, columns: int) -> float:
+    def product_time(
+        self,
+        num_tokens: int,
+        rows: int,
+        columns: int,
+    ) -> float:
         """Compute the seconds of one product [num_tokens, rows] x [rows, columns]."""
         return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
 
     def layer_product_time(
-        self, num_tokens: int, rows: int, columns: int, name: str = "qkv_proj"
+        self,
+        num_tokens: int,
+        rows: int,
+        columns: int,
+        name: str = "qkv_proj",
     ) -> float:
         """Compute a product of a layer, which has the weights of the one called `name`; in 8 bits,
         activations are converted first. Other quantised weights are read in fewer bytes, and their

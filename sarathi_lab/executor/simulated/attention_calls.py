@@ -69,7 +69,12 @@ def caution_of(cost: CostModel, host: Host) -> str | None:
 
 
 @lru_cache(maxsize=32)  # every run of a sweep asks it of the same cost model
-def most_riding_decodes(cost: CostModel, chunk: int, context: int, start: int = 0) -> int:
+def most_riding_decodes(
+    cost: CostModel,
+    chunk: int,
+    context: int,
+    start: int = 0,
+) -> int:
     """Return how many decodes of `context` tokens may ride on a chunk of `chunk` tokens, `start`
     behind, before riding takes longer than two batches; `MOST_DECODES` where it never does.
 

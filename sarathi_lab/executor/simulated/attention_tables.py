@@ -159,7 +159,10 @@ def _count_decodes(sizes: Batch | RowSizes) -> Features:
 
 
 def _by_grid(
-    grid: GridInterpolation, columns: Sequence[str], point_of: Point, formula: AnalyticOperations
+    grid: GridInterpolation,
+    columns: Sequence[str],
+    point_of: Point,
+    formula: AnalyticOperations,
 ) -> Seconds:
     """Make the function of seconds by a grid over `columns`, at the `point_of` a batch: outside it
     its nearest edge's, scaled by the formula's ratio.
@@ -220,7 +223,10 @@ def _prompts(batch: Batch) -> list[float]:
 
 
 def _ratios(
-    rows: pd.DataFrame, columns: tuple[str, str], point_of: Point, formula: AnalyticOperations
+    rows: pd.DataFrame,
+    columns: tuple[str, str],
+    point_of: Point,
+    formula: AnalyticOperations,
 ) -> tuple[Seconds, list[Heads]]:
     """Make the function of ratios of the nearest shape by number and size, 1 without rows; and
     return the shape.

@@ -197,7 +197,12 @@ class SimulatedBackend(Backend):
     def dtype_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype_name]
 
-    def check(self, spec: ModelSpec, kv_tokens: int, window_pool: float | None = None) -> None:
+    def check(
+        self,
+        spec: ModelSpec,
+        kv_tokens: int,
+        window_pool: float | None = None,
+    ) -> None:
         """Raise UserError for a model that does not fit, can't be split or has no cost model, or
         one without the errors that are drawn. Host memory is unlimited.
         """
@@ -274,14 +279,24 @@ class SimulatedBackend(Backend):
 
         return Predictor(operation_times)
 
-    def kv_blocks(self, spec: ModelSpec, block_size: int, setup: ServerSetup) -> int:
+    def kv_blocks(
+        self,
+        spec: ModelSpec,
+        block_size: int,
+        setup: ServerSetup,
+    ) -> int:
         """Compute the blocks that a server has by its rule. Raises UserError for none."""
         num_tokens = served_tokens(
             self._held(spec), self.hardware, self.dtype_bytes, setup, self.parallel
         )
         return max(1, num_tokens // block_size)
 
-    def blocks_in(self, spec: ModelSpec, block_size: int, num_bytes: int) -> int:
+    def blocks_in(
+        self,
+        spec: ModelSpec,
+        block_size: int,
+        num_bytes: int,
+    ) -> int:
         """Compute the blocks of a cache of `num_bytes` on each device."""
         tokens = tokens_in(self._held(spec), num_bytes, self.dtype_bytes, self.parallel)
         return max(1, tokens // block_size)
@@ -304,7 +319,12 @@ class SimulatedBackend(Backend):
         self.parallel.check(spec)
         return self.parallel.with_heads_of_device(spec).window_in_cache(pool)
 
-    def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
+    def build(
+        self,
+        spec: ModelSpec,
+        checkpoint: Path | None,
+        sizes: Sizes,
+    ) -> Executor:
         """Make the virtual clock over the cost model; no size costs time or memory here. Raises
         UserError where only iterations of some sizes have times.
         """

@@ -157,7 +157,11 @@ class DrawnTimes:
         return lambda batch: send_time(batch) * factor
 
     def _stated_and_varied(
-        self, variant: CostVariant, batch: Batch, *, with_sends: bool
+        self,
+        variant: CostVariant,
+        batch: Batch,
+        *,
+        with_sends: bool,
     ) -> tuple[float, float]:
         """Return the seconds of a batch in all stages, with or without its way between them, as
         they are stated and in a variant.

@@ -109,7 +109,12 @@ class Experts:
             seconds *= self._ratios.ratio(pairs / chosen, chosen)
         return seconds
 
-    def traffic(self, shape: Shape, pairs: float, gated: bool) -> float:
+    def traffic(
+        self,
+        shape: Shape,
+        pairs: float,
+        gated: bool,
+    ) -> float:
         """Compute the seconds of moving activations between and after the products."""
         # Rows as wide as an expert: one, or two with a gate, are written and read, and one written.
         num_rows = 5 if gated else 3
@@ -117,7 +122,13 @@ class Experts:
         num_bytes = pairs * moved * self.dtype_bytes
         return num_bytes / self.hardware.memory_rate
 
-    def _formula(self, shape: Shape, pairs: float, chosen: float, gated: bool) -> float:
+    def _formula(
+        self,
+        shape: Shape,
+        pairs: float,
+        chosen: float,
+        gated: bool,
+    ) -> float:
         hardware = self.hardware
         products = self._products
         num_matrices = 3 if gated else 2

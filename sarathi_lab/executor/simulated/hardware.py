@@ -485,7 +485,10 @@ class Parallel(Degrees):
         return replace(spec, num_kv_heads=self.kv_heads(spec), layers=layers)
 
     def cache_bytes_per_token(
-        self, spec: ModelSpec, dtype_bytes: int, window_pool: float | None = None
+        self,
+        spec: ModelSpec,
+        dtype_bytes: int,
+        window_pool: float | None = None,
     ) -> float:
         """Return `ModelSpec.cache_bytes_per_token` on one device, if it had all layers."""
         on_device = self.with_heads_of_device(spec)

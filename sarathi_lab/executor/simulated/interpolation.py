@@ -189,7 +189,12 @@ class RatioInterpolation:
     Two sizes without a row, although a larger call has one, have the ratio 1: the computed seconds.
     """
 
-    def __init__(self, first: Numbers, second: Numbers, ratios: Numbers) -> None:
+    def __init__(
+        self,
+        first: Numbers,
+        second: Numbers,
+        ratios: Numbers,
+    ) -> None:
         rows = pd.DataFrame({"first": first, "second": second, "ratio": ratios})
         logs = rows.apply(np.log)
         measured = logs.pivot_table(index="first", columns="second", values="ratio")
@@ -256,7 +261,12 @@ class Costs:
         seconds: Measured ones, [rows].
     """
 
-    def __init__(self, features: Floats, sizes: Floats, seconds: Floats) -> None:
+    def __init__(
+        self,
+        features: Floats,
+        sizes: Floats,
+        seconds: Floats,
+    ) -> None:
         costs = fitted_costs(features, seconds)
         self._costs: list[float] = costs.tolist()
         # What the costs leave: the mean ratio by size.

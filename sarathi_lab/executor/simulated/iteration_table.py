@@ -133,7 +133,10 @@ class _Alone:
     """Iterations of prompts alone, or of decodes alone."""
 
     def __init__(
-        self, kind: str, rows: pd.DataFrame, side_of: Callable[[Batch | RowSizes], Side]
+        self,
+        kind: str,
+        rows: pd.DataFrame,
+        side_of: Callable[[Batch | RowSizes], Side],
     ) -> None:
         if rows.empty:
             raise UserError(

@@ -238,7 +238,12 @@ class AttentionTimes:
         reading = filling + streaming / busy_share
         return launch + overlapped(working, reading)
 
-    def hybrid(self, chunks: Chunks, num_decodes: int, decode_kv_tokens: int) -> float:
+    def hybrid(
+        self,
+        chunks: Chunks,
+        num_decodes: int,
+        decode_kv_tokens: int,
+    ) -> float:
         """Compute the seconds of `chunks` (start, num_tokens) and `num_decodes` decodes that see
         `decode_kv_tokens` in total, in one call.
 
@@ -311,7 +316,12 @@ class AttentionTimes:
             return self.hybrid(chunks, num_decodes, kv_tokens)
         return self.prefill(chunks) + self.decode(num_decodes, kv_tokens)
 
-    def _empty_tiles(self, chunks: Chunks, num_decodes: int, query_tiles: int) -> int:
+    def _empty_tiles(
+        self,
+        chunks: Chunks,
+        num_decodes: int,
+        query_tiles: int,
+    ) -> int:
         """Count a head's tiles without queries, where every sequence has as many as the longest."""
         most_tokens = max(num_tokens for _, num_tokens in chunks)
         tiles_of_longest = math.ceil(most_tokens / self._tile)

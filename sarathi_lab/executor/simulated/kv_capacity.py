@@ -27,7 +27,11 @@ GRAPH_BYTES = 7.5 * 2**20  # of vLLM's CUDA graphs of all sizes, by layer: 0.23 
 
 
 def device_memory(
-    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel, setup: ServerSetup
+    spec: ModelSpec,
+    hardware: Hardware,
+    dtype_bytes: int,
+    parallel: Parallel,
+    setup: ServerSetup,
 ) -> DeviceMemory:
     """Return the memory of a device of the stage with the most beside its cache: the last, which
     samples.
@@ -140,7 +144,11 @@ Fits = Callable[[ModelSpec, Parallel], bool]  # whether a model has room on devi
 
 
 def _remedies(
-    spec: ModelSpec, hardware: Hardware, num_bytes: float, parallel: Parallel, fits: Fits
+    spec: ModelSpec,
+    hardware: Hardware,
+    num_bytes: float,
+    parallel: Parallel,
+    fits: Fits,
 ) -> list[str]:
     """List what a model of `num_bytes`, its cache included, `fits` on: the fewest devices, weights
     of fewer bits, or both.

@@ -116,7 +116,12 @@ class ProfiledOperations:
             return self._formula.attention_times(batch)
         return self._attention.times(batch, bool(self._in_one_call))
 
-    def _add(self, name: str, per: Per, time: Curve) -> None:
+    def _add(
+        self,
+        name: str,
+        per: Per,
+        time: Curve,
+    ) -> None:
         self._curves[per][name] = time
         self._measured.add(name)
 
@@ -133,7 +138,12 @@ class ProfiledOperations:
         for linear in spec.layer_linears:
             self._add_product("layer", products, linear)
 
-    def _add_product(self, per: Per, products: ProductTable | None, linear: Linear) -> None:
+    def _add_product(
+        self,
+        per: Per,
+        products: ProductTable | None,
+        linear: Linear,
+    ) -> None:
         if products is None or linear.name in self._measured:
             return
         rows, columns = self._formula.shard_shape(linear)
