@@ -330,12 +330,7 @@ def _read(path: Path) -> pd.DataFrame:
         except pd.errors.EmptyDataError:
             raise UserError(f"{path} is empty; measure it again, or delete it") from None
     file = FILES[csv_name(path)]
-    needed = (*file.names, *file.counts, TIME)
-    missing = [name for name in needed if name not in table]
-    if missing:
-        raise UserError(f"{path} has no column {missing[0]} of {', '.join(needed)}; add it")
-    if table.empty:
-        raise UserError(f"{path} has no rows; measure some, or delete it")
+    _require_rows(path, table, file)
     counts = file.counts_of(table)
     numbers = table[[*counts, TIME]].apply(pd.to_numeric, errors="coerce")
     for column, minimum in counts.items():
@@ -344,26 +339,42 @@ def _read(path: Path) -> pd.DataFrame:
         is_count = (values >= minimum) & is_whole  # neither for NaN
         problem = f"not a whole number from {minimum}; {CORRECTION}"
         _refuse(path, table[column], ~is_count, problem)
-    is_time = (numbers[TIME] > 0) & (numbers[TIME] < math.inf)
-    _refuse(path, table[TIME], ~is_time, f"not a time above 0; {CORRECTION}")
+    _require_times(path, numbers[TIME])
     if "layer" in table:
         is_unknown = ~table.layer.isin(list(LAYERS))
         _refuse(path, table.layer, is_unknown, f"unknown; use one of {', '.join(LAYERS)}")
-    keys = [*file.names, *counts]
-    is_repeated = table.duplicated(keys)
-    if is_repeated.any():
-        values = ", ".join(
-            f"{key}={value}" for key, value in table[is_repeated].iloc[0][keys].items()
-        )
-        raise UserError(f"{path} line {_line_of(is_repeated)} repeats {values}; keep one")
-    median = float(numbers[TIME].median())
+    _require_distinct(path, table[[*file.names, *counts]])
+    return table[[*file.names]].join(numbers)
+
+
+def _require_rows(path: Path, table: pd.DataFrame, file: File) -> None:
+    needed = (*file.names, *file.counts, TIME)
+    missing = [name for name in needed if name not in table]
+    if missing:
+        raise UserError(f"{path} has no column {missing[0]} of {', '.join(needed)}; add it")
+    if table.empty:
+        raise UserError(f"{path} has no rows; measure some, or delete it")
+
+
+def _require_times(path: Path, times: pd.Series) -> None:
+    is_time = (times > 0) & (times < math.inf)
+    _refuse(path, times, ~is_time, f"not a time above 0; {CORRECTION}")
+    median = float(times.median())
     shortest, longest = PLAUSIBLE_MEDIAN
     if not shortest <= median <= longest:
         raise UserError(
             f"{path}: the median of {TIME} is {median:g}, which is not plausible in microseconds; "
             "convert it from its unit"
         )
-    return table[[*file.names]].join(numbers)
+
+
+def _require_distinct(path: Path, sizes: pd.DataFrame) -> None:
+    is_repeated = sizes.duplicated()
+    if is_repeated.any():
+        row = sizes[is_repeated].iloc[0]
+        values = [f"{name}={value}" for name, value in row.items()]
+        line = _line_of(is_repeated)
+        raise UserError(f"{path} line {line} repeats {', '.join(values)}; keep one")
 
 
 def _refuse(

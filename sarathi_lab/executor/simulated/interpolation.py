@@ -35,15 +35,15 @@ def curve(sizes: Numbers, seconds: Numbers) -> Curve:
     largest = float(measured_sizes[-1])
     seconds_of_largest = float(measured_seconds[-1])
     in_upper_half = measured_sizes >= largest / 2
-    costs = measured_seconds / measured_sizes
-    per_token = float(costs[in_upper_half].min())
+    costs = measured_seconds[in_upper_half] / measured_sizes[in_upper_half]
+    per_token = float(costs.min())
 
     @cache
     def time(size: int) -> float:
         if size > largest:
-            return max(seconds_of_largest, per_token * size)
-        seconds_at_size = np.interp(size, measured_sizes, measured_seconds)
-        return float(seconds_at_size)
+            extrapolated = per_token * size
+            return max(seconds_of_largest, extrapolated)
+        return float(np.interp(size, measured_sizes, measured_seconds))
 
     return time
 
@@ -122,7 +122,8 @@ def interval(axis: Axis, x: float) -> tuple[int, float]:
         return index, 0.0
     lower = axis[index]
     upper = axis[upper_index]
-    share = (x - lower) / (upper - lower)
+    width = upper - lower
+    share = (x - lower) / width
     return index, share
 
 
@@ -144,9 +145,12 @@ def make_grid(table: pd.DataFrame, columns: Sequence[str]) -> GridInterpolation 
 def grid_of(table: pd.DataFrame, columns: Sequence[str], values: str) -> GridInterpolation:
     """Make the grid of the column `values` over `columns`, of the rows that `full_grid` leaves."""
     rows = full_grid(table, columns)
-    by_sizes = rows.set_index(list(columns))[values]
-    cells = by_sizes.sort_index()  # the last axis fastest
-    axes = [cells.index.unique(column).tolist() for column in columns]
+    by_sizes = rows.set_index(list(columns))
+    cells = by_sizes[values].sort_index()  # the last axis fastest
+    axes = []
+    for column in columns:
+        sizes = cells.index.unique(column)
+        axes.append(sizes.tolist())
     return GridInterpolation(axes, cells.to_numpy(float))
 
 
@@ -155,8 +159,9 @@ def full_grid(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     while True:
         # By column, the number of rows of each value.
         counts = {column: rows[column].value_counts() for column in columns}
-        lengths = [len(count_by_value) for count_by_value in counts.values()]
-        num_combinations = math.prod(lengths)
+        num_combinations = 1
+        for rows_by_value in counts.values():
+            num_combinations *= len(rows_by_value)
         if len(rows) >= num_combinations:
             return rows
         column = _rarest_column(counts, num_combinations)
@@ -174,9 +179,10 @@ def _rarest_column(counts: Mapping[str, pd.Series], num_combinations: int) -> st
     """
 
     def rarity(column: str) -> tuple[float, int]:
-        num_values = len(counts[column])
-        num_rows_in_grid = num_combinations / num_values  # of each value
-        share = counts[column].min() / num_rows_in_grid
+        rows_by_value = counts[column]
+        num_values = len(rows_by_value)
+        rows_in_grid = num_combinations / num_values  # of each value
+        share = rows_by_value.min() / rows_in_grid
         return share, -num_values
 
     return min(counts, key=rarity)
@@ -199,8 +205,10 @@ class RatioInterpolation:
         logs = rows.apply(np.log)
         measured = logs.pivot_table(index="first", columns="second", values="ratio")
         filled = _without_gaps(measured)
-        axes = [filled.index.tolist(), filled.columns.tolist()]
-        self._logs = GridInterpolation(axes, filled.to_numpy(float))
+        first_axis = filled.index.tolist()
+        second_axis = filled.columns.to_numpy(float).tolist()
+        log_ratios = filled.to_numpy(float)
+        self._logs = GridInterpolation([first_axis, second_axis], log_ratios)
 
     def ratio(self, first: float, second: float) -> float:
         """Return the ratio at the sizes `first` and `second`."""
@@ -222,20 +230,23 @@ def _without_gaps(logs: pd.DataFrame) -> pd.DataFrame:
     has_larger_row = along_both.astype(bool)
     is_gap = logs.isna() & has_larger_row
     between_rows = logs.mask(is_gap, 0.0)
-    along_second = between_rows.ffill(axis="columns").bfill(axis="columns")
-    return along_second.ffill(axis="index").bfill(axis="index")
+    before_second = between_rows.ffill(axis="columns")
+    along_second = before_second.bfill(axis="columns")
+    before_first = along_second.ffill(axis="index")
+    return before_first.bfill(axis="index")
 
 
 def nearest_shape(
     rows: pd.DataFrame, columns: Sequence[str], distance: Callable[[Shape], float]
 ) -> tuple[Shape, pd.DataFrame]:
     """Return the values of `columns` at the least `distance`, and the rows that have them."""
-    by_shape = rows.groupby(list(columns), sort=False)
+    names = list(columns)
+    by_shape = rows.groupby(names, sort=False)
     groups = {}
     for key, group in by_shape:
         shape = cast(Shape, key)
-        whole_sizes = tuple(map(int, shape))  # else numpy's
-        groups[whole_sizes] = group
+        plain_shape = tuple(map(int, shape))  # without numpy's integers
+        groups[plain_shape] = group
     nearest = min(groups, key=distance)
     return nearest, groups[nearest]
 
@@ -244,7 +255,8 @@ def log_distance(shape: Sequence[float], other: Sequence[float]) -> float:
     """Compute the distance of two shapes: the logarithms of their sizes' ratios, summed."""
     distance = 0.0
     for size, other_size in zip(shape, other, strict=True):
-        distance += abs(math.log(size / other_size))
+        log_ratio = math.log(size / other_size)
+        distance += abs(log_ratio)
     return distance
 
 
@@ -274,12 +286,14 @@ class Costs:
         ratios = pd.Series(seconds / fitted_seconds)
         mean_ratios = ratios.groupby(sizes).mean()
         measured_sizes = mean_ratios.index.tolist()
-        self._ratios = GridInterpolation([measured_sizes], np.asarray(mean_ratios, float))
+        values = np.asarray(mean_ratios, float)
+        self._ratios = GridInterpolation([measured_sizes], values)
 
     def time(self, size: float, *features: float) -> float:
         """Compute the seconds of one row."""
-        seconds = sum(map(mul, self._costs, features))
-        return self._ratios.at((size,)) * seconds
+        fitted = sum(map(mul, self._costs, features))
+        ratio = self._ratios.at((size,))
+        return ratio * fitted
 
 
 def fitted_costs(features: Floats, seconds: Floats) -> Floats:
@@ -295,7 +309,8 @@ def fitted_costs(features: Floats, seconds: Floats) -> Floats:
     norms = np.linalg.norm(relative, axis=0)  # [n]
     columns = relative / norms
     independent = _independent_columns(columns)
-    fitted, _ = nnls(columns[:, independent], relative_seconds)
+    chosen_columns = columns[:, independent]
+    fitted, _ = nnls(chosen_columns, relative_seconds)
     costs = np.zeros(len(norms))
     costs[independent] = fitted / norms[independent]
     return costs
@@ -307,7 +322,8 @@ def _independent_columns(values: Floats) -> list[int]:
     num_columns = values.shape[1]
     for column in range(num_columns):
         candidates = [*independent, column]
-        rank = np.linalg.matrix_rank(values[:, candidates], tol=1e-6)
+        chosen = values[:, candidates]
+        rank = np.linalg.matrix_rank(chosen, tol=1e-6)
         if rank == len(candidates):
             independent.append(column)
     return independent

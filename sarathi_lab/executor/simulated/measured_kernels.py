@@ -262,6 +262,7 @@ def _between(sizes: Floats, seconds: Floats, size: int) -> float:
     if upper in (0, len(sizes)):
         return math.nan
     gap = sizes[upper] - sizes[upper - 1]
-    if gap > max(PRODUCT_STEP, REACH * size):
+    widest = max(PRODUCT_STEP, REACH * size)
+    if gap > widest:
         return math.nan
     return float(np.interp(size, sizes, seconds))
