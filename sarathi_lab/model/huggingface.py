@@ -215,13 +215,14 @@ class Source:
         return by_head.transpose(0, 1).reshape(tensor.shape)
 
 
+Names = Mapping[str, Any]  # of a family's tensors, by huggingface.yaml
+# Each parameter of the decoder, and the tensors that fill its rows, in order.
+Sources = Iterator[tuple[str, list[Source]]]
 # All experts in one tensor, as transformers holds them and may save them, in any family.
 _FUSED = {"gate_up": "{}.mlp.experts.gate_up_proj", "down": "{}.mlp.experts.down_proj"}
 
 
-def parameter_sources(
-    directory: Path, spec: ModelSpec, stored: Container[str]
-) -> Iterator[tuple[str, list[Source]]]:
+def parameter_sources(directory: Path, spec: ModelSpec, stored: Container[str]) -> Sources:
     """Every parameter of `Transformer` and the checkpoint tensors that fill its rows, in order, by
     their names in whichever layout the tensors that are `stored` have.
     """
@@ -249,14 +250,12 @@ def parameter_sources(
             yield from _experts(ours, theirs, names, spec, is_fused=is_fused)
 
 
-def _norm_sources(ours: str, theirs: str, spec: ModelSpec) -> Iterator[tuple[str, list[Source]]]:
+def _norm_sources(ours: str, theirs: str, spec: ModelSpec) -> Sources:
     for kind in ("weight", "bias") if spec.norm == "layer" else ("weight",):
         yield f"{ours}.{kind}", [Source(f"{theirs}.{kind}", (spec.hidden_size,))]
 
 
-def _linears(
-    ours: str, theirs: str, names: Mapping[str, Any], spec: ModelSpec
-) -> Iterator[tuple[str, list[Source]]]:
+def _linears(ours: str, theirs: str, names: Names, spec: ModelSpec) -> Sources:
     for linear in spec.layer_linears:
         modules = names[linear.name]
         rows = [linear.out_features // len(modules)] * len(modules)
@@ -264,29 +263,29 @@ def _linears(
         if len(modules) == 3:
             rows = [spec.q_size, spec.kv_size, spec.kv_size]
         by_head = linear.name == "qkv_proj" and "interleaved" in names
-        widths: dict[str, tuple[int, ...]] = {"weight": (linear.in_features,)}
+        weights = []
+        biases = []
+        for module, count in zip(modules, rows, strict=True):
+            shape = (count, linear.in_features)
+            weights.append(Source(f"{theirs}.{module}.weight", shape, by_head))
+            biases.append(Source(f"{theirs}.{module}.bias", (count,), by_head))
+        yield f"{ours}.{linear.name}.weight", weights
         if linear.has_bias:
-            widths["bias"] = ()
-        for kind, width in widths.items():
-            sources = [
-                Source(f"{theirs}.{module}.{kind}", (count, *width), by_head)
-                for module, count in zip(modules, rows, strict=True)
-            ]
-            yield f"{ours}.{linear.name}.{kind}", sources
+            yield f"{ours}.{linear.name}.bias", biases
 
 
-def _experts(
-    ours: str, theirs: str, names: Mapping[str, Any], spec: ModelSpec, *, is_fused: bool
-) -> Iterator[tuple[str, list[Source]]]:
-    count = spec.num_experts
+def _experts(ours: str, theirs: str, names: Names, spec: ModelSpec, *, is_fused: bool) -> Sources:
     hidden = spec.hidden_size
     size = spec.ffn_size
     for name, rows, columns in (("gate_up", size, hidden), ("down", hidden, size)):
         modules = names[name]
         if is_fused:
-            shape = (count, rows * len(modules), columns)
+            shape = (spec.num_experts, rows * len(modules), columns)
             yield f"{ours}.{name}", [Source(_FUSED[name].format(theirs), shape)]
             continue
-        each = [f"{names['experts']}.{i}.{module}" for i in range(count) for module in modules]
-        sources = [Source(f"{theirs}.{module}.weight", (rows, columns)) for module in each]
+        sources = []
+        for number in range(spec.num_experts):
+            expert = f"{theirs}.{names['experts']}.{number}"
+            for module in modules:
+                sources.append(Source(f"{expert}.{module}.weight", (rows, columns)))
         yield f"{ours}.{name}", sources

@@ -83,9 +83,12 @@ class AttentionReads(NamedTuple):
 
 def capped_sum(count: int, first: int, step: int, cap: int) -> int:
     """Sum the smaller of `first` + k `step` and `cap` over k from 0 to `count` - 1."""
-    num_below = min(count, max(0, -(-(cap - first) // step)))
-    growing = num_below * first + step * (num_below * (num_below - 1) // 2)
-    return growing + (count - num_below) * cap
+    steps_to_cap = -((first - cap) // step)  # rounded up
+    num_below = min(count, max(0, steps_to_cap))
+    num_capped = count - num_below
+    pairs_of_steps = num_below * (num_below - 1) // 2
+    growing = num_below * first + step * pairs_of_steps
+    return growing + num_capped * cap
 
 
 @dataclass(frozen=True)

@@ -157,22 +157,31 @@ class NativeOperations(Operations):
 
     def _layer_struct(self, layer: nn.Module) -> structures.LayerStruct:
         assert isinstance(layer, Layer), "the model has no other layers"
-        norms = {"attention_norm": "attention_norm", "ffn_norm": "ffn_norm"}
-        norms |= {"query_norm": "q_norm", "key_norm": "k_norm"}
-        linears = {"qkv": "qkv_proj", "out": "out_proj", "up": "ffn_up", "down": "ffn_down"}
         return structures.LayerStruct(
-            **{key: self._norm_struct(getattr(layer, name, None)) for key, name in norms.items()},
-            **{key: _linear_struct(getattr(layer, name)) for key, name in linears.items()},
+            attention_norm=self._norm_struct(layer.attention_norm),
+            ffn_norm=self._norm_struct(layer.ffn_norm),
+            query_norm=self._norm_struct(getattr(layer, "q_norm", None)),
+            key_norm=self._norm_struct(getattr(layer, "k_norm", None)),
+            qkv=_linear_struct(layer.qkv_proj),
+            out=_linear_struct(layer.out_proj),
+            up=_linear_struct(layer.ffn_up),
+            down=_linear_struct(layer.ffn_down),
         )
 
     def _norm_struct(self, norm: nn.Module | None) -> structures.NormStruct:
         if norm is None:
             return structures.NormStruct()
         assert isinstance(norm, nn.RMSNorm | nn.LayerNorm), "the model has no other norms"
-        weight = norm.weight.detach().float().contiguous()
-        bias = norm.bias.detach().float().contiguous() if isinstance(norm, nn.LayerNorm) else None
+        weight = _as_floats(norm.weight)
+        bias = None
+        if isinstance(norm, nn.LayerNorm):
+            bias = _as_floats(norm.bias)
         self._kept += [weight, bias]
         return library.norm_struct(weight, bias, norm.eps or 0.0)
+
+
+def _as_floats(parameter: Tensor) -> Tensor:
+    return parameter.detach().float().contiguous()
 
 
 def _linear_struct(linear: object) -> structures.LinearStruct:

@@ -151,7 +151,8 @@ class _OperationRoofline:
         # Read once for all rows, which is why a larger batch costs less a token.
         read_bytes = used_share * linear.num_params * weight_bytes
         compute = flops / self.peaks.rate(self.spec)
-        return max(compute, (read_bytes + row_bytes) / self.peaks.bytes_per_second)
+        memory = (read_bytes + row_bytes) / self.peaks.bytes_per_second
+        return max(compute, memory)
 
     def experts(self, linear: Linear, num_tokens: float) -> float:
         """Compute the seconds of a product of all experts over the tokens that choose each."""
@@ -164,23 +165,27 @@ class _OperationRoofline:
 
     def attention(self, num_queries: float, num_pairs: float, kv_tokens: float) -> float:
         """Compute the seconds of attention of queries to `kv_tokens` cached tokens."""
-        query_size = self.spec.num_layers * self.spec.q_size
+        spec = self.spec
+        query_size = spec.num_layers * spec.q_size
         flops = 4 * query_size * num_pairs  # QK and PV, a product and a sum each
         query_bytes = 2 * num_queries * query_size * self.dtype_bytes  # and of outputs
-        kv_bytes = kv_tokens * self.spec.kv_bytes_per_token(self.dtype_bytes)
+        kv_bytes = kv_tokens * spec.kv_bytes_per_token(self.dtype_bytes)
         compute = flops / self.peaks.flops_per_second
-        return max(compute, (kv_bytes + query_bytes) / self.peaks.bytes_per_second)
+        memory = (kv_bytes + query_bytes) / self.peaks.bytes_per_second
+        return max(compute, memory)
 
     def elementwise(self, num_tokens: float) -> float:
         """Compute the seconds of moving what norms, rotary embedding and activation take."""
         spec = self.spec
         norms = 2 * 4 * spec.hidden_size  # two norms, each with three reads and a write
         rotary = 2 * (spec.q_size + 2 * spec.kv_size)
-        ffn_width = spec.ffn_size * max(1, spec.experts_per_token) + spec.shared_expert_size
+        num_ffns = max(1, spec.experts_per_token)
+        ffn_width = num_ffns * spec.ffn_size + spec.shared_expert_size
         ffn_rows = 3 if spec.gated_ffn else 2  # one is read, or two with a gate, and one written
         activation = ffn_rows * ffn_width
         token_bytes = num_tokens * spec.num_layers * self.dtype_bytes
-        return token_bytes * (norms + rotary + activation) / self.peaks.bytes_per_second
+        num_bytes = token_bytes * (norms + rotary + activation)
+        return num_bytes / self.peaks.bytes_per_second
 
 
 def request_roofline(

@@ -97,6 +97,8 @@ def _copy(
     weights of all experts are one parameter, their rows one after the other.
     """
     num_rows = [source.shape[0] for source in sources]
-    rows = parameter.view(-1, *sources[0].shape[1:]).split(num_rows)
-    for source, target in zip(sources, rows, strict=True):
-        target.copy_(source.as_computed(read(source.tensor), num_heads))
+    shape_of_row = sources[0].shape[1:]
+    rows = parameter.view(-1, *shape_of_row)
+    for source, target in zip(sources, rows.split(num_rows), strict=True):
+        stored = read(source.tensor)
+        target.copy_(source.as_computed(stored, num_heads))

@@ -41,9 +41,11 @@ TOLERANCE = 1e-9
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
     """P and D, each at least 1, of P + D = total_len and P : D nearest to `pd_ratio`."""
-    prompt_len = total_len - 1
-    if pd_ratio < 2 * total_len:
-        prompt_len = min(prompt_len, max(1, round(total_len * pd_ratio / (pd_ratio + 1))))
+    longest = total_len - 1
+    if pd_ratio >= 2 * total_len:
+        return longest, 1
+    nearest = round(total_len * pd_ratio / (pd_ratio + 1))
+    prompt_len = min(longest, max(1, nearest))
     return prompt_len, total_len - prompt_len
 
 
@@ -275,8 +277,10 @@ class Lognormal(Generated):
         # Without end: as many are taken as there are requests.
         while True:
             # The prompt first: the order is the seed's.
-            prompt_len = max(1, round(generator.lognormal(prompt_mean, prompt_deviation)))
-            output_len = max(1, round(generator.lognormal(output_mean, output_deviation)))
+            prompt = generator.lognormal(prompt_mean, prompt_deviation)
+            output = generator.lognormal(output_mean, output_deviation)
+            prompt_len = max(1, round(prompt))
+            output_len = max(1, round(output))
             if prompt_len + output_len <= self.max_len:
                 yield prompt_len, output_len
 

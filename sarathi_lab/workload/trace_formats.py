@@ -359,13 +359,17 @@ def _recording(cells: pd.DataFrame, trace_format: TraceFormat, damaged: Sequence
     """Read the columns of a format."""
     check = RowCheck(cells.index, "line")
     table = pd.DataFrame(index=cells.index)
-    table["prompt_len"] = check.numbers(cells[trace_format.prompt], 0, is_whole=True)
-    table["output_len"] = check.numbers(cells[trace_format.output], 0, is_whole=True)
+    prompts = cells[trace_format.prompt]
+    outputs = cells[trace_format.output]
+    table["prompt_len"] = check.numbers(prompts, 0, is_whole=True)
+    table["output_len"] = check.numbers(outputs, 0, is_whole=True)
     if _has_priorities(cells):
-        table[PRIORITY] = pd.to_numeric(cells[PRIORITY].fillna(0))
+        priorities = cells[PRIORITY].fillna(0)
+        table[PRIORITY] = pd.to_numeric(priorities)
     if trace_format.ids in cells:
-        ids = cells[trace_format.ids].map(_ids)
-        check.require(cells[trace_format.ids], ids.notna())
+        stated_ids = cells[trace_format.ids]
+        ids = stated_ids.map(_ids)
+        check.require(stated_ids, ids.notna())
         table["block_ids"] = ids
     session = trace_format.session_in(cells)
     if session is not None:
@@ -373,9 +377,11 @@ def _recording(cells: pd.DataFrame, trace_format: TraceFormat, damaged: Sequence
         table["turn"] = table.groupby("session").cumcount()
         if trace_format.delay in cells:
             delays = pd.to_numeric(cells[trace_format.delay], errors="coerce")
-            table["delay"] = delays * NANOSECONDS[trace_format.unit] / SECOND
+            unit_size = NANOSECONDS[trace_format.unit]
+            table["delay"] = delays * unit_size / SECOND
     if trace_format.time:
-        table["arrival"] = _arrivals(cells[trace_format.time], trace_format.unit, table, check)
+        times = cells[trace_format.time]
+        table["arrival"] = _arrivals(times, trace_format.unit, table, check)
     return recorded(table, check, damaged)
 
 
@@ -383,36 +389,46 @@ def _arrivals(column: pd.Series, unit: str, table: pd.DataFrame, check: RowCheck
     """Read seconds of arrival since the first one; a turn that follows an answer has those of the
     turn before, and is sorted behind it.
     """
-    nanoseconds, is_valid = _nanoseconds(column, unit)
-    first = nanoseconds[is_valid].min() if is_valid.any() else 0
-    seconds = (nanoseconds - first) / SECOND
+    nanoseconds = _nanoseconds(column, unit)
+    is_valid = nanoseconds.notna()
+    since_first = nanoseconds - nanoseconds.min()
+    seconds = since_first.astype("float64") / SECOND
     if "delay" not in table:
         check.require(column, is_valid)
-        return seconds.where(is_valid)
-    follows = table.delay.notna() & (table.turn > 0) & (table.session != "")
-    of_sessions = seconds.where(is_valid & ~follows).groupby(table.session).ffill()
-    check.require(column, (is_valid | follows) & of_sessions.notna())
+        return seconds
+    is_in_session = table.session != ""
+    follows = is_in_session & table.delay.notna() & (table.turn > 0)
+    of_first_turns = seconds.where(~follows)
+    of_sessions = of_first_turns.groupby(table.session).ffill()
+    is_usable = is_valid | follows
+    check.require(column, is_usable & of_sessions.notna())
     return of_sessions
 
 
-def _nanoseconds(column: pd.Series, unit: str) -> tuple[pd.Series, pd.Series]:
-    """Read times as nanoseconds from any zero, and which of them are valid: whole numbers, as no
-    float holds nanoseconds since 1970.
+def _nanoseconds(column: pd.Series, unit: str) -> pd.Series:
+    """Read times as nanoseconds from any zero, missing where they are not valid: whole numbers, as
+    no float holds nanoseconds since 1970.
     """
     text = column.astype(str)
     if unit == DATE:
-        text = text.where(text.str[:1].str.isdigit())  # pandas reads "now" as a time
-        dates = pd.to_datetime(text, format="ISO8601", utc=True, errors="coerce")
-        is_valid = dates.dt.year.between(1970, 2261)  # of nanoseconds in 64 bits
-        dates = dates.where(is_valid, pd.Timestamp(0, tz="UTC"))
-        return dates.dt.as_unit("ns").astype("int64"), is_valid
+        return _nanoseconds_of_dates(text)
     unit_size = NANOSECONDS[unit]
     numbers = pd.to_numeric(text, errors="coerce")
-    is_valid = (numbers >= 0) & (numbers * float(unit_size) < 2**63)
-    numbers = numbers.where(is_valid, 0)
-    whole_units = np.floor(numbers)  # multiplied exactly, as no float is
-    fraction = ((numbers - whole_units) * unit_size).round().astype("int64")
-    return whole_units.astype("int64") * unit_size + fraction, is_valid
+    fits_64_bits = numbers * float(unit_size) < 2**63
+    valid = numbers[fits_64_bits & (numbers >= 0)]
+    whole_units = np.floor(valid)  # multiplied exactly, as no float is
+    fraction = (valid - whole_units) * unit_size
+    nanoseconds = whole_units.astype("Int64") * unit_size + fraction.round().astype("Int64")
+    return nanoseconds.reindex(column.index)
+
+
+def _nanoseconds_of_dates(text: pd.Series) -> pd.Series:
+    begins_with_digit = text.str[:1].str.isdigit()  # pandas reads "now" as a time
+    stated = text.where(begins_with_digit)
+    dates = pd.to_datetime(stated, format="ISO8601", utc=True, errors="coerce")
+    is_valid = dates.dt.year.between(1970, 2261)  # of nanoseconds in 64 bits
+    valid = dates[is_valid].dt.as_unit("ns")
+    return valid.astype("int64").astype("Int64").reindex(text.index)
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:
