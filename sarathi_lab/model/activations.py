@@ -19,7 +19,11 @@ SAMPLER_BYTES = 0.18e9  # of sampling, for any number of sequences
 
 
 def iteration_bytes(
-    spec: ModelSpec, num_tokens: int, num_sequences: int, dtype_bytes: int, tensor: int = 1
+    spec: ModelSpec,
+    num_tokens: int,
+    num_sequences: int,
+    dtype_bytes: int,
+    tensor: int = 1,
 ) -> float:
     """Compute the peak of an iteration's memory on one device, beside weights and cache.
 

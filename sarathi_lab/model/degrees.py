@@ -59,7 +59,11 @@ def refuse_kv_heads(
 
 
 def uneven(
-    kind: str, degree: int, number: int, what: str, kv_heads: Sequence[int] = ()
+    kind: str,
+    degree: int,
+    number: int,
+    what: str,
+    kv_heads: Sequence[int] = (),
 ) -> UserError:
     """Make the error of a degree that does not divide `number`; valid ones are named, of those that
     `refuse_kv_heads` accepts for each of the numbers `kv_heads`.

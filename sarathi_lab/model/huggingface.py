@@ -247,7 +247,13 @@ def parameter_sources(directory: Path, spec: ModelSpec, stored: Container[str]) 
             yield f"{ours}.{kind}.weight", [Source(tensor, (spec.head_size,))]
         yield from _linears(ours, theirs, names, spec)
         if spec.num_experts:
-            yield from _experts(ours, theirs, names, spec, is_fused=is_fused)
+            yield from _experts(
+                ours,
+                theirs,
+                names,
+                spec,
+                is_fused=is_fused,
+            )
 
 
 def _norm_sources(ours: str, theirs: str, spec: ModelSpec) -> Sources:
@@ -274,7 +280,14 @@ def _linears(ours: str, theirs: str, names: Names, spec: ModelSpec) -> Sources:
             yield f"{ours}.{linear.name}.bias", biases
 
 
-def _experts(ours: str, theirs: str, names: Names, spec: ModelSpec, *, is_fused: bool) -> Sources:
+def _experts(
+    ours: str,
+    theirs: str,
+    names: Names,
+    spec: ModelSpec,
+    *,
+    is_fused: bool,
+) -> Sources:
     hidden = spec.hidden_size
     size = spec.ffn_size
     for name, rows, columns in (("gate_up", size, hidden), ("down", hidden, size)):

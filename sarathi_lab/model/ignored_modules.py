@@ -136,7 +136,9 @@ def _ignored_params(names: Sequence[Name], products: Sequence[Product], layer: i
 
 def _check_known(name: Name, products_of_kinds: Products, num_layers: int) -> None:
     """Raise UserError for a name that may be a product's in a spelling that is not known."""
-    # Behind the last layer are those that draft.
+    # Behind the last layer are those that draft, whatever they have.
+    if name.layer is not None and name.layer >= num_layers:
+        return
     layers: Sequence[int] = range(num_layers + 1)
     if name.layer is not None:
         layers = [name.layer]

@@ -30,11 +30,29 @@ class KernelOperations(Operations):
         add_norm(heads, None, *_weights(norm), out=heads)
 
     def rotate_and_store(
-        self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Tensor, values: Tensor
+        self,
+        heads: Tensor,
+        inputs: PackedInputs,
+        rotary: Rotary,
+        keys: Tensor,
+        values: Tensor,
     ) -> Tensor:
-        return rotate_and_store(heads, *rotary, inputs.slots, keys, values, self.spec.num_heads)
+        return rotate_and_store(
+            heads,
+            *rotary,
+            inputs.slots,
+            keys,
+            values,
+            self.spec.num_heads,
+        )
 
-    def attend(self, query: Tensor, inputs: PackedInputs, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        inputs: PackedInputs,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
         out = torch.empty(query.shape, device=query.device, dtype=query.dtype)
         hybrid_attention(
             query,

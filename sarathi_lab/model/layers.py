@@ -279,7 +279,13 @@ class Latent:
         """Values of a token in one layer's cache."""
         return self.rank + self.rope_size
 
-    def linears(self, hidden: int, num_heads: int, head_size: int, count: int) -> list[Linear]:
+    def linears(
+        self,
+        hidden: int,
+        num_heads: int,
+        head_size: int,
+        count: int,
+    ) -> list[Linear]:
         """List the products of `count` layers."""
         down_size = self.cached_size
         query_input = hidden

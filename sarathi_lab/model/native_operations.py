@@ -117,14 +117,32 @@ class NativeOperations(Operations):
             self._tables = rotary_tables(positions, self._inverse_frequencies, torch.float32)
         rows = (inputs.token_ids, inputs.positions, inputs.slots, inputs.emit_rows)
         return self.decoder.forward(
-            *rows, inputs.attention, cache.keys, cache.values, self._tables, self.recorder
+            *rows,
+            inputs.attention,
+            cache.keys,
+            cache.values,
+            self._tables,
+            self.recorder,
         )
 
     # -- one operation at a time -------------------------------------------------------------------
 
-    def attend(self, query: Tensor, inputs: PackedInputs, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        inputs: PackedInputs,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
         window = self.spec.sliding_window
-        return library.attention(query, keys, values, inputs.attention, self._scale, window)
+        return library.attention(
+            query,
+            keys,
+            values,
+            inputs.attention,
+            self._scale,
+            window,
+        )
 
     def greedy(self, logits: Tensor) -> Tensor:
         return library.greedy(logits.float().contiguous(), NAN_TOKEN)

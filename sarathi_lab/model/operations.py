@@ -79,7 +79,12 @@ class Operations:
         heads.copy_(norm(heads))
 
     def rotate_and_store(
-        self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Tensor, values: Tensor
+        self,
+        heads: Tensor,
+        inputs: PackedInputs,
+        rotary: Rotary,
+        keys: Tensor,
+        values: Tensor,
     ) -> Tensor:
         """Rotate queries and keys, store keys and values at their slots; return the queries.
 
@@ -90,12 +95,30 @@ class Operations:
         num_kv_heads = self.spec.num_kv_heads
         query_key, value = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
         query, key = apply_rotary(query_key, *rotary).split((num_heads, num_kv_heads), dim=1)
-        write_kv(key, value, keys, values, inputs.slots)
+        write_kv(
+            key,
+            value,
+            keys,
+            values,
+            inputs.slots,
+        )
         return query
 
-    def attend(self, query: Tensor, inputs: PackedInputs, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        inputs: PackedInputs,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
         """Attend causally from queries [num_tokens, num_heads, head_size] to the cache."""
-        return paged_attention(query, keys, values, inputs.attention, scale=self._scale)
+        return paged_attention(
+            query,
+            keys,
+            values,
+            inputs.attention,
+            scale=self._scale,
+        )
 
     def expand(self, x: Tensor, up: nn.Linear) -> Tensor:
         """Multiply by `up` and activate: [num_tokens, hidden_size] to [., ffn_size]."""

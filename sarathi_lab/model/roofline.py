@@ -140,7 +140,11 @@ class _OperationRoofline:
     peaks: Peaks
 
     def product(
-        self, linear: Linear, num_rows: float, weight_bytes: float, used_share: float = 1.0
+        self,
+        linear: Linear,
+        num_rows: float,
+        weight_bytes: float,
+        used_share: float = 1.0,
     ) -> float:
         """Compute the seconds of a product over `num_rows` rows, with so many bytes of a weight,
         of which a share is used.
@@ -228,7 +232,11 @@ def _ridge(weight_bytes: float, flops_per_second: float, peaks: Peaks) -> float:
 
 
 def riding_gain(
-    spec: ModelSpec, requests: pd.DataFrame, batch_size: int, dtype_bytes: int, peaks: Peaks
+    spec: ModelSpec,
+    requests: pd.DataFrame,
+    batch_size: int,
+    dtype_bytes: int,
+    peaks: Peaks,
 ) -> float:
     """Compute what a perfect schedule gains over request-level batching at the roofline.
 

@@ -46,7 +46,15 @@ def seeded_checkpoint(spec: ModelSpec, device: torch.device, dtype: torch.dtype,
         part.mkdir()
         write_json(part / "config.json", config_of(spec, str(dtype).removeprefix("torch.")))
         save_file(
-            _tensors(part, spec, device, dtype, seed), part / "model.safetensors", {"format": "pt"}
+            _tensors(
+                part,
+                spec,
+                device,
+                dtype,
+                seed,
+            ),
+            part / "model.safetensors",
+            {"format": "pt"},
         )
         if not folder.is_dir():  # another process may have been faster
             part.rename(folder)
@@ -78,7 +86,13 @@ def require_architecture(spec: ModelSpec) -> None:
 
 def path_of(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int) -> Path:
     """Return where `seeded_checkpoint` keeps the weights, which depend on the kind of device."""
-    return _path_of("checkpoints", spec, device.type, dtype, seed)
+    return _path_of(
+        "checkpoints",
+        spec,
+        device.type,
+        dtype,
+        seed,
+    )
 
 
 def path_of_config(spec: ModelSpec, dtype: torch.dtype) -> Path:
@@ -181,10 +195,20 @@ def _neox_settings(spec: ModelSpec) -> dict[str, object]:
 
 
 def _tensors(
-    folder: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int
+    folder: Path,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
 ) -> dict[str, Tensor]:
     """Return the drawn weights by their names in the checkpoint, on the host."""
-    model = load_model(spec.unquantised(), None, device, dtype, seed)
+    model = load_model(
+        spec.unquantised(),
+        None,
+        device,
+        dtype,
+        seed,
+    )
     parameters = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
     for name, sources in parameter_sources(folder, spec, ()):

@@ -386,8 +386,20 @@ class ModelSpec:
         queries = heads.query_size * (1 + self.layers.output_gate)
         width = queries + heads.projected_size
         return [
-            Linear(f"{prefix}qkv_proj", hidden, width, num_layers, self.qkv_bias),
-            Linear(f"{prefix}out_proj", heads.output_size, hidden, num_layers, self.out_bias),
+            Linear(
+                f"{prefix}qkv_proj",
+                hidden,
+                width,
+                num_layers,
+                self.qkv_bias,
+            ),
+            Linear(
+                f"{prefix}out_proj",
+                heads.output_size,
+                hidden,
+                num_layers,
+                self.out_bias,
+            ),
         ]
 
     @cached_property
@@ -397,11 +409,29 @@ class ModelSpec:
             return ()
         return self._ffn("ffn", self.ffn_size, self.num_expert_layers * self.num_experts)
 
-    def _ffn(self, name: str, width: int, count: int, has_bias: bool = False) -> tuple[Linear, ...]:
+    def _ffn(
+        self,
+        name: str,
+        width: int,
+        count: int,
+        has_bias: bool = False,
+    ) -> tuple[Linear, ...]:
         hidden = self.hidden_size
         num_rows = 2 * width if self.gated_ffn else width
-        up = Linear(f"{name}_up", hidden, num_rows, count, has_bias)
-        down = Linear(f"{name}_down", width, hidden, count, has_bias)
+        up = Linear(
+            f"{name}_up",
+            hidden,
+            num_rows,
+            count,
+            has_bias,
+        )
+        down = Linear(
+            f"{name}_down",
+            width,
+            hidden,
+            count,
+            has_bias,
+        )
         return up, down
 
     @cached_property

@@ -20,7 +20,11 @@ Fill = Callable[[Tensor], None]
 
 
 def load_model(
-    spec: ModelSpec, directory: Path | None, device: torch.device, dtype: torch.dtype, seed: int
+    spec: ModelSpec,
+    directory: Path | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
 ) -> Transformer:
     """The model on `device`, its weights from the checkpoint in `directory`, or random from `seed`.
     Raises UserError for a shape that is meant for simulation only, or a tied output head that
@@ -29,7 +33,13 @@ def load_model(
     spec.require_runnable()
     model = Transformer(spec, device, dtype)
     parameters = dict(model.named_parameters())
-    for name, fill in fillers(spec, directory, parameters, seed, device):
+    for name, fill in fillers(
+        spec,
+        directory,
+        parameters,
+        seed,
+        device,
+    ):
         fill(parameters[name])
     return model.eval()
 

@@ -156,7 +156,10 @@ class Arriving:
     rate: float | None = number(None, above=0, fix="use requests per second, such as 2.0")
     cv: float | None = number(None, minimum=LEAST_CV, fix=f"use {EXPLAINED['cv']}")
     users: int | None = whole(
-        None, minimum=1, maximum=MOST_REQUESTS, fix=f"use {EXPLAINED['users']}"
+        None,
+        minimum=1,
+        maximum=MOST_REQUESTS,
+        fix=f"use {EXPLAINED['users']}",
     )
     think_time: float | None = number(None, minimum=0, fix="use seconds, such as 1.0")
     priorities: Sequence[int] | None = listed(
@@ -252,7 +255,16 @@ class Arriving:
         for time, priority, shape in zip(times.tolist(), priorities, shapes, strict=False):
             prompt_len, output_len, token_ids = shape
             number = len(requests)
-            requests.append(Request(number, time, prompt_len, output_len, token_ids, priority))
+            requests.append(
+                Request(
+                    number,
+                    time,
+                    prompt_len,
+                    output_len,
+                    token_ids,
+                    priority,
+                )
+            )
         return LoadedRequests(
             name,
             requests,

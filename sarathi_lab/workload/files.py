@@ -81,7 +81,13 @@ class Prompts:
         notes = []
         if num_later_turns:
             notes.append(f"later turns left out: {num_later_turns}")
-        return LoadedRequests(f"{self.name} {file.name}", requests, num_rows, dropped, notes)
+        return LoadedRequests(
+            f"{self.name} {file.name}",
+            requests,
+            num_rows,
+            dropped,
+            notes,
+        )
 
 
 def _json_rows(file: Path) -> JsonRows:
@@ -136,18 +142,36 @@ class Row:
         largest = (self.vocab_size or MAX_VOCAB_SIZE) - 1
         remedy = "correct the prompt or take another model"
         for token_id in token_ids:
-            require_int(f"{self.source}: token id", token_id, 0, remedy, maximum=largest)
+            require_int(
+                f"{self.source}: token id",
+                token_id,
+                0,
+                remedy,
+                maximum=largest,
+            )
         prompt = np.asarray(token_ids, dtype=np.int32)
         output_len = _first_of(fields, OUTPUT_LENGTHS)
         name = f"{self.source}: output_len"
         output_len = require_int(name, output_len, 1, "give the tokens to generate")
         name = f"{self.source}: arrival_time"
         time = fields.get("arrival_time", 0.0)
-        time = require_number(name, time, minimum=0, fix="use seconds from 0")
+        time = require_number(
+            name,
+            time,
+            minimum=0,
+            fix="use seconds from 0",
+        )
         name = f"{self.source}: priority"
         priority = fields.get("priority", 0)
         priority = require_int(name, priority, -sys.maxsize, "use one such as 0, lower ones first")
-        return Request(request_id, time, len(prompt), output_len, prompt, priority)
+        return Request(
+            request_id,
+            time,
+            len(prompt),
+            output_len,
+            prompt,
+            priority,
+        )
 
     def _tokens(self, text: object) -> list[int]:
         if not isinstance(text, str):

@@ -153,10 +153,16 @@ class PaperGrid(_Split):
     name = "paper_grid"
     seq_len: int = whole(minimum=2, fix=f"{_TOKENS}, such as 1024", name="seq_len")
     prompt_len: int | None = whole(
-        None, minimum=1, maximum=MOST_TOKENS, fix="use the tokens of every prompt, such as 6000"
+        None,
+        minimum=1,
+        maximum=MOST_TOKENS,
+        fix="use the tokens of every prompt, such as 6000",
     )
     output_len: int | None = whole(
-        None, minimum=1, maximum=MOST_TOKENS, fix="use the tokens of every answer, such as 300"
+        None,
+        minimum=1,
+        maximum=MOST_TOKENS,
+        fix="use the tokens of every answer, such as 300",
     )
 
     def __post_init__(self) -> None:
@@ -207,7 +213,13 @@ class Uniform(_Split):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_ratio("workload.max_len", self.max_len)
-        require_order(self, "min_len", "max_len", "; exchange them", "workload.")
+        require_order(
+            self,
+            "min_len",
+            "max_len",
+            "; exchange them",
+            "workload.",
+        )
 
     def total_lens(self) -> Sequence[int]:
         rng = np.random.default_rng([self.seed, 2])

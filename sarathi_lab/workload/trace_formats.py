@@ -124,7 +124,14 @@ def _plain(time: str = "", unit: str = "s") -> list[TraceFormat]:
     sessions = ("session_id", "conversation_id")
     lengths = _stated("plain_lengths")
     return [
-        TraceFormat("plain", prompt, output, time, unit, session=sessions)
+        TraceFormat(
+            "plain",
+            prompt,
+            output,
+            time,
+            unit,
+            session=sessions,
+        )
         for prompt, output in lengths
     ]
 
@@ -185,7 +192,13 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
     elif block_size is not None:
         raise UserError(f"workload.block_size={block_size} has no effect: {file} has no block ids")
     num_rows = len(cells) + len(damaged)
-    return TraceFile(recording, num_rows, bool(trace_format.time), ids_size, notes)
+    return TraceFile(
+        recording,
+        num_rows,
+        bool(trace_format.time),
+        ids_size,
+        notes,
+    )
 
 
 # -- cells ---------------------------------------------------------------------------------------
@@ -236,7 +249,12 @@ def _cells_of_csv(file: Path, text: str) -> tuple[pd.DataFrame, list[str]]:
         raise UserError(f"{file} has two columns of one name: {', '.join(names)}; rename one")
     if not usable and not damaged:
         raise UserError(f"{file} is empty but for its header ({kind}); name a file with requests")
-    cells = pd.DataFrame(list(usable.values()), index=list(usable), columns=names, dtype=object)
+    cells = pd.DataFrame(
+        list(usable.values()),
+        index=list(usable),
+        columns=names,
+        dtype=object,
+    )
     return cells.mask(cells == "").dropna(how="all"), damaged
 
 
@@ -425,7 +443,12 @@ def _nanoseconds(column: pd.Series, unit: str) -> pd.Series:
 def _nanoseconds_of_dates(text: pd.Series) -> pd.Series:
     begins_with_digit = text.str[:1].str.isdigit()  # pandas reads "now" as a time
     stated = text.where(begins_with_digit)
-    dates = pd.to_datetime(stated, format="ISO8601", utc=True, errors="coerce")
+    dates = pd.to_datetime(
+        stated,
+        format="ISO8601",
+        utc=True,
+        errors="coerce",
+    )
     is_valid = dates.dt.year.between(1970, 2261)  # of nanoseconds in 64 bits
     valid = dates[is_valid].dt.as_unit("ns")
     return valid.astype("int64").astype("Int64").reindex(text.index)

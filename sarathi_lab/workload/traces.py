@@ -148,7 +148,12 @@ class Trace(Arriving):
         return used, dropped
 
     def _times(
-        self, file: Path, trace: TraceFile, used: pd.DataFrame, *, has_sessions: bool
+        self,
+        file: Path,
+        trace: TraceFile,
+        used: pd.DataFrame,
+        *,
+        has_sessions: bool,
     ) -> Times:
         """Return seconds of arrival, of a conversation's turns those of its first one."""
         numbers = np.arange(len(used))  # of the conversation that each row belongs to

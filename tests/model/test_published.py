@@ -658,6 +658,7 @@ def attention_of(*layers: int) -> list[str]:
                 "re:.*shared_experts.*",
                 r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
                 "model.layers.61.self_attn.q_a_proj",
+                "model.layers.61.eh_proj",
             ],
             "experts",
         ),
