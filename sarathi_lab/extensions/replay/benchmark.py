@@ -25,7 +25,14 @@ from sarathi_lab.extensions.replay.json_values import count_of
 from sarathi_lab.extensions.replay.server_arguments import Statement
 from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.serving_metrics import latency
-from sarathi_lab.workload.recording import DAMAGED, FINISHED, RowCheck, completed, recorded
+from sarathi_lab.workload.recording import (
+    DAMAGED,
+    FINISHED,
+    Recording,
+    RowCheck,
+    completed,
+    recorded,
+)
 
 # What every finished request has, tokens and seconds.
 LENGTHS = ["prompt_len", "output_len"]
@@ -221,15 +228,16 @@ def _cautions_of_summary(load: Load, requests: pd.DataFrame, num_failed: int) ->
     number = len(requests)
     if not load.client.source:
         cautions.append("the file does not state how requests were sent, as workload.users may")
-    if num_failed:
-        cautions.append(f"{number} of {number + num_failed} requests; {num_failed} failed")
+    num_incomplete = count_of(load.numbers.get("num_incomplete"))
+    left_out = {"failed": num_failed, "incomplete": num_incomplete}
+    cautions.append(Recording(requests, left_out).describe_left_out())
     first = requests.iloc[0]
     cautions.append(
         f"the file has means only: {number} requests of {first.prompt_len:.0f} prompt and "
         f"{first.output_len:.0f} output tokens are sent {load.client.sending}, and only means "
         "are compared"
     )
-    return cautions
+    return list(filter(None, cautions))
 
 
 def quantities_of(requests: pd.DataFrame, duration: float) -> dict[str, float]:

@@ -215,10 +215,9 @@ def _clients(cfg: DictConfig, run: RealRun) -> tuple[Client, Client]:
     asked = asked_client(cfg.workload, typed, run.client)
     think_time = cfg.workload.get("think_time")
     if think_time is not None and (asked or run.client).users is None:
-        other_fix = "add workload.users=8" if asked is None else "workload.arrivals=null"
         raise UserError(
             f"workload.think_time={think_time} has no effect on {run.source}, whose requests are "
-            f"not sent by users who wait for answers; drop it, or {other_fix}"
+            f"not sent by users who wait for answers; drop it, or add workload.users=8"
         )
     if asked is None:
         return run.client, run.client

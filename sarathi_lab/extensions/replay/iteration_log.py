@@ -7,7 +7,6 @@ milliseconds of the iteration and, from 0.17 on, the share of the cache in use a
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -147,17 +146,3 @@ def _means(iterations: pd.DataFrame) -> dict[str, float]:
         "tokens of one": num_tokens.mean(),
         "time of one": milliseconds.mean(),
     }
-
-
-def shared(logged: pd.DataFrame, simulated: pd.DataFrame) -> float:
-    """Return the share of logged iterations with the tokens of a simulated one, counted once."""
-    # The intersection of counters has the smaller count: an iteration that is logged twice and
-    # simulated once is shared once.
-    in_both = _counts(logged) & _counts(simulated)
-    return in_both.total() / max(len(logged), 1)
-
-
-def _counts(iterations: pd.DataFrame) -> Counter[tuple[int, int]]:
-    """Count iterations by their tokens of prompts and of decodes."""
-    num_tokens = iterations[TOKENS].astype(int)
-    return Counter(num_tokens.itertuples(index=False, name=None))

@@ -32,6 +32,7 @@ from sarathi_lab.extensions.replay.names import (
 from sarathi_lab.extensions.replay.readers.evalscope import is_database
 from sarathi_lab.extensions.replay.run_folder import (
     FIX,
+    Surroundings,
     no_requests,
     read_folder,
     read_surroundings,
@@ -41,7 +42,6 @@ from sarathi_lab.extensions.replay.server_arguments import (
     POLICIES,
     WHOLE_PROMPTS_V0,
     Statement,
-    is_of_v0,
 )
 from sarathi_lab.extensions.replay.server_commands import read_command
 from sarathi_lab.extensions.replay.server_facts import (
@@ -154,7 +154,9 @@ class ServerSettings:
         """Name what of the server's arguments the simulator has not, and where sources differ."""
         not_simulated = self._not_simulated()
         without_effect = _each_once(statement.without_effect for statement in self.statements)
-        notes = self._engine_notes()
+        notes = []
+        if self.policy in (CHUNKED_V0, WHOLE_PROMPTS_V0):
+            notes.append(f"policy={self.policy}, the rules of vLLM's first engine (V0)")
         told = self._weights_by_name()
         if told.weights:
             notes.append(f"{WEIGHTS}={told.weights}, as {told.told_by} tells")
@@ -170,18 +172,6 @@ class ServerSettings:
         if without_effect:
             notes.append(f"the server's arguments without effect: {', '.join(without_effect)}")
         return [*notes, *self._differences()]
-
-    def _engine_notes(self) -> list[str]:
-        """Say what chose the rules of vLLM's first engine, where a run has these."""
-        policy = self.policy
-        if policy not in (CHUNKED_V0, WHOLE_PROMPTS_V0):
-            return []
-        statement = [source for source in self.statements if source.policy == policy][-1]
-        version = statement.settings.get("version", "")
-        reason = f"{statement.source} states"
-        if is_of_v0(version):
-            reason = f"version {version} has by default"
-        return [f"policy={policy}, the rules of vLLM's first engine (V0), as {reason}"]
 
     def _differences(self) -> list[str]:
         """Name each setting that sources state differently, and which of them is taken."""
@@ -276,18 +266,23 @@ def read_runs(
         UserError: For what can't be read, and what nothing states of the server.
     """
     path = of_lab(Path(source).expanduser())
-    logged = NO_LOG
-    statements = list[Statement]()
-    without = f"{path} does not"
+    if not path.exists():
+        raise UserError(f"task.run={path} is not a folder or a file; {FIX}")
+    logs = list[Path]()
     if log is not None:
-        logged, statements = _read_log(of_lab(Path(log).expanduser()))
-        without = f"{path} and {log} do not"
-    benchmarks, own_log = _read_requests(path)
-    if own_log is not None:
-        logged, of_own_log = own_log
-        statements += of_own_log
+        logs.append(of_lab(Path(log).expanduser()))
+    if _is_log_of_iterations(path):
+        benchmarks = [no_requests()]
+        logs.append(path)
+    else:
+        benchmarks = [read_folder(path)] if path.is_dir() else read_benchmarks(path)
     surroundings = read_surroundings(path)
     # In the order in which statements count, the last one most.
+    statements = [*surroundings.statements]
+    logged = NO_LOG
+    for path_of_log in logs:
+        logged, of_log = _read_log(path_of_log)
+        statements += of_log
     if command is not None:
         statements.append(read_command(command))
     by_user = dict(settings or {})
@@ -296,50 +291,59 @@ def read_runs(
         statements.append(Statement(TYPED, sizes))
     runs = []
     for number, benchmark in enumerate(benchmarks, 1):
-        server = ServerSettings([*benchmark.server, *surroundings.statements, *statements])
-        stated = server.stated
-        hardware = surroundings.hardware or stated.get("hardware")
-        _check_needed(without, {"hardware": hardware, **stated, **by_user})
-        label = str(benchmark.labels.get("policy", ""))
-        rate = benchmark.labels.get("workload.rate")
-        fields = vars(benchmark) | {"policy": server.policy or benchmark.policy}
-        run = RealRun(
-            **fields,
-            hardware=hardware,
-            link=surroundings.link,
-            timeline=surroundings.timeline,
-            source=str(path),
-            version=str(stated.get("version", "")),
-            settings=server,
-            name=f"{number}: {label} at {rate}/s" if rate else f"{number}: {label}",
-            logged=logged,
-        )
+        server = ServerSettings([*benchmark.server, *statements])
+        run = _run(path, benchmark, server, surroundings, logged, number)
+        files = f"{path} does not" if log is None else f"{path} and {log} do not"
+        _check_needed(files, {"hardware": run.hardware, **server.stated, **by_user})
         runs.append(run)
     return runs
 
 
-Log = tuple[pd.DataFrame, list[Statement]]
+def _is_log_of_iterations(path: Path) -> bool:
+    """Return whether a file is a server's log with its iterations, and no client's."""
+    if path.is_dir() or is_database(path):
+        return False
+    return len(read_iterations(read_text(path, str(path), FIX))) > 0
 
 
-def _read_log(path: Path) -> Log:
+def _read_log(path: Path) -> tuple[pd.DataFrame, list[Statement]]:
     """Read a server's log: its iterations, and what it states. Raises UserError without both."""
     text = read_text(path, f"task.log={path}", LOG_FIX)
     logged = read_iterations(text)
-    if logged.empty:
-        return logged, [read_facts(path, text)]
     facts = find_facts(path, text)
-    return logged, [] if facts is None else [facts]
+    if facts is not None:
+        return logged, [facts]
+    if logged.empty:
+        read_facts(path, text)  # which says what the file is
+    return logged, []
 
 
-def _read_requests(path: Path) -> tuple[list[Benchmark], Log | None]:
-    """Read a run's loads and, where it is a log of iterations alone, that log."""
-    if path.is_dir():
-        return [read_folder(path)], None
-    if not path.is_file():
-        raise UserError(f"task.run={path} is not a folder or a file; {FIX}")
-    if not is_database(path) and len(read_iterations(read_text(path, str(path), FIX))):
-        return [no_requests()], _read_log(path)
-    return read_benchmarks(path), None
+def _run(
+    path: Path,
+    benchmark: Benchmark,
+    server: ServerSettings,
+    surroundings: Surroundings,
+    logged: pd.DataFrame,
+    number: int,
+) -> RealRun:
+    """Join a load with what is stated of its server."""
+    stated = server.stated
+    name = f"{number}: {benchmark.labels.get('policy', '')}"
+    rate = benchmark.labels.get("workload.rate")
+    if rate:
+        name += f" at {rate}/s"
+    fields = vars(benchmark) | {"policy": server.policy or benchmark.policy}
+    return RealRun(
+        **fields,
+        hardware=surroundings.hardware or stated.get("hardware"),
+        link=surroundings.link,
+        timeline=surroundings.timeline,
+        source=str(path),
+        version=str(stated.get("version", "")),
+        settings=server,
+        name=name,
+        logged=logged,
+    )
 
 
 def _check_needed(source: str, stated: Mapping[str, object]) -> None:

@@ -48,10 +48,9 @@ TIMELINE = "timeseries.csv"
 ENGINE_TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 LENGTHS = ("input_toks", "output_toks")
 TIMES = ("arrival_time", *ENGINE_TIMES)
-SERIES = ("t", "running", "waiting", "kv_cache_pct")
-# Columns of the ledger's table that a run has.
+SERIES = ["t", "running", "waiting", "kv_cache_pct"]
+# Columns of the ledger's table that a run has by other names.
 OF_LEDGER = {
-    "arrival_time": "arrival_time",
     "scheduled_ts": "first_scheduled_time",
     "first_token_ts": "first_token_time",
     "last_token_ts": "finish_time",
@@ -103,24 +102,14 @@ def read_folder(folder: Path) -> Benchmark:
     if rows is None:
         raise UserError(f"{path} is empty or not JSON; {FIX}")
     table = pd.DataFrame(list(rows.objects), index=list(rows.lines))
-    missing = [name for name in (*LENGTHS, *TIMES) if name not in table]
-    if missing:
-        needed = ", ".join((*LENGTHS, *TIMES))
-        raise UserError(f"{path} has no {missing[0]}; it needs {needed}: record them")
-    check = RowCheck(table.index, "line")
-    numbers = pd.DataFrame(index=table.index)
-    for name in LENGTHS:
-        numbers[name] = check.numbers(table[name], 1, is_whole=True)
-    for name in TIMES:
-        numbers[name] = check.numbers(table[name], 0)
+    numbers, check = _checked(table, path, "line")
     for before, after in pairwise(ENGINE_TIMES):
         check.require(table[after], ~(numbers[after] < numbers[before]))
-    numbers = numbers.rename(columns={"input_toks": "prompt_len", "output_toks": "output_len"})
-    numbers["arrival"] = numbers.arrival_time
+    numbers = numbers.rename(columns=OF_LEDGER).assign(arrival=numbers.arrival_time)
     recording = recorded(numbers, check, rows.damaged)
     if recording.requests.empty:
         raise UserError(f"{path} has no request that can be replayed ({recording.example}); {FIX}")
-    requests = _with_times_of_ledger(recording.requests)
+    requests = _with_times_of_run(recording.requests)
     caution = recording.describe_left_out()
     return Benchmark(
         {},
@@ -128,44 +117,56 @@ def read_folder(folder: Path) -> Benchmark:
         sum(recording.left_out.values()),
         cautions=[caution] if caution else [],
         client=inferred(requests),
-        conversation=recording.requests[list(CONVERSATION)],
+        conversation=recording.requests[CONVERSATION],
     )
 
 
-def _with_times_of_ledger(table: pd.DataFrame) -> pd.DataFrame:
-    """Return requests as the ledger has them, with times since the first arrival."""
-    table = table.copy()
-    table["arrival_time"] -= table.arrival_time.min()
+def _checked(table: pd.DataFrame, path: Path, unit: str) -> tuple[pd.DataFrame, RowCheck]:
+    """Read the numbers of a file's columns, and check its rows, which are counted in a `unit`.
+    Raises UserError for a missing column.
+    """
+    needed = SERIES if path.name == TIMELINE else [*LENGTHS, *TIMES]
+    missing = [name for name in needed if name not in table]
+    if missing:
+        raise UserError(f"{path} has no {missing[0]}; it needs {', '.join(needed)}: record them")
+    check = RowCheck(table.index, unit)
+    numbers = pd.DataFrame(index=table.index)
+    for name in needed:
+        is_length = name in LENGTHS
+        numbers[name] = check.numbers(table[name], int(is_length), is_whole=is_length)
+    return numbers, check
+
+
+def _with_times_of_run(requests: pd.DataFrame) -> pd.DataFrame:
+    """Return requests with times since the first arrival, as the ledger has them."""
     # The shortest way to the queue counts as zero: what all take is in no simulated time either.
-    table[[*ENGINE_TIMES]] -= (table.queued_ts - table.arrival_time).min()
-    table = table.rename(columns=OF_LEDGER)[list(OF_LEDGER.values())]
-    return in_ledgers_columns(table)
+    shortest = (requests.queued_ts - requests.arrival).min()
+    requests = requests.assign(arrival_time=requests.arrival - requests.arrival.min())
+    for name in ("first_scheduled_time", "first_token_time", "finish_time"):
+        requests[name] -= shortest
+    return in_ledgers_columns(requests)
 
 
 def read_surroundings(path: Path) -> Surroundings:
     """Read what the files of a folder, or beside a client's file, state. Raises UserError."""
     is_folder = path.is_dir()
     folder = path if is_folder else path.parent
-    statements = list[Statement]()
-    meta: Mapping[str, object] = {}
-    meta_path = folder / META
-    if is_folder or meta_path.is_file():
-        meta = read_object(meta_path, FIX)
-        statements.append(_of_meta(meta_path, meta))
-    config: Mapping[str, object] = {}
     config_path = folder / CONFIG
+    config: Mapping[str, object] = {}
     if is_folder and config_path.is_file():
         config = read_object(config_path, FIX)
     instance = _first_instance(config)
-    share = as_object(instance.get("npu_mem")).get("mem_util")
-    # What the server states of its share of the memory counts before LLMServingSim's.
-    is_stated = any("cache.memory_share" in statement.settings for statement in statements)
-    if share and not is_stated:
-        memory = {"gpu_memory_utilization": share}
-        statements.append(read_arguments("vllm", memory, str(config_path)))
+    # What the server states of its share of the memory counts, as the last statement.
+    share = {"gpu_memory_utilization": as_object(instance.get("npu_mem")).get("mem_util")}
+    statements = [read_arguments("vllm", share, str(config_path))]
+    meta_path = folder / META
+    meta: Mapping[str, object] = {}
+    if is_folder or meta_path.is_file():
+        meta = read_object(meta_path, FIX)
+        statements.append(_of_meta(meta_path, meta))
     device_name = instance.get("hardware") or as_object(meta.get("hardware")).get("device_name")
     hardware = str(device_name) if device_name else None
-    timeline = pd.DataFrame(columns=list(SERIES), dtype=float)
+    timeline = pd.DataFrame(columns=SERIES, dtype=float)
     if is_folder and (folder / TIMELINE).is_file():
         timeline = _timeline(folder / TIMELINE)
     return Surroundings(statements, hardware, _link_of(config), timeline)
@@ -174,8 +175,9 @@ def read_surroundings(path: Path) -> Surroundings:
 def _first_instance(config: Mapping[str, object]) -> Mapping[str, object]:
     """Return the first engine in LLMServingSim's configuration; empty without any."""
     with suppress(KeyError, IndexError, TypeError):
-        node = as_object(list_of(config["nodes"])[0])
-        return as_object(list_of(node["instances"])[0])
+        nodes = list_of(config["nodes"])
+        instances = list_of(as_object(nodes[0])["instances"])
+        return as_object(instances[0])
     return {}
 
 
@@ -193,11 +195,7 @@ def _timeline(path: Path) -> pd.DataFrame:
     """Read the samples of a run's use. Raises UserError for a damaged file."""
     with readable(path, "correct it, or delete it"):
         table = pd.read_csv(path)
-    missing = [name for name in SERIES if name not in table]
-    if missing:
-        raise UserError(f"{path} has no {missing[0]}; it needs {', '.join(SERIES)}: record them")
-    check = RowCheck(table.index, "row")
-    numbers = pd.DataFrame({name: check.numbers(table[name], 0) for name in SERIES})
+    numbers, check = _checked(table, path, "row")
     return numbers[check.is_usable].reset_index(drop=True)
 
 

@@ -29,7 +29,7 @@ from sarathi_lab.extensions.replay.comparison import (
     validation_table,
     worst_part,
 )
-from sarathi_lab.extensions.replay.iteration_log import predicted, schedule_table, shared
+from sarathi_lab.extensions.replay.iteration_log import predicted, schedule_table
 from sarathi_lab.extensions.replay.picture import picture
 from sarathi_lab.extensions.replay.real_run import RealRun, read_runs
 from sarathi_lab.extensions.replay.run_config import AUTO, names_model, server_of
@@ -299,9 +299,7 @@ def _notes(
         notes.append(loads_display(tables["parts"]))
     notes.append(worst_part(tables["parts"]))
     if "schedule" in tables:
-        share = shared(loads[0].run.logged, loads[0].iterations)
         notes.append(display(tables["schedule"], "batch", "quantity", "unit"))
-        notes.append(f"  {share:.0%} of the logged iterations have the tokens of a simulated one")
     return notes
 
 

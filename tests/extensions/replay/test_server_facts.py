@@ -831,7 +831,7 @@ def test_the_tag_of_vllms_own_image_is_its_version(image, version):
     said = " ".join(settings.notes())
     assert settings.stated.get("version", "") == version
     if version:
-        assert "policy=prefill_first, the rules of vLLM's first engine (V0), as version 0" in said
+        assert "policy=prefill_first, the rules of vLLM's first engine (V0)" in said
     else:
         assert f"not simulated: {image} (its tag may be no version of vllm)" in said
         assert settings.policy == "vllm_v1"

@@ -17,7 +17,7 @@ from sarathi_lab.extensions.replay.clients import (
     Client,
     client_of_rate,
 )
-from sarathi_lab.extensions.replay.json_values import count_of, list_of
+from sarathi_lab.extensions.replay.json_values import list_of
 from sarathi_lab.extensions.replay.readers.content import (
     Content,
     Object,
@@ -51,7 +51,6 @@ def read_guidellm(content: Content, load: Object) -> Load:
         labels={"workload.rate": strategy.get("rate")},
         server=content.server(_model_in(settings, load, as_object(content.first.get("args")))),
         client=_client_of(strategy),
-        cautions=_cautions_of_incomplete(numbers),
     )
     requests = as_object(load.get("requests"))
     has_records = any(requests.get(name) for name in STATUSES)
@@ -62,7 +61,7 @@ def read_guidellm(content: Content, load: Object) -> Load:
     num_finished = numbers.get("num_requests", num_read)
     if num_finished <= num_read:
         waits = {name: numbers[name] for name in WAITS if name in numbers}
-        return replace(means, rows=rows, numbers=waits, cautions=())
+        return replace(means, rows=rows, numbers=waits)
     caution = (
         f"the file has {num_read} of {num_finished:.0f} finished requests, a sample: the load is "
         "replayed with these alone; record all requests"
@@ -81,11 +80,6 @@ def _model_in(*settings: Object) -> object:
     """Return the first model that the settings of a run name."""
     models = [stated_values(node, "guidellm_server")["model"] for node in settings]
     return next(filter(None, models), None)
-
-
-def _cautions_of_incomplete(numbers: dict[str, float]) -> list[str]:
-    num_incomplete = count_of(numbers.get("num_incomplete"))
-    return [f"{num_incomplete} more requests were incomplete"] if num_incomplete else []
 
 
 def _client_of(strategy: Object) -> Client:
