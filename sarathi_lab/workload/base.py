@@ -212,13 +212,20 @@ class Arriving:
         require_one_of("workload.arrivals", kind, READS)
         assert kind is not None, "it is one of them"
         for name, explained in EXPLAINED.items():
-            if name not in READS[kind]:
+            is_stated = self._settings[name] is not None
+            is_read = name in READS[kind]
+            if is_stated and not is_read:
                 readers = [reader for reader, names in READS.items() if name in names]
                 reason = f" on {kind} arrivals; drop it or use workload.arrivals={readers[0]}"
                 refuse_unread(self, [name], reason, "workload.")
             # Users who are not said to think ask again at once.
-            elif self._settings[name] is None and name != "think_time":
+            is_needed = is_read and name != "think_time"
+            if is_needed and not is_stated:
                 raise UserError(f"workload.arrivals={kind} needs workload.{name}, {explained}")
+
+    def random(self, *stream: int) -> np.random.Generator:
+        """Return the generator of a stream of the seed, by its number and maybe a request's."""
+        return np.random.default_rng([self.seed, *stream])
 
     def times(self, num_requests: int) -> Times:
         """Seconds of arrival [num_requests], ascending from 0; all 0 for closed arrivals and users.
@@ -228,12 +235,13 @@ class Arriving:
         if self.rate is None:
             return np.zeros(num_requests)
         # A separate stream: the same seed gives the same prompts at every rate.
-        generator = np.random.default_rng([self.seed, 1])
+        generator = self.random(1)
         if self.cv is None:
             gaps = generator.standard_exponential(num_requests)
         else:
             # Shape 1 / cv^2 and scale cv^2: mean 1 and coefficient of variation cv.
-            gaps = generator.standard_gamma(1 / self.cv**2, num_requests) * self.cv**2
+            variance = self.cv**2
+            gaps = generator.standard_gamma(1 / variance, num_requests) * variance
         gaps *= 1 / self.rate
         return np.cumsum(gaps) - gaps[0]  # the clock starts with the first request
 
@@ -275,10 +283,11 @@ class Arriving:
 
     def _drawn_priorities(self, num_requests: int) -> Sequence[int]:
         levels = self.priorities or (0,)
-        chances = np.full(len(levels), 1 / len(levels))
-        rng = np.random.default_rng([self.seed, 4])
-        drawn = rng.choice(len(levels), num_requests, p=chances).tolist()
-        return [levels[level] for level in drawn]
+        num_levels = len(levels)
+        chances = np.full(num_levels, 1 / num_levels)
+        rng = self.random(4)
+        drawn = rng.choice(num_levels, num_requests, p=chances)
+        return [levels[level] for level in drawn.tolist()]
 
 
 def random_prompt(
@@ -299,4 +308,6 @@ def random_tokens(request_id: int, num_tokens: int, vocab_size: int, seed: int) 
 def _range(lengths: Sequence[int]) -> str:
     low = min(lengths)
     high = max(lengths)
-    return str(low) if low == high else f"{low}..{high}"
+    if low == high:
+        return str(low)
+    return f"{low}..{high}"

@@ -103,10 +103,13 @@ class RowCheck:
         # pandas would take true for 1.
         is_no_boolean = column.map(lambda value: not isinstance(value, bool))
         candidates = column.where(is_no_boolean)
-        numbers = pd.to_numeric(candidates, errors="coerce").astype(float)
-        is_valid = (numbers >= least) & (numbers < np.inf)
+        numbers = pd.to_numeric(candidates, errors="coerce")
+        numbers = numbers.astype(float)
+        is_valid = numbers >= least
+        is_valid &= numbers < np.inf
         if is_whole:
-            is_valid &= (numbers % 1 == 0) & (numbers <= MOST_TOKENS)
+            is_valid &= numbers % 1 == 0
+            is_valid &= numbers <= MOST_TOKENS
         self.require(column, is_valid)
         return numbers.where(is_valid)
 
@@ -116,7 +119,8 @@ class RowCheck:
         wrong = column.index[is_first_fault]
         if len(wrong) and not self.example:
             row = wrong[0]
-            fault = _fault(str(column.name), column[row])
+            name = str(column.name)
+            fault = _fault(name, column[row])
             self.example = f"{self._unit} {row}: {fault}"
         self.is_usable &= is_valid
 
@@ -144,18 +148,20 @@ def recorded(table: pd.DataFrame, check: RowCheck, damaged: Sequence[str] = ()) 
     requests = completed(table)
     is_finished = requests.status == FINISHED
     left_out = Counter(requests.status[~is_finished])
+    is_used = is_finished & check.is_usable
     is_damaged = is_finished & ~check.is_usable
-    num_damaged = int(is_damaged.sum()) + len(damaged)
+    num_damaged = int(is_damaged.sum())
+    num_damaged += len(damaged)
     if num_damaged:
         left_out[DAMAGED] = num_damaged
-    usable = requests[is_finished & check.is_usable]
-    lengths = {name: usable[name].astype("int64") for name in LENGTHS}
-    usable = usable.assign(**lengths)
+    usable = requests[is_used].copy()
+    for name in LENGTHS:
+        usable[name] = usable[name].astype("int64")
     if usable.arrival.notna().all():
         usable = usable.sort_values("arrival", kind="stable")
-        first = usable.arrival.min()
-        usable = usable.assign(arrival=usable.arrival - first)
+        usable["arrival"] -= usable.arrival.min()
     example = check.example
     if damaged and not example:
         example = damaged[0]
-    return Recording(usable.reset_index(drop=True), dict(left_out), example)
+    usable = usable.reset_index(drop=True)
+    return Recording(usable, dict(left_out), example)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from statistics import NormalDist
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -89,16 +89,18 @@ class Generated(Arriving, ABC):
         """Token ids [prompt_len] by seed and request only; None in simulations without a prefix."""
         if not self.shared_prefix_len:
             return random_prompt(request_id, prompt_len, vocab_size, self.seed)
-        return self._prompt_with_prefix(request_id, prompt_len, vocab_size or ANY_VOCAB_SIZE)
+        num_tokens = vocab_size or ANY_VOCAB_SIZE
+        return self._prompt_with_prefix(request_id, prompt_len, num_tokens)
 
     def _prompt_with_prefix(self, request_id: int, prompt_len: int, vocab_size: int) -> Tokens:
         # Streams 10 and 11 of the seed: which prefix a request has, and the prefix's tokens.
-        rng = np.random.default_rng([self.seed, 10, request_id])
+        rng = self.random(10, request_id)
         text = int(rng.integers(self.num_prefixes or 1))
-        text_rng = np.random.default_rng([self.seed, 11, text])
+        text_rng = self.random(11, text)
         prompt = random_tokens(request_id, prompt_len, vocab_size, self.seed)
         num_shared = min(self.shared_prefix_len, prompt_len)
-        prompt[:num_shared] = text_rng.integers(0, vocab_size, num_shared, dtype=np.int32)
+        shared = text_rng.integers(0, vocab_size, num_shared, dtype=np.int32)
+        prompt[:num_shared] = shared
         return prompt
 
 
@@ -132,8 +134,11 @@ class _Split(Generated):
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         """Make the requests, with a note where whole tokens give another ratio."""
         load = super().generate(vocab_size, encode)
-        num_prompt = sum(request.prompt_len for request in load.requests)
-        num_output = sum(request.output_len for request in load.requests)
+        num_prompt = 0
+        num_output = 0
+        for request in load.requests:
+            num_prompt += request.prompt_len
+            num_output += request.output_len
         served = num_prompt / num_output
         difference = abs(served / self.pd_ratio - 1)
         if difference <= ROUNDED:
@@ -222,8 +227,10 @@ class Uniform(_Split):
         )
 
     def total_lens(self) -> Sequence[int]:
-        rng = np.random.default_rng([self.seed, 2])
-        return rng.integers(self.min_len, self.max_len + 1, self.num_requests).tolist()
+        rng = self.random(2)
+        longest = self.max_len + 1
+        lengths = rng.integers(self.min_len, longest, self.num_requests)
+        return lengths.tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,9 +245,10 @@ class Zipf(Uniform):
     def total_lens(self) -> Sequence[int]:
         num_lengths = self.max_len - self.min_len + 1
         ranks = np.arange(1, num_lengths + 1)
-        weights = ranks ** -float(self.theta)
+        exponent = -float(self.theta)
+        weights = ranks**exponent
         chances = weights / weights.sum()
-        rng = np.random.default_rng([self.seed, 2])
+        rng = self.random(2)
         drawn = rng.choice(ranks, self.num_requests, p=chances)
         lengths = self.min_len + drawn - 1
         return lengths.tolist()
@@ -283,7 +291,7 @@ class Lognormal(Generated):
             )
 
     def lengths(self) -> Iterator[tuple[int, int]]:
-        generator = np.random.default_rng([self.seed, 3])
+        generator = self.random(3)
         prompt_mean, prompt_deviation = self._fit("prompt", self.output_p50)
         output_mean, output_deviation = self._fit("output", self.prompt_p50)
         # Without end: as many are taken as there are requests.
@@ -332,6 +340,14 @@ P90 = NORMAL.inv_cdf(0.9)
 PAUSE = "use the seconds of a tool such as 1.0"
 
 
+class TurnLengths(NamedTuple):
+    """Tokens of a turn of a session."""
+
+    prompt_len: int
+    new_len: int  # of the prompt, what the turn before had not
+    output_len: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Agentic(Lognormal):
     """`num_requests` turns in sessions of `turns` each, the last as many as are left; a session
@@ -366,38 +382,42 @@ class Agentic(Lognormal):
         num_turns = [len(session) for session in sessions]
         # Of a session only the first turn is sent at its time.
         times = np.repeat(self.times(len(sessions)), num_turns)
-        shapes = []
-        for prompt_len, _, output_len in chain.from_iterable(sessions):
-            shapes.append((prompt_len, output_len, None))
+        shapes = list[Shape]()
+        for turn in chain.from_iterable(sessions):
+            shapes.append((turn.prompt_len, turn.output_len, None))
         load = self.loaded(self.name, times, shapes)
         requests = iter(load.requests)
-        turns: list[list[Turn]] = []
+        num_tokens = vocab_size or ANY_VOCAB_SIZE
+        turns = list[list[Turn]]()
         for session in sessions:
             turns_of_session = []
-            for _, new_len, _ in session:
-                turn = self._turn(next(requests), new_len, vocab_size or ANY_VOCAB_SIZE)
-                turns_of_session.append(turn)
+            for lengths in session:
+                request = next(requests)
+                turns_of_session.append(self._turn(request, lengths.new_len, num_tokens))
             turns.append(turns_of_session)
         note = f"{len(sessions)} sessions, whose turns wait for their answers"
         return replace(load, sessions=turns, notes=[note])
 
-    def _lengths(self) -> list[list[tuple[int, int, int]]]:
-        """Tokens of the prompt, new ones among them, and of the answer of each session's turns."""
-        sessions: list[list[tuple[int, int, int]]] = [[]]
+    def _lengths(self) -> list[list[TurnLengths]]:
+        """Return the lengths of each session's turns."""
+        sessions: list[list[TurnLengths]] = [[]]
         context = self.shared_prefix_len
         for new_len, output_len in islice(self.lengths(), self.num_requests):
             is_full = len(sessions[-1]) == self.turns
-            if is_full or context + new_len + output_len > self.max_len:
+            is_too_long = context + new_len + output_len > self.max_len
+            if is_full or is_too_long:
                 if sessions[-1]:
                     sessions.append([])
                 context = self.shared_prefix_len
                 # What does not fit behind the system prompt alone is cut.
-                new_len = min(new_len, self.max_len - context - output_len)
+                room = self.max_len - context - output_len
+                new_len = min(new_len, room)
             # All of a first prompt is new, the system prompt, too.
             if not sessions[-1]:
                 new_len += context
                 context = 0
-            sessions[-1].append((context + new_len, new_len, output_len))
+            turn = TurnLengths(context + new_len, new_len, output_len)
+            sessions[-1].append(turn)
             context += new_len + output_len
         return sessions
 
@@ -408,9 +428,10 @@ class Agentic(Lognormal):
             tokens = self._prompt_with_prefix(number, new_len, vocab_size)
         else:
             tokens = random_tokens(number, new_len, vocab_size, self.seed)
-        rng = np.random.default_rng([self.seed, 12, number])
+        rng = self.random(12, number)
         deviation = math.log(self.pause_p90 / self.pause_p50) / P90
-        pause = self.pause_p50 * math.exp(deviation * float(rng.standard_normal()))
+        deviations = deviation * float(rng.standard_normal())
+        pause = self.pause_p50 * math.exp(deviations)
         return Turn(request, tokens, pause)
 
 

@@ -221,6 +221,6 @@ class Trace(Arriving):
             prompt[: len(shared)] = shared
             return
         for start, block_id in zip(range(0, len(prompt), block_size), ids, strict=False):
-            rng = np.random.default_rng([self.seed, 5, block_id])
+            rng = self.random(5, block_id)
             block = rng.integers(0, vocab_size, block_size, dtype=np.int32)
             prompt[start : start + block_size] = block[: len(prompt) - start]
