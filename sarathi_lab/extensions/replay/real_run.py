@@ -7,9 +7,9 @@ any of these, by a log, and by the command line that started it (`server_facts`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from sarathi_lab.extensions.replay.argument_table import LOGGED_CACHE, SERVED_NA
 from sarathi_lab.extensions.replay.argument_values import METHODS_OF_CHECKPOINTS
 from sarathi_lab.extensions.replay.bench_files import read_benchmarks
 from sarathi_lab.extensions.replay.benchmark import Benchmark
+from sarathi_lab.extensions.replay.first_engine import CHUNKED_V0, WHOLE_PROMPTS_V0
 from sarathi_lab.extensions.replay.iteration_log import NO_LOG, read_iterations
 from sarathi_lab.extensions.replay.names import (
     FP4,
@@ -37,12 +38,7 @@ from sarathi_lab.extensions.replay.run_folder import (
     read_folder,
     read_surroundings,
 )
-from sarathi_lab.extensions.replay.server_arguments import (
-    CHUNKED_V0,
-    POLICIES,
-    WHOLE_PROMPTS_V0,
-    Statement,
-)
+from sarathi_lab.extensions.replay.server_arguments import POLICIES, Statement, each_once
 from sarathi_lab.extensions.replay.server_commands import read_command
 from sarathi_lab.extensions.replay.server_facts import (
     FIX as LOG_FIX,
@@ -148,12 +144,12 @@ class ServerSettings:
 
     def _not_simulated(self) -> list[str]:
         """Return the arguments of all sources that would change the times, each once."""
-        return _each_once(statement.not_simulated for statement in self.statements)
+        return each_once(statement.not_simulated for statement in self.statements)
 
     def notes(self) -> list[str]:
         """Name what of the server's arguments the simulator has not, and where sources differ."""
         not_simulated = self._not_simulated()
-        without_effect = _each_once(statement.without_effect for statement in self.statements)
+        without_effect = each_once(statement.without_effect for statement in self.statements)
         notes = []
         if self.policy in (CHUNKED_V0, WHOLE_PROMPTS_V0):
             notes.append(f"policy={self.policy}, the rules of vLLM's first engine (V0)")
@@ -192,11 +188,6 @@ class ServerSettings:
             stated = ", ".join(f"{source} {value}" for source, value in of_sources)
             notes.append(f"sources differ in {name} ({stated}): {run_settings[name]} counts")
         return notes
-
-
-def _each_once(lists: Iterable[Iterable[str]]) -> list[str]:
-    """Return the entries of all lists in their order, each once."""
-    return [*dict.fromkeys(chain.from_iterable(lists))]
 
 
 def _server_name(policy: str) -> str:

@@ -27,6 +27,7 @@ from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.hardware import NO_HOST
 from sarathi_lab.extensions.cluster.lockstep import Lockstep, LockstepBackend
 from sarathi_lab.extensions.replay.argument_table import CACHE_BYTES, LOGGED_CACHE
+from sarathi_lab.extensions.replay.first_engine import CHUNKED_V0, WHOLE_PROMPTS_V0
 from sarathi_lab.extensions.replay.names import (
     ModelName,
     has_size,
@@ -34,12 +35,7 @@ from sarathi_lab.extensions.replay.names import (
     names_of_model,
 )
 from sarathi_lab.extensions.replay.real_run import RealRun
-from sarathi_lab.extensions.replay.server_arguments import (
-    CHUNKED_V0,
-    POLICIES,
-    WHOLE_PROMPTS_V0,
-    LoggedCache,
-)
+from sarathi_lab.extensions.replay.server_arguments import POLICIES, LoggedCache
 from sarathi_lab.extensions.replay.settings import (
     GRAPHS_BY_DEFAULT,
     ReplaySettings,

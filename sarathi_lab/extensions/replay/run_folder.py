@@ -27,6 +27,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object, readable
 from sarathi_lab.extensions.replay.benchmark import CONVERSATION, Benchmark, in_ledgers_columns
 from sarathi_lab.extensions.replay.clients import inferred
+from sarathi_lab.extensions.replay.first_engine import with_rules_of_version
 from sarathi_lab.extensions.replay.json_values import list_of, number_of
 from sarathi_lab.extensions.replay.server_arguments import (
     Statement,
@@ -35,7 +36,6 @@ from sarathi_lab.extensions.replay.server_arguments import (
     merged,
     read_arguments,
     selected,
-    with_rules_of_version,
 )
 from sarathi_lab.workload.recording import RowCheck, recorded
 from sarathi_lab.workload.text_files import json_rows, read_text

@@ -5,7 +5,6 @@ simulated, and what has no effect here (`argument_table`).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,15 +26,7 @@ from sarathi_lab.extensions.replay.argument_values import (
     NotSimulated,
     settings_of,
 )
-from sarathi_lab.policy.systems import NULL_BLOCKS, WHOLE_PROMPT_TOKENS
 
-# Policies of the first engine (V0).
-CHUNKED_V0 = "vllm_v0_chunked"
-WHOLE_PROMPTS_V0 = "prefill_first"
-FIRST_OF_V1 = (0, 8)  # version whose default is the second engine
-VERSION = re.compile(r"v?(\d+)\.(\d+)")
-LONG_CONTEXT_V0 = 32_768  # positions above which it chunks by default,
-UNCHUNKED_V0 = ("speculative", "num_speculative", "enable_lora")  # but not with these
 # Schedulers that a system has in all versions.
 POLICIES = {"sglang": "sglang", "trtllm": "trtllm"}
 OBJECTS = ("compilation_config", "kv_cache_config")  # of vLLM's and of TensorRT-LLM's arguments
@@ -112,30 +103,39 @@ def read_arguments(
         if _says_nothing(row, value):
             continue
         if row is None:
-            meant = misspelt(system, name)
-            if meant is not None and is_typed:
-                raise UserError(
-                    f"{source}: {name} is not an argument of {system} (did you mean {meant}?); "
-                    "correct or remove it"
-                )
+            shown = _as_unknown(system, name, source, is_typed=is_typed)
             if not _is_idle(value, ""):
-                unknown.append(name if meant is None else f"{name}, maybe {meant}")
+                unknown.append(shown)
         elif row.setting == NO_EFFECT:
             without_effect.append(name)
-        elif not row.setting:
-            if not _is_idle(value, row.neutral):
-                not_simulated.append(_with_reason(name, value, row.reason))
-        else:
+        elif row.setting:
             try:
                 settings |= settings_of(row, value, source, is_written=not is_dump)
             except NotSimulated as reason:
                 not_simulated.append(_with_reason(name, value, str(reason)))
+        elif not _is_idle(value, row.neutral):
+            not_simulated.append(_with_reason(name, value, row.reason))
     if unknown:
         not_simulated.append(f"{_some(unknown)} (unknown here)")
     if is_dump:
         without_effect.clear()
     policy = POLICIES.get(system, "")
     return Statement(source, settings, not_simulated, without_effect, is_complete, policy)
+
+
+def _as_unknown(system: str, name: str, source: str, *, is_typed: bool) -> str:
+    """Return how an argument is named that the table lacks. Raises UserError for one that a person
+    has misspelt.
+    """
+    meant = misspelt(system, name)
+    if meant is None:
+        return name
+    if not is_typed:
+        return f"{name}, maybe {meant}"
+    raise UserError(
+        f"{source}: {name} is not an argument of {system} (did you mean {meant}?); correct or "
+        "remove it"
+    )
 
 
 def as_object(value: object) -> Mapping[str, object]:
@@ -190,47 +190,6 @@ def merged(first: Statement, *others: Statement) -> Statement:
 def each_once(lists: Iterable[Sequence[str]]) -> list[str]:
     """Return the entries of several lists in their order, each once."""
     return list(dict.fromkeys(chain.from_iterable(lists)))
-
-
-def with_rules_of_v0(statement: Statement) -> Statement:
-    """Let a server of vLLM's first engine have its rules: whole prompts, unless chunked, and no
-    block that is never allocated.
-    """
-    settings = {"cache.prefix": False, **statement.settings}
-    if "cache.num_blocks" in settings:
-        settings["cache.num_blocks"] += NULL_BLOCKS
-    is_chunked = settings.pop("policy.enable_chunked_prefill", None)
-    if is_chunked is None:
-        is_whole = any(name.startswith(UNCHUNKED_V0) for name in statement.not_simulated)
-        if "max_model_len" in settings or is_whole:
-            is_long = settings.get("max_model_len", 0) > LONG_CONTEXT_V0
-            is_chunked = is_long and not is_whole
-        else:
-            note = (
-                f"chunked prefill by default above {LONG_CONTEXT_V0} positions (max_model_len is "
-                "not stated)"
-            )
-            statement = replace(statement, not_simulated=[*statement.not_simulated, note])
-    if is_chunked:
-        return replace(statement, settings=settings, policy=CHUNKED_V0)
-    if "chunk" not in settings and "max_model_len" in settings:
-        settings["chunk"] = max(settings["max_model_len"], WHOLE_PROMPT_TOKENS)
-    if "chunk" in settings:
-        settings["policy.max_num_batched_tokens"] = settings["chunk"]
-    return replace(statement, settings=settings, policy=WHOLE_PROMPTS_V0)
-
-
-def with_rules_of_version(statement: Statement) -> Statement:
-    """Let a server have the rules of the engine that its version of vLLM has by default."""
-    if statement.policy or not is_of_v0(statement.settings.get("version", "")):
-        return statement
-    return with_rules_of_v0(statement)
-
-
-def is_of_v0(version: object) -> bool:
-    """Return whether a version of vLLM has its first engine by default."""
-    numbers = VERSION.match(str(version))
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) < FIRST_OF_V1
 
 
 def selected(system: str, content: Arguments, *, is_typed: bool = False) -> dict[str, object]:

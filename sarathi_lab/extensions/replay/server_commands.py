@@ -13,13 +13,9 @@ from dataclasses import replace
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.argument_table import NO_EFFECT, Arguments, find
 from sarathi_lab.extensions.replay.command_arguments import CommandArguments
+from sarathi_lab.extensions.replay.first_engine import with_rules_of_v0, with_rules_of_version
 from sarathi_lab.extensions.replay.python_scripts import PythonScript, parsed
-from sarathi_lab.extensions.replay.server_arguments import (
-    Statement,
-    read_arguments,
-    with_rules_of_v0,
-    with_rules_of_version,
-)
+from sarathi_lab.extensions.replay.server_arguments import Statement, read_arguments
 from sarathi_lab.extensions.replay.server_containers import containers_in
 from sarathi_lab.extensions.replay.server_programs import (
     ENVIRONMENT_NAME,

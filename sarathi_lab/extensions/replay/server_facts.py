@@ -18,6 +18,7 @@ import yaml
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.argument_table import LOGGED_CACHE, Arguments
+from sarathi_lab.extensions.replay.first_engine import with_rules_of_v0, with_rules_of_version
 from sarathi_lab.extensions.replay.iteration_log import CACHE_TOKENS
 from sarathi_lab.extensions.replay.literals import named_values
 from sarathi_lab.extensions.replay.server_arguments import (
@@ -28,8 +29,6 @@ from sarathi_lab.extensions.replay.server_arguments import (
     merged,
     read_arguments,
     selected,
-    with_rules_of_v0,
-    with_rules_of_version,
 )
 from sarathi_lab.extensions.replay.server_commands import check_is_of_known_server, find_command
 from sarathi_lab.workload.text_files import COLORS, LOG_LINE, kind_of_text

@@ -13,6 +13,7 @@ from typing import Any
 
 from sarathi_lab.extensions.replay.benchmark import Load, Row
 from sarathi_lab.extensions.replay.clients import Client, client_of_rate, cv_of_gamma
+from sarathi_lab.extensions.replay.first_engine import with_rules_of_version
 from sarathi_lab.extensions.replay.json_values import list_of, number_of, numbers_of
 from sarathi_lab.extensions.replay.readers.content import Content, Object, stated_numbers
 from sarathi_lab.extensions.replay.server_arguments import (
@@ -20,7 +21,6 @@ from sarathi_lab.extensions.replay.server_arguments import (
     as_object,
     read_arguments,
     selected,
-    with_rules_of_version,
 )
 from sarathi_lab.extensions.replay.server_facts import sglang_description
 from sarathi_lab.workload.recording import FAILED, FINISHED
