@@ -253,10 +253,7 @@ def load_executor(backend: MeasuredBackend, spec: ModelSpec, room: Room) -> Devi
 def measure_parts(parts: Sequence[Part], job: MeasuredJob) -> Measured:
     """Measure parts on one executor, which has room for each of them."""
     with loaded(job) as (executor, advance):
-        spec: ModelSpec | None = job.spec
-        if isinstance(executor, TorchExecutor):
-            spec = None  # it has the model at hand
-        bench = DeviceBench(executor, spec)
+        bench = DeviceBench(executor, job.spec)
         samples = measure(
             parts,
             bench,
@@ -339,6 +336,7 @@ def _are_narrow(samples: Samples, points: Iterable[Point], max_spread: float) ->
             continue
         interval = median_of(samples[point.position], max_spread, of=point.total)
         is_narrow = interval.reason is None and interval.confidence >= LEVEL
+        # A point that is not measured in any round never gets an interval.
         if interval.num_pairs and not is_narrow:
             return False
     return True

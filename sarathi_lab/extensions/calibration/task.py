@@ -64,9 +64,13 @@ class Calibration(NamedTuple):
 
     @property
     def errors(self) -> dict[str, float]:
-        """Mean absolute errors of the table by kind, and of the file."""
-        by_file = float(self.held_out["analytic_error"].abs().mean())
-        return {**fit.mean_errors(self.held_out, "error"), "analytic": by_file}
+        """Mean absolute errors of the table by kind."""
+        return fit.mean_errors(self.held_out, "error")
+
+    @property
+    def error_of_file(self) -> float:
+        """The mean absolute error of the hardware file."""
+        return float(self.held_out["analytic_error"].abs().mean())
 
 
 @dataclass(frozen=True)
@@ -127,16 +131,19 @@ class Calibrate(Task):
         print_cautions(backend.cautions(subject.spec), context)
         folder = make_folder(context.run_dir, "the run's folder")
         calibration = self._calibrate(subject, folder, int(cfg.seed))
-        self._refuse_busy(calibration)
+        errors = calibration.errors
+        self._refuse_busy(errors)
         hardware = calibration.hardware
         title = (
             f"# {subject_line}, by task=calibrate.\n# Peaks: the best that was measured. "
             "Efficiencies and fixed costs: fitted to iterations.csv.\n"
         )
-        errors = calibration.errors
-        uncertainty = {kind: errors[kind] for kind in errors if kind != "analytic"}
-        about = {"model": model, "device": backend.device_name, "dtype": dtype}
-        meta = {**about, "uncertainty": _rounded(uncertainty)}
+        meta = {
+            "model": model,
+            "device": backend.device_name,
+            "dtype": dtype,
+            "uncertainty": _rounded(errors),
+        }
         write_tables(folder, {}, meta)
         path = _write(hardware, folder, title)
         if self.install:
@@ -152,9 +159,11 @@ class Calibrate(Task):
             chosen = f"hardware=auto hardware.tables={context.run_dir}"
         settings = f"dtype={dtype} executor.cost_model=profiled model={model}"
         places["use"] = f"python -m sarathi_lab.run executor=simulated {chosen} {settings}"
+        summary = {f"error/{kind}": error for kind, error in errors.items()}
+        summary["error/analytic"] = calibration.error_of_file
         return Result(
             tables={"iterations.csv": calibration.table, "held_out.csv": calibration.held_out},
-            summary={f"error/{kind}": error for kind, error in errors.items()},
+            summary=summary,
             shown=_shown(calibration),
             places=places,
             labels={"device": hardware.name},
@@ -188,26 +197,12 @@ class Calibrate(Task):
             )
         rows = timings.rows
         of_grid = rows[rows.index < len(grid)]
-        others = rows[rows.index >= len(grid)]
+        of_held_out = rows[rows.index >= len(grid)]
         # Compositions that the cache can't hold have no row.
         fitted = [batches[number] for number in of_grid.index]
-        peaks = self._at_peaks(backend, folder)
-        hardware = fit.fit_hardware(peaks, spec, fitted, of_grid["seconds"].to_numpy())
-        table = table_of(grid, of_grid)
-        unseen = [held_out[number - len(grid)] for number in others.index]
-        predicted = fit.predictions(unseen, others["seconds"].to_numpy(), table, hardware, spec)
-        return Calibration(
-            table,
-            fit.with_error(hardware, float(predicted["analytic_error"].abs().mean())),
-            predicted,
-            timings.num_rounds,
-            num_left_out=len(batches) - len(rows),
-            host_share=float(rows["host_share"].max()),
-        )
-
-    def _at_peaks(self, backend: Backend, folder: Path) -> Hardware:
+        unseen = [held_out[number - len(grid)] for number in of_held_out.index]
         memory_bytes, num_sms = backend.size()
-        return Hardware.at_peaks(
+        at_peaks = Hardware.at_peaks(
             self._hardware_name(backend),
             backend.peaks(),
             backend.dtype_bytes,
@@ -215,12 +210,25 @@ class Calibrate(Task):
             num_sms=num_sms,
             tables=str(folder.absolute()),
         )
+        table = table_of(grid, of_grid)
+        hardware = fit.fit_hardware(at_peaks, spec, fitted, of_grid["seconds"].to_numpy())
+        seconds = of_held_out["seconds"].to_numpy()
+        predicted = fit.predictions(unseen, seconds, table, hardware, spec)
+        calibration = Calibration(
+            table,
+            hardware,
+            predicted,
+            timings.num_rounds,
+            num_left_out=len(batches) - len(rows),
+            host_share=float(rows["host_share"].max()),
+        )
+        stated = fit.with_error(hardware, calibration.error_of_file)
+        return calibration._replace(hardware=stated)
 
-    def _refuse_busy(self, calibration: Calibration) -> None:
-        """Warn of a table that contradicts what it has not seen; raise UserError if it is to be
-        installed.
+    def _refuse_busy(self, errors: Mapping[str, float]) -> None:
+        """Warn of a table whose `errors` contradict what it has not seen; raise UserError if it is
+        to be installed.
         """
-        errors = fit.mean_errors(calibration.held_out, "error")
         worst = max(errors, key=errors.__getitem__)
         if errors[worst] <= MAX_ERROR:
             return
