@@ -9,6 +9,7 @@ from typing import Self, TypeGuard
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.model.spec import MAX_LAYERS
 
+LONGEST_VALUE = 80  # characters of a value in a message
 MISSPELT = 0.9  # how alike two names are where one is taken for a misspelling of the other
 Config = Mapping[str, object]
 FULL = "full_attention"  # what a layer has
@@ -57,10 +58,11 @@ class Facts:
         fields = dict(config)
         names_in_file = dict[str, str]()
         for name, others in names.items():
-            stated = [other for other in others if value_at(config, other) is not None]
-            if stated and fields.get(name) is None:
-                fields[name] = value_at(config, stated[0])
-                names_in_file[name] = stated[0]
+            for other in others:
+                value = value_at(config, other)
+                if value is not None and fields.get(name) is None:
+                    fields[name] = value
+                    names_in_file[name] = other
         return cls(fields, AGAIN, names_in_file)
 
     def updated(self, fields: Config) -> Facts:
@@ -87,8 +89,10 @@ class Facts:
         value = value_at(self._config, name)
         if value is None:
             return default
-        if is_list(value) and value and all(of_layer == value[0] for of_layer in value):
-            value = value[0]  # of each layer
+        if is_list(value) and value:
+            first = value[0]
+            if all(of_layer == first for of_layer in value):
+                value = first  # of each layer
         if not is_number(value) or not isinstance(value, int) or value < minimum:
             raise self._refusal(name, f"not a whole number from {minimum}")
         return value
@@ -160,5 +164,7 @@ class Facts:
     def _refusal(self, name: str, complaint: str) -> UserError:
         """Make the error of a field's value."""
         stated = self._names_in_file.get(name, name)
-        shown = repr(value_at(self._config, name))[:80]
-        return UserError(f"{stated}={shown} is {complaint}; {self._fix}")
+        value = value_at(self._config, name)
+        shown = repr(value)[:LONGEST_VALUE]
+        setting = f"{stated}={shown}"
+        return UserError(f"{setting} is {complaint}; {self._fix}")

@@ -126,8 +126,10 @@ class Row:
     def first_exchange(self, turns: Sequence[Fields]) -> Row:
         """Return the first question of a conversation, with as many tokens as its answer has."""
         question = _first_of(turns[0], TEXTS)
-        answer = self._tokens(_first_of(turns[1], TEXTS))
-        return replace(self, fields={"prompt": question, "output_len": max(1, len(answer))})
+        answer = _first_of(turns[1], TEXTS)
+        num_tokens = len(self._tokens(answer))
+        fields = {"prompt": question, "output_len": max(1, num_tokens)}
+        return replace(self, fields=fields)
 
     def request(self, request_id: int) -> Request:
         """Return the row as a request."""

@@ -42,14 +42,17 @@ def turns_of(
         request = row.request
         name = row.session or f"request {request.request_id}"
         turns = sessions.setdefault(name, [])
-        num_said = turns[-1].request.total_len if turns else 0
+        num_said = 0
+        if turns:
+            num_said = turns[-1].request.total_len
         pause = 0.0 if math.isnan(row.delay) else row.delay
         if request.prompt_token_ids is not None:
             tokens = np.asarray(request.prompt_token_ids, dtype=np.int32)
         else:
             # A prompt may leave out some of what was said, such as a model's reasoning; it has at
             # least a token of its own.
-            tokens = new_tokens(request.request_id, max(1, request.prompt_len - num_said))
+            num_new = max(1, request.prompt_len - num_said)
+            tokens = new_tokens(request.request_id, num_new)
         turns.append(Turn(request, tokens, pause))
     return list(sessions.values())
 

@@ -47,6 +47,7 @@ BLOCK_SIZES = tuple(2**power for power in range(13))
 # Keys of a conversation's requests, as Weka writes them.
 WEKA = "Weka"
 WEKA_KEYS = ("t", "in", "out", "think_time", "id", "hash_ids")
+Numbering = dict[tuple[str, int], int]  # of blocks, by their scope and id
 
 
 @dataclass(frozen=True)
@@ -210,12 +211,16 @@ def _read_cells(file: Path) -> tuple[pd.DataFrame, list[str]]:
     rows = json_rows(text)
     if rows is None:
         return _cells_of_csv(file, text)
-    if not rows.objects:
-        reason = rows.damaged[0] if rows.damaged else "is an empty list"
+    objects = rows.objects
+    if not objects:
+        reason = "is an empty list"
+        if rows.damaged:
+            reason = rows.damaged[0]
         raise UserError(f"{file} {reason}; {FIX}")
-    if any("requests" in entry for entry in rows.objects):
+    if any("requests" in entry for entry in objects):
         return _cells_of_conversations(rows)
-    cells = pd.DataFrame(rows.objects, index=list(rows.lines), dtype=object)
+    lines = list(rows.lines)
+    cells = pd.DataFrame(objects, index=lines, dtype=object)
     return cells, [*rows.damaged]
 
 
@@ -267,15 +272,14 @@ def _separator(text: str) -> str:
 def _cells_of_conversations(rows: JsonRows) -> tuple[pd.DataFrame, list[str]]:
     """Read Weka's conversations: a row for each of their requests, counted from 1."""
     damaged = [*rows.damaged]
-    cells = list[dict[str, object]]()
-    numbering = dict[tuple[str, int], int]()
+    cells = list[Mapping[str, object]]()
+    numbering: Numbering = {}
     for line, conversation in zip(rows.lines, rows.objects, strict=True):
         requests = conversation.get("requests")
         if not isinstance(requests, list):
             damaged.append(f"line {line}: requests is not a list")
             continue
         name = str(conversation.get("id", line))
-        # Equal numbers of two conversations are two blocks, unless ids are global.
         is_global = conversation.get("hash_id_scope") == "global"
         scope = "" if is_global else name
         for request in requests:
@@ -283,14 +287,20 @@ def _cells_of_conversations(rows: JsonRows) -> tuple[pd.DataFrame, list[str]]:
             if not isinstance(request, Mapping) or "in" not in request:
                 damaged.append(f"conversation {name}: an entry without `in`, such as a subagent")
                 continue
-            stated_ids = request.get("hash_ids") or []
-            ids = []
-            for number in _ids(stated_ids) or ():
-                ids.append(numbering.setdefault((scope, number), len(numbering)))
-            cells.append({**request, "id": name, "hash_ids": ids or stated_ids})
+            ids = _numbered(request.get("hash_ids"), scope, numbering)
+            cells.append({**request, "id": name, "hash_ids": ids})
     table = pd.DataFrame(cells, columns=WEKA_KEYS, dtype=object)
     table.index += 1
     return table, damaged
+
+
+def _numbered(stated_ids: object, scope: str, numbering: Numbering) -> object:
+    """Number the blocks of all conversations: equal ids of two scopes are two blocks."""
+    ids = list[int]()
+    for number in _ids(stated_ids) or ():
+        new = len(numbering)
+        ids.append(numbering.setdefault((scope, number), new))
+    return ids or stated_ids
 
 
 # -- formats -------------------------------------------------------------------------------------
@@ -307,32 +317,46 @@ def _recognise(file: Path, cells: pd.DataFrame) -> TraceFormat:
         others = names - trace_format.understood(cells)
         if names.issuperset(trace_format.needed) and not others:
             return trace_format
+    raise _unknown_format(file, names)
+
+
+def _unknown_format(file: Path, names: set[str]) -> UserError:
+    """Make the error of a file in no format: what reads it, or the columns that it lacks."""
     for key, content in _stated("read_elsewhere").items():
         if key in names:
-            raise UserError(f"{file} has {content}")
+            return UserError(f"{file} has {content}")
 
     def closeness(trace_format: TraceFormat) -> tuple[int, int]:
-        return len(names.intersection(trace_format.needed)), -len(trace_format.needed)
+        needed = trace_format.needed
+        common = names.intersection(needed)
+        return len(common), -len(needed)
 
     closest = max(formats(), key=closeness)
     missing = [name for name in closest.needed if name not in names]
-    columns = ", ".join(map(str, cells))[:200]
-    if len(closest.needed) - len(missing) > 1:
-        raise UserError(
+    columns = ", ".join(sorted(names))[:200]
+    num_common, _ = closeness(closest)
+    if num_common > 1:
+        return UserError(
             f"{file} has the columns {columns}, and lacks {', '.join(missing)} of "
             f"{closest.name}'s; add or rename columns"
         )
-    by_format = {form.name: ", ".join(form.needed) for form in reversed(formats())}
-    raise UserError(
+    by_format = dict[str, str]()
+    for trace_format in reversed(formats()):
+        by_format[trace_format.name] = ", ".join(trace_format.needed)
+    columns_of_formats = "; ".join(f"{name} {needed}" for name, needed in by_format.items())
+    return UserError(
         f"{file} has the columns {columns}, which no known format has; name its columns in its "
-        f"first line as one of: {'; '.join(f'{name} {of}' for name, of in by_format.items())}"
+        f"first line as one of: {columns_of_formats}"
     )
 
 
 def _notes_on_columns(cells: pd.DataFrame, trace_format: TraceFormat) -> list[str]:
     """Name columns that are not read and look like a time, a length or what requests share."""
-    others = [name for name in map(str, cells) if name not in trace_format.understood(cells)]
-    suspects = [name for name in others if SUSPECT.search(name)]
+    understood = trace_format.understood(cells)
+    suspects = []
+    for name in map(str, cells):
+        if name not in understood and SUSPECT.search(name):
+            suspects.append(name)
     if not suspects:
         return []
     return [f"columns not read: {', '.join(suspects)}"]
@@ -342,13 +366,19 @@ def _has_priorities(cells: pd.DataFrame) -> bool:
     """Return whether requests have priorities that are whole numbers, and no classes by name."""
     if PRIORITY not in cells:
         return False
-    numbers = pd.to_numeric(cells[PRIORITY].fillna(0), errors="coerce")
-    return bool((numbers % 1 == 0).all())
+    priorities = cells[PRIORITY].fillna(0)
+    numbers = pd.to_numeric(priorities, errors="coerce")
+    is_whole = numbers % 1 == 0
+    return bool(is_whole.all())
 
 
 def _begin_alike(cells: pd.DataFrame) -> bool:
     """Return whether all conversations begin at 0, on a clock of their own each."""
-    return "id" in cells and bool((cells.drop_duplicates("id").t == 0).all())
+    if "id" not in cells:
+        return False
+    first_requests = cells.drop_duplicates("id")
+    begin_at_0 = first_requests.t == 0
+    return bool(begin_at_0.all())
 
 
 def _unit_of(file: Path, column: pd.Series) -> str:
@@ -433,10 +463,13 @@ def _nanoseconds(column: pd.Series, unit: str) -> pd.Series:
     unit_size = NANOSECONDS[unit]
     numbers = pd.to_numeric(text, errors="coerce")
     fits_64_bits = numbers * float(unit_size) < 2**63
-    valid = numbers[fits_64_bits & (numbers >= 0)]
-    whole_units = np.floor(valid)  # multiplied exactly, as no float is
+    is_valid = fits_64_bits & (numbers >= 0)
+    valid = numbers[is_valid]
+    whole_units = np.floor(valid)
     fraction = (valid - whole_units) * unit_size
-    nanoseconds = whole_units.astype("Int64") * unit_size + fraction.round().astype("Int64")
+    # Whole units are multiplied exactly, as no float is.
+    nanoseconds = whole_units.astype("Int64") * unit_size
+    nanoseconds += fraction.round().astype("Int64")
     return nanoseconds.reindex(column.index)
 
 
@@ -481,9 +514,10 @@ def _size_of_blocks(file: Path, requests: pd.DataFrame, trace_format: TraceForma
 
     def share_explained(size: int) -> float:
         # Some writers leave out the last block where it is not full.
-        is_rounded_up = np.ceil(lengths / size) == numbers
-        is_rounded_down = lengths // size == numbers
-        return float((is_rounded_up | is_rounded_down).mean())
+        num_whole = lengths // size
+        num_touched = np.ceil(lengths / size)
+        is_explained = (num_touched == numbers) | (num_whole == numbers)
+        return float(is_explained.mean())
 
     usual = trace_format.block_size
     for size in (usual, max(BLOCK_SIZES, key=share_explained)):

@@ -98,12 +98,19 @@ class Trace(Arriving):
             shares_blocks=bool(used.block_ids.map(bool).any()),
             arrival_kind=kind,
         )
-        if not has_sessions:
-            return load
+        if has_sessions:
+            return self._with_sessions(load, used, vocab_size)
+        return load
+
+    def _with_sessions(
+        self, load: LoadedRequests, used: pd.DataFrame, vocab_size: int | None
+    ) -> LoadedRequests:
+        """Add the conversations that the requests are turns of."""
         rows = []
         for request, session, delay in zip(load.requests, used.session, used.delay, strict=True):
             rows.append(SessionRow(request, session, delay))
-        sessions = turns_of(rows, partial(self._own_tokens, vocab_size=vocab_size))
+        new_tokens = partial(self._own_tokens, vocab_size=vocab_size)
+        sessions = turns_of(rows, new_tokens)
         note = f"{len(sessions)} sessions, whose turns wait for their answers"
         return replace(load, sessions=sessions, notes=[*load.notes, note])
 
