@@ -260,7 +260,8 @@ def _checked_rows(path: Path, rows: Iterable[Row]) -> tuple[pd.DataFrame, RowChe
     no answer was streamed.
     """
     table = pd.DataFrame(list(rows), dtype=object)  # ids of sessions may be numbers
-    table = completed(table.reindex(columns=table.columns.union(LENGTHS)))
+    columns = table.columns.union(LENGTHS)
+    table = completed(table.reindex(columns=columns))
     table.index += 1
     table["cached_len"] = table.cached_len.map(count_of)
     table["session"] = table.session.map(lambda session: str(session or ""))
@@ -268,16 +269,16 @@ def _checked_rows(path: Path, rows: Iterable[Row]) -> tuple[pd.DataFrame, RowChe
     if _is_not_streamed(finished):
         raise UserError(f"{path} {NOT_STREAMED}")
     check = RowCheck(finished.index, "row")
-    times = [*SECONDS]
-    if finished.arrival.notna().any():
-        times.append("arrival")
-    numbers = {name: check.numbers(finished[name], 1, is_whole=True) for name in LENGTHS}
-    numbers |= {name: check.numbers(finished[name], 0) for name in times}
-    check.require(finished.gaps, finished.gaps.map(_has_numbers).astype(bool))
-    # Numbers of requests that have not finished count as unknown.
+    has_arrivals = finished.arrival.notna().any()
     for name in (*LENGTHS, *SECONDS, "arrival"):
-        unknown = pd.Series(np.nan, table.index)
-        table[name] = numbers.get(name, unknown)
+        # Numbers of requests that have not finished count as unknown.
+        table[name] = np.nan
+        is_length = name in LENGTHS
+        if name != "arrival" or has_arrivals:
+            least = 1 if is_length else 0
+            table[name] = check.numbers(finished[name], least, is_whole=is_length)
+    are_numbers = finished.gaps.map(_has_numbers)
+    check.require(finished.gaps, are_numbers.astype(bool))
     return table, check
 
 
@@ -289,10 +290,10 @@ def _is_not_streamed(finished: pd.DataFrame) -> bool:
     """Return whether no answer has a time of its first token, or all of them that of their end."""
     numbers = finished[["output_len", *SECONDS]].apply(pd.to_numeric, errors="coerce")
     # Of one token the first is the last.
-    answered = numbers[numbers.latency.notna() & ~(numbers.output_len <= 1)]
-    if answered.empty:
-        return False
-    return not (answered.first_token < answered.latency).any()
+    is_longer = ~(numbers.output_len <= 1)
+    answered = numbers[numbers.latency.notna() & is_longer]
+    is_streamed = answered.first_token < answered.latency
+    return len(answered) > 0 and not is_streamed.any()
 
 
 def in_ledgers_columns(requests: pd.DataFrame) -> pd.DataFrame:
@@ -334,18 +335,21 @@ def _with_drawn_arrivals(requests: pd.DataFrame, client: Client) -> tuple[pd.Dat
     due = client.drawn(len(requests))
     sent = _sent(requests.latency, due, client.users)
     requests = requests.assign(arrival=sent - sent.min())
-    requests = requests.sort_values("arrival", kind="stable", ignore_index=True)
-    return requests, replace(client, due=tuple(due - due[0]))
+    in_order = requests.sort_values("arrival", kind="stable", ignore_index=True)
+    due -= due[0]
+    return in_order, replace(client, due=tuple(due))
 
 
 def _sent(latency: pd.Series, due: NDArray[np.float64], limit: int | None) -> NDArray[np.float64]:
     """Hold each request that is `due` until fewer than `limit` are unanswered."""
-    ends = list[float]()  # of unanswered requests, the soonest first
     sent = due.copy()
+    ends = list[float]()  # of unanswered requests, the soonest first
     for i, seconds in enumerate(latency):
         if limit and len(ends) >= limit:
-            sent[i] = max(sent[i], heapq.heappop(ends))
-        heapq.heappush(ends, sent[i] + seconds)
+            soonest = heapq.heappop(ends)
+            sent[i] = max(sent[i], soonest)
+        end = sent[i] + seconds
+        heapq.heappush(ends, end)
     return sent
 
 

@@ -77,6 +77,11 @@ class Replay:
     def is_cache_stated(self) -> bool:
         return isinstance(self.config["cache"]["num_blocks"], int)
 
+    @property
+    def think_time(self) -> float:
+        """Seconds between an answer and the next request of its user."""
+        return 0.0 if self.loop is None else self.loop.think_time
+
     def does_the_same_as(self, other: Replay) -> bool:
         return (
             self.engine == other.engine
@@ -92,10 +97,12 @@ class Replay:
         """Serve the run's requests and return both."""
         ledger = Ledger()
         # The last token of an output is not computed.
-        total = int((self.run.requests.prompt_len + self.run.requests.output_len - 1).sum())
+        requests = self.run.requests
+        total = int(requests.prompt_len.sum() + requests.output_len.sum() - len(requests))
         with progress_of("replaying", total, "tokens") as advance:
             ledger.on_iteration = advance
-            arrivals = behind_front_end(arrivals_of(self.run, self.loop), self.backend.request_time)
+            sent = arrivals_of(self.run, self.loop)
+            arrivals = behind_front_end(sent, self.backend.request_time)
             serve(arrivals, self.engine, self.executor(), ledger)
         return ReplayedLoad(self.run, ledger.iterations(), ledger.requests())
 
@@ -192,7 +199,7 @@ def case_of(cfg: DictConfig, run: RealRun) -> Case:
     replay = replace(replay, notes=notes)
     think_time = cfg.workload.get("think_time")
     if think_time is None:
-        think_time = 0.0 if replay.loop is None else replay.loop.think_time
+        think_time = replay.think_time
     replay_what_if = _replay(what_if, run, client_of_user, float(think_time))
     # What the user states changes nothing, or nothing is stated.
     if replay.does_the_same_as(replay_what_if):
@@ -237,16 +244,21 @@ def _named(client: Client) -> str:
 def _changes_of_load(as_run: Replay, what_if: Replay) -> list[str]:
     """Describe how `what_if` sends requests otherwise, such as "workload.users=8 (4)"."""
     changed = []
-    if _named(as_run.client) != _named(what_if.client):
-        changed.append(f"{_named(what_if.client)} ({_named(as_run.client)})")
-    before = 0.0 if as_run.loop is None else as_run.loop.think_time
-    if what_if.loop is not None and what_if.loop.think_time != before:
-        changed.append(f"workload.think_time={what_if.loop.think_time:.3g} s ({before:.3g} s)")
+    before = _named(as_run.client)
+    after = _named(what_if.client)
+    if after != before:
+        changed.append(f"{after} ({before})")
+    thought = what_if.think_time
+    if what_if.loop is not None and thought != as_run.think_time:
+        changed.append(f"workload.think_time={thought:.3g} s ({as_run.think_time:.3g} s)")
     return changed
 
 
 def _replay(
-    cfg: DictConfig, run: RealRun, client: Client, think_time: float | None = None
+    cfg: DictConfig,
+    run: RealRun,
+    client: Client,
+    think_time: float | None = None,
 ) -> Replay:
     """Make a replay with the settings of `cfg`, and users who think for `think_time` seconds (None:
     as recorded). Raises UserError.

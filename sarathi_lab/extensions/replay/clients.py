@@ -105,7 +105,11 @@ class Loop:
 
 
 def client_of_rate(
-    rate: object, users: object, cv: float = POISSON, *, mean_rate: float = math.nan
+    rate: object,
+    users: object,
+    cv: float = POISSON,
+    *,
+    mean_rate: float = math.nan,
 ) -> Client:
     """Make the client of a file with a request rate.
 
@@ -151,14 +155,17 @@ def cv_of_gamma(shape: object) -> float:
 
 
 def concurrency(requests: pd.DataFrame) -> int:
-    """Return the most requests that were unanswered at once; an answer goes before a request of the
-    same time.
+    """Return the largest number of requests that were unanswered at once; an answer goes before a
+    request of the same time.
     """
     changes = [(time, -1) for time in requests.finish_time]
     changes += [(time, 1) for time in requests.arrival_time]
-    in_order = [change for _, change in sorted(changes)]  # of equal times -1 first
-    num_unanswered = np.cumsum(in_order)
-    return int(num_unanswered.max(initial=0))
+    num_unanswered = 0
+    largest = 0
+    for _, change in sorted(changes):
+        num_unanswered += change
+        largest = max(largest, num_unanswered)
+    return largest
 
 
 def inferred(requests: pd.DataFrame) -> Client:
@@ -191,10 +198,13 @@ def measured_thought(requests: pd.DataFrame, client: Client) -> float:
     """Return the median seconds that a client with recorded times took between an answer and the
     next request; 0 where it was not at its limit, or sends by a rate as well.
     """
-    has_times = client.rate == math.inf and not client.due
-    if not has_times or client.users != concurrency(requests) or len(requests) <= client.users:
+    users = client.users
+    if users is None or client.due or client.rate < math.inf:
         return 0.0
-    return float(np.median(_seconds_after_answers(requests, client.users)))
+    if len(requests) <= users or users != concurrency(requests):
+        return 0.0
+    seconds = _seconds_after_answers(requests, users)
+    return float(np.median(seconds))
 
 
 def asked_client(
@@ -271,6 +281,8 @@ def _seconds_after_answers(requests: pd.DataFrame, users: int) -> NDArray[np.flo
     """Return the seconds by which each request but the first of each user follows the answer that
     let it come; 0 where it came before.
     """
-    sent = np.sort(requests.arrival_time.to_numpy(dtype=float))[users:]
-    answers = np.sort(requests.finish_time.to_numpy(dtype=float))[: len(sent)]
-    return np.maximum(sent - answers, 0.0)
+    arrivals = np.sort(requests.arrival_time.to_numpy(float))
+    answers = np.sort(requests.finish_time.to_numpy(float))
+    later = arrivals[users:]
+    waited = later - answers[: len(later)]
+    return np.maximum(waited, 0.0)

@@ -54,7 +54,11 @@ REAL = "real"
 SIMULATED = "simulated"
 CHANGED = "what if"
 # What of a server is in use, by the ledger's column of it.
-IN_USE = {"num_running": "running", "num_waiting": "waiting", "num_blocks_used": "blocks"}
+IN_USE = {
+    "num_running": "running",
+    "num_waiting": "waiting",
+    "num_blocks_used": "blocks",
+}
 
 
 @dataclass(frozen=True)
@@ -89,29 +93,36 @@ class ReplayedLoad:
 
 def mean_of(summaries: Sequence[Summary]) -> dict[str, float]:
     """Average what all loads have."""
-    first, *others = summaries
-    common = [name for name in first if all(name in summary for summary in others)]
-    means = pd.DataFrame(summaries)[common].mean(skipna=False)
-    return dict(zip(common, means, strict=True))
+    means = {}
+    for name in summaries[0]:
+        values = [summary[name] for summary in summaries if name in summary]
+        if len(values) == len(summaries):
+            means[name] = float(np.mean(values))
+    return means
 
 
 def validation_table(
-    real: Summary, simulated: Summary, changed: Summary | None = None
+    real: Summary,
+    simulated: Summary,
+    changed: Summary | None = None,
 ) -> pd.DataFrame:
     """Compare quantities: metric, quantile, unit, real, simulated and their relative error, NaN
     without a measurement; if settings were `changed`, `what_if` and its ratio to the replay as run.
     """
-    table = pd.DataFrame(product(QUANTITIES, QUANTILES), columns=["metric", "quantile"])
-    names = (table.metric + "_" + table["quantile"]).str.rstrip("_")
-    table["unit"] = [QUANTITIES[metric].unit for metric in table.metric]
-    table["real"] = names.map(dict(real))
-    table["simulated"] = names.map(dict(simulated))
+    rows = []
+    for metric, quantile in product(QUANTITIES, QUANTILES):
+        name = f"{metric}_{quantile}".rstrip("_")
+        if name in real and name in simulated:
+            unit = QUANTITIES[metric].unit
+            rows.append([metric, quantile, unit, real[name], simulated[name], name])
+    columns = ["metric", "quantile", "unit", "real", "simulated", "name"]
+    table = pd.DataFrame(rows, columns=columns)
+    names = table.pop("name")
     table["error"] = table.simulated / table.real - 1
     if changed is not None:
         table["what_if"] = names.map(dict(changed))
         table["change"] = table.what_if / table.simulated - 1
-    is_compared = names.isin(real) & names.isin(simulated)
-    return table[is_compared].reset_index(drop=True)
+    return table
 
 
 def validation_display(table: pd.DataFrame) -> DisplayTable:
@@ -176,27 +187,31 @@ def over_time(load: ReplayedLoad) -> pd.DataFrame:
     return samples
 
 
-def part_table(loads: Sequence[ReplayedLoad], changed: Sequence[ReplayedLoad] = ()) -> pd.DataFrame:
+def part_table(
+    loads: Sequence[ReplayedLoad],
+    changed: Sequence[ReplayedLoad] = (),
+) -> pd.DataFrame:
     """Compare mean waits (seconds) part by part: of several loads each, of one the requests sent in
-    `NUM_WINDOWS` stretches of time, `since` a second. Columns as "ttft real".
+    `NUM_WINDOWS` stretches of time, `since` a second `until` another. Columns as "ttft real".
     """
     rows = []
     for number, load in enumerate(loads):
-        tables = {REAL: load.run.requests, SIMULATED: load.requests}
+        run = load.run
+        tables = {REAL: run.requests, SIMULATED: load.requests}
         if changed:
             tables[CHANGED] = changed[number].requests
-        arrivals = load.run.requests.arrival_time.to_numpy()
-        num_parts = 1
-        if len(loads) == 1 and not load.run.means:
-            num_parts = min(NUM_WINDOWS, len(arrivals))
+        arrivals = run.requests.arrival_time.to_numpy()
+        is_in_windows = len(loads) == 1 and not run.means
+        num_parts = min(NUM_WINDOWS, len(arrivals)) if is_in_windows else 1
+        ends = [*arrivals[1:], arrivals[-1]]  # when the next request was sent
         for part in np.array_split(np.arange(len(arrivals)), num_parts):
-            row: dict[str, object] = {"load": load.run.name, "since": arrivals[part[0]]}
-            row["until"] = arrivals[min(part[-1] + 1, len(arrivals) - 1)]
+            row: dict[str, object] = {"load": run.name}
+            row["since"] = arrivals[part[0]]
+            row["until"] = ends[part[-1]]
             for whose, requests in tables.items():
                 row |= _mean_waits(requests.iloc[part], whose)
             # A client that recorded no request has means of all, in place of waits.
-            for wait, mean in load.run.means.items():
-                row[f"{wait} {REAL}"] = mean
+            row |= {f"{wait} {REAL}": mean for wait, mean in run.means.items()}
             rows.append(row)
     return pd.DataFrame(rows)
 

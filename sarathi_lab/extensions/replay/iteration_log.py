@@ -24,7 +24,11 @@ ITERATION = re.compile(
 CACHE_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 KINDS = ("prompts", "decodes", "both", "all")  # of iterations, by what is in the batch
 TOKENS = ["num_prefill_tokens", "num_decode_tokens"]
-UNITS = {"iterations": "", "tokens of one": "", "time of one": "ms"}
+UNITS = {
+    "iterations": "",
+    "tokens of one": "",
+    "time of one": "ms",
+}
 SHORTEST = 1e-4  # seconds, below which no GPU runs a model's iteration
 
 
@@ -74,13 +78,14 @@ def predicted(logged: pd.DataFrame, executor: Executor) -> pd.DataFrame:
     """Run logged iterations one by one on `executor`. As the log has no lengths, prompts begin
     there, and decodes share what else is cached.
     """
+    columns = list(LoggedIteration._fields)
     rows = []
-    for values in logged[[*LoggedIteration._fields]].itertuples(index=False):
+    for values in logged[columns].itertuples(index=False):
         batch = _batch_of(LoggedIteration(*values))
         result = run_once(executor, batch)
         seconds = result.end - result.start
         rows.append([batch.num_prefill_tokens, batch.num_decode_tokens, seconds])
-    return pd.DataFrame(rows, columns=["num_prefill_tokens", "num_decode_tokens", "seconds"])
+    return pd.DataFrame(rows, columns=[*TOKENS, "seconds"])
 
 
 def _batch_of(logged: LoggedIteration) -> Batch:
@@ -118,10 +123,12 @@ def schedule_table(logged: pd.DataFrame, simulated: pd.DataFrame) -> pd.DataFram
         real = _means(_of_kind(logged, kind))
         replayed = _means(_of_kind(simulated, kind))
         for quantity, unit in UNITS.items():
-            rows.append((kind, quantity, unit, real[quantity], replayed[quantity]))
-    table = pd.DataFrame(rows, columns=["batch", "quantity", "unit", "real", "simulated"])
+            rows.append([kind, quantity, unit, real[quantity], replayed[quantity]])
+    columns = ["batch", "quantity", "unit", "real", "simulated"]
+    table = pd.DataFrame(rows, columns=columns)
     # A kind that the log lacks has no error.
-    return table.assign(error=table.simulated / table.real.where(table.real > 0) - 1)
+    measured = table.real.where(table.real > 0)
+    return table.assign(error=table.simulated / measured - 1)
 
 
 def _of_kind(iterations: pd.DataFrame, kind: str) -> pd.DataFrame:

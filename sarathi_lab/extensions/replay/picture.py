@@ -64,9 +64,17 @@ def picture(
     layout = PanelLayout([*(f"share {wait}" for wait in WAITS), *labels], 3, (12, 6.4))
     figure, axes = plot(pd.concat(rows), x="at", grid=layout)
     for wait, label in WAIT_LABELS.items():
-        axes[f"share {wait}"].set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
+        axes[f"share {wait}"].set(
+            xlabel=label,
+            ylabel="share of requests",
+            ylim=(0, 1),
+        )
     for name, label in labels.items():
-        axes[name].set(xlabel=xlabel, ylabel=label, ylim=(0, None))
+        axes[name].set(
+            xlabel=xlabel,
+            ylabel=label,
+            ylim=(0, None),
+        )
     drawn = [look for whose, look in LOOKS.items() if changed or whose != CHANGED]
     legend_below(figure, [look.key() for look in drawn])
     return finished(figure, title)
@@ -90,7 +98,13 @@ def _points(table: pd.DataFrame, names: Mapping[str, str], marker: str) -> list[
         for whose, look in LOOKS.items():
             values = table.get(f"{name} {whose}")
             if values is not None:
-                points = pd.DataFrame({"at": table["at"], "panel": name, "value": factor * values})
+                points = pd.DataFrame(
+                    {
+                        "at": table["at"],
+                        "panel": name,
+                        "value": factor * values,
+                    }
+                )
                 rows.append(styled(points, replace(look, marker=marker)))
     return rows
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -201,8 +200,11 @@ def _agree(name: str, value: object, run_settings: Mapping[str, object]) -> bool
     """
     if name != "model":
         return _is_same(name, value, run_settings[name])
-    pairs = product(names_of_model({"model": value}), names_of_model(run_settings))
-    return any(_is_same("model", of_source.name, of_run.name) for of_source, of_run in pairs)
+    names_of_run = names_of_model(run_settings)
+    for named in names_of_model({"model": value}):
+        if any(_is_same("model", named.name, of_run.name) for of_run in names_of_run):
+            return True
+    return False
 
 
 def _is_same(name: str, first: object, second: object) -> bool:
@@ -285,7 +287,14 @@ def read_runs(
         server = ServerSettings([*benchmark.server, *statements])
         run = _run(path, benchmark, server, surroundings, logged, number)
         files = f"{path} does not" if log is None else f"{path} and {log} do not"
-        _check_needed(files, {"hardware": run.hardware, **server.stated, **by_user})
+        _check_needed(
+            files,
+            {
+                "hardware": run.hardware,
+                **server.stated,
+                **by_user,
+            },
+        )
         runs.append(run)
     return runs
 
@@ -339,8 +348,12 @@ def _run(
 
 def _check_needed(source: str, stated: Mapping[str, object]) -> None:
     """Raise UserError for what nothing states, and no server has by default."""
-    missing = [names for name, names in NEEDED.items() if not stated.get(name)]
-    if missing:
-        names = ", ".join(name for name, _ in missing)
-        flags = " ".join(flag for _, flag in missing)
-        raise UserError(f"{source} state the server's {names}; add {flags}")
+    names = []
+    flags = []
+    for setting, (name, flag) in NEEDED.items():
+        if not stated.get(setting):
+            names.append(name)
+            flags.append(flag)
+    if names:
+        missing = ", ".join(names)
+        raise UserError(f"{source} state the server's {missing}; add {' '.join(flags)}")

@@ -307,7 +307,11 @@ class RunConfig:
                 "the run, whose launches take no time; drop it"
             )
         if "sizes" in graphs or "largest" in graphs:  # each stands for both
-            graphs = {"sizes": None, "largest": MOST_BY_DEFAULT, **graphs}
+            graphs = {
+                "sizes": None,
+                "largest": MOST_BY_DEFAULT,
+                **graphs,
+            }
         return graphs
 
 
@@ -392,10 +396,18 @@ def graphs_of(cfg: DictConfig, run: RealRun) -> Graphs:
     num_sequences = cfg.batch or MOST_BY_DEFAULT
     sizes = [size for size in stated.get("host.graphs.sizes", ()) if size <= token_budget]
     if sizes:
-        return {"mode": mode, "sizes": sizes, "largest": MOST_BY_DEFAULT}
+        return {
+            "mode": mode,
+            "sizes": sizes,
+            "largest": MOST_BY_DEFAULT,
+        }
     by_default = min(2 * num_sequences, MOST_BY_DEFAULT)
     largest = min(stated.get("host.graphs.largest", by_default), token_budget)
-    return {"mode": mode, "sizes": None, "largest": largest}
+    return {
+        "mode": mode,
+        "sizes": None,
+        "largest": largest,
+    }
 
 
 def with_graphs(cfg: DictConfig, graphs: Graphs) -> DictConfig:
@@ -436,7 +448,11 @@ def shared_experts(cfg: DictConfig, run: RealRun) -> Lockstep | None:
 
 
 def num_blocks(
-    cfg: DictConfig, run: RealRun, backend: SimulatedBackend, spec: ModelSpec, num_sequences: int
+    cfg: DictConfig,
+    run: RealRun,
+    backend: SimulatedBackend,
+    spec: ModelSpec,
+    num_sequences: int,
 ) -> int:
     """Return the stated number, else what a server of the run's version leaves to a cache."""
     stated = run.settings.stated
@@ -459,7 +475,10 @@ def num_blocks(
 
 
 def _logged_blocks(
-    cfg: DictConfig, logged: LoggedCache, backend: SimulatedBackend, spec: ModelSpec
+    cfg: DictConfig,
+    logged: LoggedCache,
+    backend: SimulatedBackend,
+    spec: ModelSpec,
 ) -> int:
     """Return the blocks of a cache that vLLM logs in tokens: of a model with windows, groups of
     layers share them, each of which has its own for a token (`CachedWindow`).

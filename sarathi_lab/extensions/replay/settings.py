@@ -133,7 +133,11 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
     if is_of_run:
         by_user |= _policy_of_user(cfg, policy, run, typed)
     # Of the server, not of the command line; its defaults are looked up later.
-    as_run = {**SERVER_DEFAULTS, "chunk": None, "batch": None}
+    as_run = {
+        **SERVER_DEFAULTS,
+        "chunk": None,
+        "batch": None,
+    }
     if "version" in policy:
         as_run[VERSION_OF_RULES] = rules_of(run.version)
     notes = []
@@ -168,7 +172,11 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
 def _stated_by_user(cfg: DictConfig, typed: Mapping[str, str]) -> dict[str, object]:
     """Return what is typed, or otherwise than the lab's files have it; null states nothing."""
     # A server's chunk and batch are not those of the lab's files.
-    own = {"executor": option("executor", "simulated"), "chunk": None, "batch": None}
+    own = {
+        "executor": option("executor", "simulated"),
+        "chunk": None,
+        "batch": None,
+    }
     defaults = OmegaConf.create({**top_level(), **own})
     stated = {}
     for name in SETTINGS:
@@ -180,7 +188,10 @@ def _stated_by_user(cfg: DictConfig, typed: Mapping[str, str]) -> dict[str, obje
 
 
 def _policy_of_user(
-    cfg: DictConfig, policy: DictConfig, run: RealRun, typed: Mapping[str, str]
+    cfg: DictConfig,
+    policy: DictConfig,
+    run: RealRun,
+    typed: Mapping[str, str],
 ) -> dict[str, object]:
     """Return the fields of the run's policy that the user states; its budget is the chunk."""
     # An option that the user has made, as of an object in Python, states all fields.

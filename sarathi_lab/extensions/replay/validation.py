@@ -42,7 +42,11 @@ from sarathi_lab.results.result import ITERATIONS, REQUESTS, DisplayTable, Resul
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.serve import run_once
 
-FORMATS = {"real": ".4g", "simulated": ".4g", "error": "+.1%"}
+FORMATS = {
+    "real": ".4g",
+    "simulated": ".4g",
+    "error": "+.1%",
+}
 AS_RUN = "as_run"  # the baseline beside REAL
 Notes = list[DisplayTable | str]
 
@@ -110,7 +114,12 @@ class Validate(Task):
         replay = cases[0].what_if or first
         engine = replay.engine
         labels = {
-            **labels_of(replay, policy=engine.policy.name, is_baseline=False, name=context.name),
+            **labels_of(
+                replay,
+                policy=engine.policy.name,
+                is_baseline=False,
+                name=context.name,
+            ),
             "chunk": engine.policy.budget,
             "batch": engine.batch_size,
             "baselines": baselines.folders(),
@@ -207,9 +216,18 @@ class Baselines:
         """Keep what `work` returns as a baseline, unless it is kept; return its folder."""
         folder = self.folder(name)
         executor = "server" if name == REAL else "simulated"
-        labels = labels_of(self.first, policy=name, is_baseline=True, executor=executor)
+        labels = labels_of(
+            self.first,
+            policy=name,
+            is_baseline=True,
+            executor=executor,
+        )
         context = replace(
-            self.context, run_dir=folder, name=f"baseline {name}", varied={}, policy=name
+            self.context,
+            run_dir=folder,
+            name=f"baseline {name}",
+            varied={},
+            policy=name,
         )
         return run_once(lambda: replace(work(), labels=labels, config={}), self.cfg, context)
 
@@ -237,7 +255,11 @@ def compare_loads(cases: Sequence[Case], baselines: Baselines) -> Result:
     table = validation_table(real, simulated, changed)
     errors = {f"error/{name}": error for name, error in replay_errors(table).items()}
     parts = part_table(loads, others)
-    tables = {"validation": table, "parts": parts, **tables_of(others or loads)}
+    tables = {
+        "validation": table,
+        "parts": parts,
+        **tables_of(others or loads),
+    }
     tables |= _tables_of_one(loads)
     notes: Notes = []
     # The runs of a sweep have the same replay of the run as it was.
@@ -249,7 +271,11 @@ def compare_loads(cases: Sequence[Case], baselines: Baselines) -> Result:
     return Result(
         tables=tables,
         figures={"validation": picture(loads, parts, others, _title(cases[0]))},
-        summary={**summary, **compared, **errors},
+        summary={
+            **summary,
+            **compared,
+            **errors,
+        },
         shown=notes,
     )
 

@@ -240,6 +240,7 @@ def test_llmperfs_time_between_tokens_has_no_time_to_the_first(tmp_path):
     """Of 100 tokens, 0.5 s to the first and 20 ms to each further one: LLMPerf states 24.8 ms."""
     summary = {
         **SUMMARIES["llmperf"],
+        "results_num_completed_requests": 2,
         "results_ttft_s_mean": 0.5,
         "results_end_to_end_latency_s_mean": 2.48,
         "results_inter_token_latency_s_mean": 0.0248,

@@ -28,7 +28,11 @@ from sarathi_lab.extensions.replay.server_arguments import as_object
 from sarathi_lab.workload.recording import FAILED, FINISHED
 
 # Lists of a load's requests, and what happened to those.
-STATUSES = {"successful": FINISHED, "errored": FAILED, "incomplete": "incomplete"}
+STATUSES = {
+    "successful": FINISHED,
+    "errored": FAILED,
+    "incomplete": "incomplete",
+}
 WAITS = ["ttft", "latency"]  # that records have as well
 # Strategies of several users; others have a clock, even or at random.
 OF_USERS = ("concurrent", "throughput")
@@ -66,7 +70,12 @@ def read_guidellm(content: Content, load: Object) -> Load:
         f"the file has {num_read} of {num_finished:.0f} finished requests, a sample: the load is "
         "replayed with these alone; record all requests"
     )
-    return replace(means, rows=rows, numbers={}, cautions=[caution])
+    return replace(
+        means,
+        rows=rows,
+        numbers={},
+        cautions=[caution],
+    )
 
 
 def _rows(requests: Object) -> Iterator[Row]:

@@ -23,8 +23,8 @@ def read_llmperf(content: Content, _: Object) -> Load:
     """Read all requests, with the number of users from the summary beside them."""
     summary = content.beside(content.path.name.replace("individual_responses", "summary"))
     means = read_llmperf_summary(content, summary)
-    waits = {name: means.numbers[name] for name in ("ttft", "latency") if name in means.numbers}
-    return replace(means, rows=map(_row, content.objects), numbers=waits)
+    rows = map(_row, content.objects)
+    return replace(means, rows=rows, numbers=stated_numbers(summary, "llmperf_summary"))
 
 
 def _row(response: Object) -> Row:

@@ -48,7 +48,11 @@ def printed_runs(content: Content) -> Sequence[Object]:
                 value = flags.get(name.replace("_", "-"))
                 if value is not None:
                     sent.setdefault(name, number_of(value))
-        run = {**stated, **sent, **_numbers(own)}
+        run = {
+            **stated,
+            **sent,
+            **_numbers(own),
+        }
         # Newer ones, which count failed requests, print a rate unless all are sent at once.
         if not any(name in run for name in (*SENT, "failed", "model_id")):
             run["request_rate"] = NOT_STATED

@@ -27,7 +27,12 @@ from sarathi_lab.workload.recording import FAILED, FINISHED
 
 LISTS = ("input_lens", "output_lens", "ttfts", "itls")  # that details have
 # Further ones, which older versions do not have, and what stands for an entry of theirs.
-NEWER_LISTS = {"errors": "", "latencies": None, "start_times": None, "cached_tokens": 0}
+NEWER_LISTS = {
+    "errors": "",
+    "latencies": None,
+    "start_times": None,
+    "cached_tokens": 0,
+}
 OF_SGLANG = "total_output_tokens_retokenized"
 OF_CLIENT = ("backend", "model_id", OF_SGLANG)  # names that its results have one of
 
@@ -75,15 +80,18 @@ def _numbers(result: Object) -> dict[str, float]:
 
 
 def _rows(result: Object) -> list[Row]:
-    number = len(list_of(result["input_lens"]))
+    """Return a row a request. Raises KeyError and ValueError for lists that are no records."""
+    num_requests = len(list_of(result["input_lens"]))
     lists = {name: list_of(result[name]) for name in LISTS}
     for name, missing in NEWER_LISTS.items():
-        lists[name] = list_of(result.get(name)) or [missing] * number
+        lists[name] = list_of(result.get(name)) or [missing] * num_requests
     for name, entries in lists.items():
-        if len(entries) != number:
-            raise ValueError(f"{name} has {len(entries)} entries, input_lens has {number}")
-    rows = zip(*lists.values(), strict=True)
-    return [_row(dict(zip(lists, row, strict=True))) for row in rows]
+        if len(entries) != num_requests:
+            raise ValueError(f"{name} has {len(entries)} entries, input_lens has {num_requests}")
+    rows = []
+    for number in range(num_requests):
+        rows.append(_row({name: entries[number] for name, entries in lists.items()}))
+    return rows
 
 
 def _row(row: Mapping[str, object]) -> Row:
