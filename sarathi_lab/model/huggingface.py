@@ -132,7 +132,8 @@ def _require_supported(name: str, value: object, valid: Iterable[object]) -> Non
 def _require_plain_layers(facts: Facts, config: Config) -> None:
     """Raise UserError for settings by which layers are not alike, or not in the model's type."""
     for name, valid in PLAIN.items():
-        _require_supported(name, config.get(name), [None, *valid])
+        value = config.get(name)
+        _require_supported(name, value, [None, *valid])
     for kind in facts.of_layers("layer_types") or ():
         _require_supported("layer_types", kind, [FULL])
 
@@ -264,9 +265,10 @@ def _norm_sources(ours: str, theirs: str, spec: ModelSpec) -> Sources:
 def _linears(ours: str, theirs: str, names: Names, spec: ModelSpec) -> Sources:
     for linear in spec.layer_linears:
         modules = names[linear.name]
-        rows = [linear.out_features // len(modules)] * len(modules)
+        num_modules = len(modules)
+        rows = [linear.out_features // num_modules] * num_modules
         # Separate tensors of q, k and v: with grouped queries k and v are smaller.
-        if len(modules) == 3:
+        if num_modules == 3:
             rows = [spec.q_size, spec.kv_size, spec.kv_size]
         by_head = linear.name == "qkv_proj" and "interleaved" in names
         weights = []

@@ -394,8 +394,9 @@ class CompressedCache:
         entry stands for yet, with their gates; in sparse layers two series of two entries' tokens.
         """
         windows = num_layers * self.window
-        waiting = self.heavy_layers * 2 * self.heavy_rate
-        waiting += self.sparse_layers * 4 * 2 * self.sparse_rate
+        heavy = 2 * self.heavy_rate
+        sparse = 4 * 2 * self.sparse_rate
+        waiting = self.heavy_layers * heavy + self.sparse_layers * sparse
         return (windows + waiting) * entry_bytes
 
     def linears(self, hidden: int, heads: HeadSizes, count: int) -> list[Linear]:

@@ -98,7 +98,8 @@ class NativeOperations(Operations):
         super().__init__(model.spec, model.inverse_frequencies, model.dtype)
         _pack_all(model)
         self._kept: list[object] = []  # what the structures point at
-        self.decoder = library.Decoder(self._model_struct(model), self._kept)
+        model_struct = self._model_struct(model)
+        self.decoder = library.Decoder(model_struct, self._kept)
         self._cache: Callable[[], KVCache | None] = lambda: None  # the last one seen
         # Cosines and sines of all positions so far.
         self._tables = rotary_tables(torch.arange(0), self._inverse_frequencies, torch.float32)
@@ -135,14 +136,7 @@ class NativeOperations(Operations):
         values: Tensor,
     ) -> Tensor:
         window = self.spec.sliding_window
-        return library.attention(
-            query,
-            keys,
-            values,
-            inputs.attention,
-            self._scale,
-            window,
-        )
+        return library.attention(query, keys, values, inputs.attention, self._scale, window)
 
     def greedy(self, logits: Tensor) -> Tensor:
         return library.greedy(logits.float().contiguous(), NAN_TOKEN)

@@ -141,11 +141,11 @@ def _check_parts(fields: Config, model_type: str) -> None:
     family = families().get(model_type, Family())
     for name, facts in stated("not_counted").items():
         value = fields.get(name)
-        is_counted = name in family.counted or value in facts.get("absent", ())
-        if value and not is_counted:
-            raise UserError(
-                f"{name}={str(value)[:40]}: {facts['part']} has no formula; {OTHERWISE}"
-            )
+        is_counted = name in family.counted
+        is_absent = not value or value in facts.get("absent", ())
+        if not is_counted and not is_absent:
+            setting = f"{name}={str(value)[:40]}"
+            raise UserError(f"{setting}: {facts['part']} has no formula; {OTHERWISE}")
 
 
 class Reader:

@@ -84,8 +84,11 @@ def unused_fields(config: Settings) -> tuple[str, ...]:
     states by `cache.dtype`.
     """
     settings = _settings(config)
-    stated = [name for name in CACHE_FIELDS if settings.get(name)]
-    return tuple(f"{FIELD}.{name} (the cache is stored by cache.dtype)" for name in stated)
+    fields = list[str]()
+    for name in CACHE_FIELDS:
+        if settings.get(name):
+            fields.append(f"{FIELD}.{name} (the cache is stored by cache.dtype)")
+    return tuple(fields)
 
 
 def _settings(config: Settings) -> Settings:

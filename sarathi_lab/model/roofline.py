@@ -92,9 +92,11 @@ def roofline_time(spec: ModelSpec, work: Work[AmountT], dtype_bytes: int, peaks:
     bytes / bandwidth). By row if `work` is a table of iterations.
     """
     # A perfect kernel overlaps reading and computing: the slower of the two is its time.
+    num_bytes = spec.min_bytes(work, dtype_bytes)
     compute = spec.flops(work) / peaks.rate(spec)
-    memory = spec.min_bytes(work, dtype_bytes) / peaks.bytes_per_second
-    return cast(AmountT, np.maximum(compute, memory))  # numpy's types lose that a column stays one
+    memory = num_bytes / peaks.bytes_per_second
+    slower = np.maximum(compute, memory)
+    return cast(AmountT, slower)  # numpy's types lose that a column stays one
 
 
 def operation_rooflines(
@@ -162,7 +164,8 @@ class _OperationRoofline:
         """Compute the seconds of a product of all experts over the tokens that choose each."""
         spec = self.spec
         # Each token visits a few experts, so an expert's product has fewer rows than the batch.
-        rows_of_expert = num_tokens * (spec.experts_per_token / max(1, spec.num_experts))
+        chosen_share = spec.experts_per_token / max(1, spec.num_experts)
+        rows_of_expert = num_tokens * chosen_share
         weight_bytes = spec.expert_bytes(self.dtype_bytes)
         used_share = spec.share_of_experts(num_tokens)
         return self.product(linear, rows_of_expert, weight_bytes, used_share)
@@ -257,14 +260,18 @@ def riding_gain(
     """
     prefills = _whole_prompts(spec, requests)
     decodes = _decodes(spec, requests, batch_size)
-    decode_iterations = (requests.output_len.astype(float) - 1) / batch_size  # of each request
+    num_decodes = requests.output_len.astype(float) - 1
+    decode_iterations = num_decodes / batch_size  # of each request
     prefill_seconds = roofline_time(spec, prefills, dtype_bytes, peaks)
-    decode_seconds = decode_iterations * roofline_time(spec, decodes, dtype_bytes, peaks)
+    seconds_of_decode = roofline_time(spec, decodes, dtype_bytes, peaks)
+    decode_seconds = decode_iterations * seconds_of_decode
     flops = spec.flops(prefills) + decode_iterations * spec.flops(decodes)
     cache_bytes = decode_iterations * spec.kv_read_bytes(decodes, dtype_bytes)
     computing = flops.sum() / peaks.rate(spec)
     reading = cache_bytes.sum() / peaks.bytes_per_second
-    gain = (prefill_seconds + decode_seconds).sum() / max(computing, reading)
+    least_seconds = max(computing, reading)
+    batched_seconds = (prefill_seconds + decode_seconds).sum()
+    gain = batched_seconds / least_seconds
     return max(1.0, float(gain))
 
 

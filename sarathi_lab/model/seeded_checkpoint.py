@@ -44,18 +44,9 @@ def seeded_checkpoint(spec: ModelSpec, device: torch.device, dtype: torch.dtype,
     with TemporaryDirectory(dir=folder.parent) as name:
         part = Path(name) / spec.name
         part.mkdir()
-        write_json(part / "config.json", config_of(spec, str(dtype).removeprefix("torch.")))
-        save_file(
-            _tensors(
-                part,
-                spec,
-                device,
-                dtype,
-                seed,
-            ),
-            part / "model.safetensors",
-            {"format": "pt"},
-        )
+        _write_config(part, spec, dtype)
+        tensors = _tensors(part, spec, device, dtype, seed)
+        save_file(tensors, part / "model.safetensors", {"format": "pt"})
         if not folder.is_dir():  # another process may have been faster
             part.rename(folder)
     return folder
@@ -68,16 +59,21 @@ def config_folder(spec: ModelSpec, dtype: torch.dtype) -> Path:
     require_architecture(spec)
     folder = path_of_config(spec, dtype)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", config_of(spec, str(dtype).removeprefix("torch.")))
+    _write_config(folder, spec, dtype)
     return folder
+
+
+def _write_config(folder: Path, spec: ModelSpec, dtype: torch.dtype) -> None:
+    dtype_name = str(dtype).removeprefix("torch.")
+    write_json(folder / "config.json", config_of(spec, dtype_name))
 
 
 def require_architecture(spec: ModelSpec) -> None:
     """Raise UserError for a shape that no architecture in transformers has: read back, its
     config.json would be another model.
     """
-    plain = spec.unquantised()
-    if spec_of(with_defaults(config_of(spec, "float32")), spec.name) != plain:
+    config = with_defaults(config_of(spec, "float32"))
+    if spec_of(config, spec.name) != spec.unquantised():
         raise UserError(
             f"model {spec.name} has no architecture in transformers, which checkpoints need; take "
             "a Llama, Mistral, Mixtral or Qwen, the paper's 7b, 13b or 33b, or executor=torch"
@@ -86,13 +82,7 @@ def require_architecture(spec: ModelSpec) -> None:
 
 def path_of(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int) -> Path:
     """Return where `seeded_checkpoint` keeps the weights, which depend on the kind of device."""
-    return _path_of(
-        "checkpoints",
-        spec,
-        device.type,
-        dtype,
-        seed,
-    )
+    return _path_of("checkpoints", spec, device.type, dtype, seed)
 
 
 def path_of_config(spec: ModelSpec, dtype: torch.dtype) -> Path:
@@ -102,9 +92,10 @@ def path_of_config(spec: ModelSpec, dtype: torch.dtype) -> Path:
 
 def _path_of(kind: str, spec: ModelSpec, *settings: object) -> Path:
     plain = spec.unquantised()
-    text = repr((plain, *settings))
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return cache_folder() / kind / key / spec.name
+    content = repr((plain, *settings)).encode()
+    key = hashlib.sha256(content).hexdigest()[:16]
+    folder = cache_folder() / kind / key
+    return folder / spec.name
 
 
 def config_of(spec: ModelSpec, dtype: str) -> dict[str, object]:

@@ -338,8 +338,10 @@ class ModelSpec:
         """Width and number of the FFNs that all tokens pass."""
         ffns = [(self.ffn_size, self.num_ffn_layers)]
         if self.num_experts:
-            dense = (self.layers.dense_ffn_size, self.layers.dense)
-            ffns = [dense, (self.shared_expert_size, self.num_expert_layers)]
+            layers = self.layers
+            dense = (layers.dense_ffn_size, layers.dense)
+            shared = (self.shared_expert_size, self.num_expert_layers)
+            ffns = [dense, shared]
         return [(width, count) for width, count in ffns if width]
 
     @cached_property
@@ -506,10 +508,12 @@ class ModelSpec:
 
     def weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of all matrices; a tied output head is stored once."""
-        tables: float = self.lm_head.num_params * dtype_bytes
+        num_params = self.lm_head.num_params
+        tables: float = num_params * dtype_bytes
         if not self.tie_embeddings:
-            tables += self.lm_head.num_params * self.head_bytes(dtype_bytes)
-        return self.layer_weight_bytes(dtype_bytes) + math.ceil(tables)
+            tables += num_params * self.head_bytes(dtype_bytes)
+        layers = self.layer_weight_bytes(dtype_bytes)
+        return layers + math.ceil(tables)
 
     def layer_weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of the layers' matrices."""
@@ -584,7 +588,8 @@ class ModelSpec:
 
     def state_tokens(self, dtype_bytes: int) -> int:
         """Tokens whose cache is as large as the states of one sequence."""
-        return math.ceil(self.state_bytes(dtype_bytes) / self.cache_bytes_per_token(dtype_bytes))
+        token_bytes = self.cache_bytes_per_token(dtype_bytes)
+        return math.ceil(self.state_bytes(dtype_bytes) / token_bytes)
 
     def kv_read_bytes(self, work: Work[AmountT], dtype_bytes: int) -> AmountT:
         """KV bytes that attention reads, earlier chunks of a prompt included (section 4.3.2)."""
@@ -637,7 +642,8 @@ class ModelSpec:
         num_tokens = work.num_prefill_tokens + work.num_decode_tokens
         written = num_tokens * self.kv_bytes_per_token(dtype_bytes)
         weights = self.weight_read_bytes(work, dtype_bytes)
-        moved = weights + self.kv_read_bytes(work, dtype_bytes) + written
+        read = self.kv_read_bytes(work, dtype_bytes)
+        moved = weights + read + written
         if self.layers.linear is None:
             return moved
         # A sequence's states are read and written once, whatever its tokens.
@@ -650,13 +656,15 @@ class ModelSpec:
         those of `attention_flops`.
         """
         num_tokens = work.num_prefill_tokens + work.num_decode_tokens
-        params = self.num_linear_params
+        num_params = self.num_linear_params
         if self.num_experts:
             # A token passes whole experts, so that the division below is exact.
-            unused = self.num_experts - self.experts_per_token
-            params -= self.num_expert_params * unused // self.num_experts
-        linear = 2 * (params * num_tokens + self.lm_head.num_params * work.num_emits)
-        return linear + sum(self.attention_flops(work))
+            num_unused = self.num_experts - self.experts_per_token
+            num_params -= self.num_expert_params * num_unused // self.num_experts
+        head = self.lm_head.num_params * work.num_emits
+        products = 2 * (num_params * num_tokens + head)
+        prompts, decodes = self.attention_flops(work)
+        return products + (prompts + decodes)
 
     def attention_flops(self, work: Work[AmountT]) -> tuple[AmountT, AmountT]:
         """Compute the FLOPs of attention for prompts and for decodes: those of each causal

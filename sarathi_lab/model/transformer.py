@@ -108,15 +108,7 @@ class Transformer(nn.Module):
             rotary = operations.rotary(inputs.positions)
         update: Tensor | None = None
         for layer, (keys, values) in zip(self.layers, cache.layers(), strict=True):
-            update = layer(
-                hidden,
-                update,
-                operations,
-                inputs,
-                rotary,
-                keys,
-                values,
-            )
+            update = layer(hidden, update, operations, inputs, rotary, keys, values)
         assert update is not None, "a model has layers"
         return update
 
@@ -196,13 +188,7 @@ class Layer(nn.Module):
                 new_keys = heads[:, spec.num_heads : -spec.num_kv_heads]
                 operations.norm_heads(queries, self.q_norm)
                 operations.norm_heads(new_keys, self.k_norm)
-            query = operations.rotate_and_store(
-                heads,
-                inputs,
-                rotary,
-                keys,
-                values,
-            )
+            query = operations.rotate_and_store(heads, inputs, rotary, keys, values)
         with operations.range("attention"):
             attended = operations.attend(query, inputs, keys, values)
         with operations.range("out_proj"):

@@ -33,13 +33,7 @@ def load_model(
     spec.require_runnable()
     model = Transformer(spec, device, dtype)
     parameters = dict(model.named_parameters())
-    for name, fill in fillers(
-        spec,
-        directory,
-        parameters,
-        seed,
-        device,
-    ):
+    for name, fill in fillers(spec, directory, parameters, seed, device):
         fill(parameters[name])
     return model.eval()
 

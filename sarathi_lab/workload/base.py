@@ -263,16 +263,7 @@ class Arriving:
         for time, priority, shape in zip(times.tolist(), priorities, shapes, strict=False):
             prompt_len, output_len, token_ids = shape
             number = len(requests)
-            requests.append(
-                Request(
-                    number,
-                    time,
-                    prompt_len,
-                    output_len,
-                    token_ids,
-                    priority,
-                )
-            )
+            requests.append(Request(number, time, prompt_len, output_len, token_ids, priority))
         return LoadedRequests(
             name,
             requests,

@@ -218,13 +218,7 @@ class Uniform(_Split):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_ratio("workload.max_len", self.max_len)
-        require_order(
-            self,
-            "min_len",
-            "max_len",
-            "; exchange them",
-            "workload.",
-        )
+        require_order(self, "min_len", "max_len", "; exchange them", "workload.")
 
     def total_lens(self) -> Sequence[int]:
         rng = self.random(2)
