@@ -106,9 +106,10 @@ class LoadedRequests:
 
     def describe(self) -> str:
         """Describe number and lengths of the requests, and the dropped rows."""
-        prompts = _range([request.prompt_len for request in self.requests])
-        outputs = _range([request.output_len for request in self.requests])
-        number = len(self.requests)
+        requests = self.requests
+        prompts = _range([request.prompt_len for request in requests])
+        outputs = _range([request.output_len for request in requests])
+        number = len(requests)
         line = (
             f"workload {self.name}: {number} requests of {prompts} prompt + {outputs} output tokens"
         )

@@ -61,15 +61,19 @@ class Recording:
         nothing is left out.
         """
         counts = []
+        num_left_out = 0
         for reason, number in self.left_out.items():
             if number:
                 counts.append(f"{number} {reason}")
+                num_left_out += number
         if not counts:
             return ""
         num_used = len(self.requests)
-        num_all = num_used + sum(self.left_out.values())
-        example = f" ({self.example})" if self.example else ""
-        return f"{num_used} of {num_all} requests replayed; {', '.join(counts)}{example}"
+        num_all = num_used + num_left_out
+        line = f"{num_used} of {num_all} requests replayed; {', '.join(counts)}"
+        if self.example:
+            line += f" ({self.example})"
+        return line
 
 
 def completed(table: pd.DataFrame) -> pd.DataFrame:

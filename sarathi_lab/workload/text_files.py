@@ -138,9 +138,11 @@ def _entries_before_damage(text: str) -> list[object]:
 
 def _reason_of_damage(text: str, error: json.JSONDecodeError) -> str:
     """Describe damaged JSON, such as "is cut off at line 12"."""
-    is_at_end = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
-    if is_at_end:
-        last_line = text.rstrip().count("\n") + 1
+    content = text.rstrip()
+    is_at_end = error.pos >= len(content)
+    is_in_string = error.msg.startswith("Unterminated string")
+    if is_at_end or is_in_string:
+        last_line = content.count("\n") + 1
         return f"is cut off at line {last_line}, as by a copy or a client that was stopped"
     return f"line {error.lineno} is not JSON ({error.msg} at column {error.colno})"
 

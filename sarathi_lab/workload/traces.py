@@ -77,7 +77,9 @@ class Trace(Arriving):
 
     def within(self, max_len: int) -> Self:
         """Limit the trace to `max_len` tokens of a model, unless it has a limit."""
-        return self if self.max_len is not None else replace(self, max_len=max_len)
+        if self.max_len is not None:
+            return self
+        return replace(self, max_len=max_len)
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         file = named_file(self.path, self.name)
@@ -88,14 +90,17 @@ class Trace(Arriving):
         has_sessions = bool(waits.any())
         times = self._times(file, trace, used, has_sessions=has_sessions)
         prompts = self._prompts(used, trace.block_size, vocab_size, has_sessions=has_sessions)
-        shapes = zip(used.prompt_len.tolist(), used.output_len.tolist(), prompts, strict=True)
-        priorities = used.priority.astype(int).tolist()
+        prompt_lens = used.prompt_len.tolist()
+        output_lens = used.output_len.tolist()
+        shapes = zip(prompt_lens, output_lens, prompts, strict=True)
+        priorities = used.priority.astype(int)
+        name = f"{self.name} {file.name}"
         load = replace(
-            self.loaded(f"{self.name} {file.name}", times, shapes, priorities),
+            self.loaded(name, times, shapes, priorities.tolist()),
             rows_read=trace.num_rows,
             dropped=dropped,
             notes=trace.notes,
-            shares_blocks=bool(used.block_ids.map(bool).any()),
+            shares_blocks=any(used.block_ids),
             arrival_kind=kind,
         )
         if has_sessions:
@@ -131,17 +136,21 @@ class Trace(Arriving):
     def _usable(self, file: Path, trace: TraceFile) -> tuple[pd.DataFrame, dict[str, int]]:
         """Return the rows that become requests, and how many others there are, by the reason."""
         table = trace.recording.requests
-        filled = table[(table.prompt_len >= 1) & (table.output_len >= 1)]
+        has_prompt = table.prompt_len >= 1
+        has_output = table.output_len >= 1
+        filled = table[has_prompt & has_output]
         short = filled
         if self.max_len is not None:
-            short = filled[filled.prompt_len <= self.max_len - filled.output_len]
+            room = self.max_len - filled.output_len
+            short = filled[filled.prompt_len <= room]
         used = short[: self.max_requests]
+        recording = trace.recording
         reason_of_damaged = "damaged"
-        if trace.recording.example:
-            reason_of_damaged = f"damaged ({trace.recording.example})"
+        if recording.example:
+            reason_of_damaged = f"damaged ({recording.example})"
         limit = f"workload.max_requests={self.max_requests}"
         dropped = {
-            reason_of_damaged: sum(trace.recording.left_out.values()),
+            reason_of_damaged: sum(recording.left_out.values()),
             "without prompt or output": len(table) - len(filled),
             f"over max_len={self.max_len}": len(filled) - len(short),
             f"after {limit}, of which null takes all": len(short) - len(used),
@@ -166,11 +175,14 @@ class Trace(Arriving):
         numbers = np.arange(len(used))  # of the conversation that each row belongs to
         if has_sessions:
             # A row outside of conversations is one of its own.
-            names = used.session.where(used.session != "", used.index.astype(str))
-            numbers = pd.factorize(names)[0]
+            is_in_session = used.session != ""
+            names_of_rows = used.index.astype(str)
+            names = used.session.where(is_in_session, names_of_rows)
+            numbers, _ = pd.factorize(names)
         num_arrivals = int(numbers.max()) + 1
         if self.arrivals is not None or not trace.has_times:
-            return self.times(num_arrivals)[numbers]
+            times_of_arrivals = self.times(num_arrivals)
+            return times_of_arrivals[numbers]
         times = used.arrival.to_numpy()
         if self.rate is None:
             return times
@@ -181,7 +193,8 @@ class Trace(Arriving):
                 "share one time; drop it, or make other times with workload.arrivals=poisson"
             )
         # All gaps are stretched alike, so that their mean is 1 / `rate`.
-        rate_in_file = float((num_arrivals - 1) / duration)
+        num_gaps = num_arrivals - 1
+        rate_in_file = float(num_gaps / duration)
         return times * (rate_in_file / self.rate)
 
     def _prompts(
@@ -197,11 +210,12 @@ class Trace(Arriving):
         from their turns.
         """
         prompts = list[Tokens | None]()
+        needs_tokens = vocab_size is not None and not has_sessions
         lengths = used.prompt_len.tolist()
-        for number, (length, ids) in enumerate(zip(lengths, used.block_ids, strict=True)):
+        for length, ids in zip(lengths, used.block_ids, strict=True):
             prompt = None
-            needs_tokens = vocab_size is not None and not has_sessions
             if ids or needs_tokens:
+                number = len(prompts)
                 prompt = self._own_tokens(number, length, vocab_size)
                 self._fill_blocks(prompt, ids, block_size, vocab_size)
             prompts.append(prompt)
@@ -224,10 +238,12 @@ class Trace(Arriving):
         if vocab_size is None:
             # Any numbers do that tell blocks apart, but they must fit a token id.
             numbers = np.array([number % 2**31 for number in ids], dtype=np.int32)
-            shared = np.repeat(numbers, block_size)[: len(prompt)]
-            prompt[: len(shared)] = shared
+            blocks = np.repeat(numbers, block_size)
+            num_shared = min(len(blocks), len(prompt))
+            prompt[:num_shared] = blocks[:num_shared]
             return
         for start, block_id in zip(range(0, len(prompt), block_size), ids, strict=False):
             rng = self.random(5, block_id)
             block = rng.integers(0, vocab_size, block_size, dtype=np.int32)
-            prompt[start : start + block_size] = block[: len(prompt) - start]
+            room = len(prompt) - start
+            prompt[start : start + block_size] = block[:room]
