@@ -80,8 +80,6 @@ class LoadMap(Map):
 @experiment(
     LoadMap,
     question="Where does chunked prefill pay?",
-    seconds=0,
-    is_simulated=True,
     papers=[
         Platform("13b", "a6000"),
         Platform("33b", "a100"),

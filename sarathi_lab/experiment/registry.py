@@ -79,20 +79,20 @@ A6000 = Platform("13b", "a6000")
 class Experiment(ABC):
     """What is declared of an experiment, and how its kind is simulated and measured.
 
-    A CPU measures it in `seconds`; a point whose interval spans more than `max_spread` of its
-    median on either side has no number. `papers` are the platforms of the paper's figure, `at`
-    makes of its points the sizes at which `executor=simulated` has all of them.
+    A CPU measures it in `seconds`, without which it is simulated only. A point whose interval spans
+    more than `max_spread` of its median on either side has no number. `papers` are the platforms of
+    the paper's figure, `at` makes of its points the sizes at which `executor=simulated` has all of
+    them.
     """
 
     name: str
     make: Make
     question: str
-    seconds: float
+    seconds: float = 0.0
     look: PlotSpec = field(default_factory=PlotSpec)
     papers: Sequence[Platform] = ()
     at: Callable[[pd.DataFrame], Sizes] | None = None
     is_counted: bool = False  # simulated by counting batches, too
-    is_simulated: bool = False  # never measured
     simulated: Sequence[str] = ()  # settings with which its simulation is recorded
     measured: Sequence[str] = ()  # settings with which it is measured
     max_spread: float = 0.15
@@ -107,6 +107,11 @@ class Experiment(ABC):
     def __reduce__(self) -> tuple[object, ...]:
         # By its name: a lambda, such as `at`, cannot be sent to a process that simulates.
         return load_experiment, (f"{self.make.__module__}.{self.name}",)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether it is simulated only: there are no seconds to measure it for."""
+        return self.seconds == 0
 
     @property
     def has_paper(self) -> bool:

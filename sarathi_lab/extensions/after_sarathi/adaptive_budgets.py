@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.points import Point
-from sarathi_lab.experiment.registry import PROFILED, Platform
+from sarathi_lab.experiment.registry import PROFILED, Platform, experiment
 from sarathi_lab.extensions.under_load.bench import (
+    LoadExperiment,
     LoadSizes,
     ServingBench,
     compared,
     point,
-    under_load,
 )
 from sarathi_lab.extensions.under_load.search import RateGrid, at_rate, highest_passing
 from sarathi_lab.policy import Policy
@@ -146,11 +146,12 @@ class Search:
         return float(times["latency"].mean())
 
 
-@under_load(
-    "Does a budget that follows the objective serve more within it?",
-    120,
-    Platform("llama3-8b", "h100"),
-    is_chained=True,  # where its searches begin
+@experiment(
+    LoadExperiment,
+    question="Does a budget that follows the objective serve more within it?",
+    seconds=120,
+    papers=[Platform("llama3-8b", "h100")],
+    is_chained=True,
     simulated=PROFILED,
     look=by_device("bar", "capacity"),
 )
@@ -199,10 +200,11 @@ def adaptive_budgets(
             yield from search.overloaded(kind, policies, usual, step)
 
 
-@under_load(
-    "Does the simulator have P-PAS's measured gain?",
-    60,
-    Platform("llama3.2-3b", "a100"),
+@experiment(
+    LoadExperiment,
+    question="Does the simulator have P-PAS's measured gain?",
+    seconds=60,
+    papers=[Platform("llama3.2-3b", "a100")],
     simulated=PROFILED,
     look=by_device("bar", "mean latency, low load", "mean latency, high load"),
 )

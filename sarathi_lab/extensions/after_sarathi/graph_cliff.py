@@ -17,12 +17,12 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cuda_graphs import CudaGraphs
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.points import Point
-from sarathi_lab.experiment.registry import Platform
+from sarathi_lab.experiment.registry import PROFILED, Platform, experiment
 from sarathi_lab.extensions.under_load.bench import (
+    LoadExperiment,
     LoadSizes,
     ServingBench,
     compared,
-    only_simulated,
     waited,
 )
 from sarathi_lab.policy import VllmV1
@@ -49,9 +49,11 @@ class Steps(TypedDict):
     piecewise: float
 
 
-@only_simulated(
-    "What do batches cost that are larger than all captured CUDA graphs?",
-    Platform("qwen3-30b-a3b", "b200", 4),
+@experiment(
+    LoadExperiment,
+    question="What do batches cost that are larger than all captured CUDA graphs?",
+    papers=[Platform("qwen3-30b-a3b", "b200", 4)],
+    simulated=PROFILED,
     look=by_device("line", P99, x="token budget", log_x=True, legend="captured to", columns=2),
 )
 def graph_cliff(

@@ -16,14 +16,14 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.points import Point
-from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
+from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, experiment
 from sarathi_lab.extensions.under_load.bench import (
     CHUNKING,
+    LoadExperiment,
     LoadSizes,
     ServingBench,
     compared,
     point,
-    under_load,
 )
 from sarathi_lab.extensions.under_load.search import at_rate
 from sarathi_lab.policy import Policy
@@ -43,10 +43,11 @@ TTFT = "TTFT"
 SPEED = "throughput / one stage's"
 
 
-@under_load(
-    "Who waits for a long prompt, and what does sparing them cost it?",
-    60,
-    Platform("llama3.1-8b", "h100"),
+@experiment(
+    LoadExperiment,
+    question="Who waits for a long prompt, and what does sparing them cost it?",
+    seconds=60,
+    papers=[Platform("llama3.1-8b", "h100")],
     simulated=PROFILED,
     look=by_device("bar", "TTFT P99, short", "TTFT, long"),
 )
@@ -164,10 +165,11 @@ def ttft(ledger: Ledger) -> float:
     return float(ledger.requests().first_token_time.iloc[0])
 
 
-@under_load(
-    "Do chunks that shrink with the context speed a pipeline's prefill?",
-    30,
-    Platform("llama3.1-70b", "h100", 8),
+@experiment(
+    LoadExperiment,
+    question="Do chunks that shrink with the context speed a pipeline's prefill?",
+    seconds=30,
+    papers=[Platform("llama3.1-70b", "h100", 8)],
     simulated=(*PROFILED, "executor.pipeline_parallel=4"),
     look=by_device("line", "throughput / one stage's", x="chunk [tokens]", log_x=True),
 )

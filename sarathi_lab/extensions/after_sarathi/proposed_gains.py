@@ -11,14 +11,14 @@ import numpy as np
 
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.points import Point
-from sarathi_lab.experiment.registry import PROFILED, Platform
+from sarathi_lab.experiment.registry import PROFILED, Platform, experiment
 from sarathi_lab.extensions.after_sarathi.adaptive_budgets import in_phases
 from sarathi_lab.extensions.after_sarathi.long_prompts import policies_of
 from sarathi_lab.extensions.under_load.bench import (
+    LoadExperiment,
     LoadSizes,
     ServingBench,
     compared,
-    under_load,
     waited,
 )
 from sarathi_lab.extensions.under_load.search import at_rate
@@ -37,10 +37,11 @@ Phases = Mapping[str, Sequence[Sequence[float]]]
 Grids = Mapping[str, Mapping[str, Sequence[int]]]
 
 
-@under_load(
-    "Do rules proposed for vLLM's scheduler gain what their threads claim?",
-    60,
-    Platform("llama3.1-8b", "h100"),
+@experiment(
+    LoadExperiment,
+    question="Do rules proposed for vLLM's scheduler gain what their threads claim?",
+    seconds=60,
+    papers=[Platform("llama3.1-8b", "h100")],
     simulated=PROFILED,
     look=by_device("bar", "mean latency", "mean TTFT"),
 )

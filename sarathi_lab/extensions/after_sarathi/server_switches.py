@@ -10,16 +10,16 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes as BuildSizes
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.points import Point
-from sarathi_lab.experiment.registry import Platform
+from sarathi_lab.experiment.registry import PROFILED, Platform, experiment
 from sarathi_lab.experiment.scenario import BLOCK_SIZE
 from sarathi_lab.extensions.after_sarathi.long_prompts import policies_of
 from sarathi_lab.extensions.under_load.bench import (
+    LoadExperiment,
     LoadSizes,
     ServingBench,
     Values,
     compared,
     longest,
-    only_simulated,
     waited,
 )
 from sarathi_lab.extensions.under_load.search import at_rate
@@ -32,9 +32,11 @@ QUANTITIES = ("P99 between tokens", "P50 TTFT", "P99 TTFT", "mean latency")
 Variants = Mapping[str, Mapping[str, object]]
 
 
-@only_simulated(
-    "What do the switches that people argue about change?",
-    Platform("llama3.1-8b", "h100"),
+@experiment(
+    LoadExperiment,
+    question="What do the switches that people argue about change?",
+    papers=[Platform("llama3.1-8b", "h100")],
+    simulated=PROFILED,
     look=by_device("bar", "P99 between tokens", "P50 TTFT"),
 )
 def server_switches(
@@ -51,9 +53,11 @@ def server_switches(
         yield from compared(dataset, values, {first: values[first]})
 
 
-@only_simulated(
-    "Pipeline stages with chunks, or tensor parallelism?",
-    Platform("llama3.1-70b", "h100", 4),
+@experiment(
+    LoadExperiment,
+    question="Pipeline stages with chunks, or tensor parallelism?",
+    papers=[Platform("llama3.1-70b", "h100", 4)],
+    simulated=PROFILED,
     look=by_device("bar", "P99 between tokens", "P50 TTFT"),
 )
 def pipeline_or_tensor(

@@ -18,18 +18,18 @@ import pandas as pd
 from sarathi_lab.engine.config import SINGLE
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.points import Point
-from sarathi_lab.experiment.registry import Platform
+from sarathi_lab.experiment.registry import PROFILED, Platform, experiment
 from sarathi_lab.extensions.cluster.lockstep import Lockstep
 from sarathi_lab.extensions.cluster.topologies import Disaggregated, Replicas, Several
 from sarathi_lab.extensions.under_load.bench import (
     EngineSettings,
+    LoadExperiment,
     NeededSizes,
     ServingBench,
     Values,
     compared,
     datasets,
     longest,
-    only_simulated,
     point,
     ratios,
     waited,
@@ -72,9 +72,11 @@ class Arrangement(TypedDict, total=False):
     prefill_chunk: int
 
 
-@only_simulated(
-    "What do chunks, prefix caching and the router do to each turn's first token?",
-    Platform("llama3.1-8b", "h100"),
+@experiment(
+    LoadExperiment,
+    question="What do chunks, prefix caching and the router do to each turn's first token?",
+    papers=[Platform("llama3.1-8b", "h100")],
+    simulated=PROFILED,
     look=by_device("bar", "TTFT P50, later turns", "hit share, later turns"),
 )
 def agentic(
@@ -234,9 +236,11 @@ class GoodputSearch:
         return grid.step(self.lowest), grid.step(self.highest)
 
 
-@only_simulated(
-    "At equal GPUs, does it pay to chunk, or to disaggregate?",
-    Platform("llama3-8b", "h100"),
+@experiment(
+    LoadExperiment,
+    question="At equal GPUs, does it pay to chunk, or to disaggregate?",
+    papers=[Platform("llama3-8b", "h100")],
+    simulated=PROFILED,
     look=by_device("bar", "goodput per GPU"),
 )
 def disaggregation(
@@ -316,9 +320,11 @@ def _run(
     return bench.run(arriving, bench.chunking(chunk), cluster=cluster).requests()
 
 
-@only_simulated(
-    "What do replicas that step together lose by waiting for each other's prompts?",
-    Platform("qwen3-30b-a3b", "h100"),
+@experiment(
+    LoadExperiment,
+    question="What do replicas that step together lose by waiting for each other's prompts?",
+    papers=[Platform("qwen3-30b-a3b", "h100")],
+    simulated=PROFILED,
     look=by_device(
         "line", *(f"{quantity} / {EVERY}" for quantity in CADENCES), x="interval", columns=3
     ),

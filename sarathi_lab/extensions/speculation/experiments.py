@@ -15,15 +15,15 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
 from sarathi_lab.experiment.points import Point
-from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
+from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, experiment
 from sarathi_lab.extensions.speculation.settings import Assumed, PromptLookup
 from sarathi_lab.extensions.under_load.bench import (
+    LoadExperiment,
     LoadSizes,
     ServingBench,
     Values,
     compared,
     point,
-    under_load,
 )
 from sarathi_lab.extensions.under_load.search import at_rate
 from sarathi_lab.results.intervals import Choices
@@ -41,12 +41,15 @@ FOR_THESE = "reserved for these"
 UNITS = {RATE: "tokens/s", "acceptance_rate": "share", "tokens_per_decode": "tokens"}
 
 
-@under_load(
-    "What do drafts in hybrid batches give, and what do they take of the budget?",
-    90,
-    Platform("llama3-8b", "h100"),
-    Platform("qwen3-30b-a3b", "h100"),
-    Platform("llama3-8b", "a100"),
+@experiment(
+    LoadExperiment,
+    question="What do drafts in hybrid batches give, and what do they take of the budget?",
+    seconds=90,
+    papers=[
+        Platform("llama3-8b", "h100"),
+        Platform("qwen3-30b-a3b", "h100"),
+        Platform("llama3-8b", "a100"),
+    ],
     simulated=PROFILED,
     look=by_device(
         "line",

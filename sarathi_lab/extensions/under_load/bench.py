@@ -30,15 +30,12 @@ from sarathi_lab.engine.speculation import Speculation
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.points import Estimate, Kind, Part, Point, Samples, keep, table_of
 from sarathi_lab.experiment.registry import (
-    PROFILED,
     Experiment,
-    Function,
     Measured,
     MeasuredJob,
     Platform,
     SimulatedJob,
     Sizes,
-    experiment,
 )
 from sarathi_lab.experiment.scenario import BLOCK_SIZE, Room
 from sarathi_lab.extensions.under_load.search import Server, at_rate
@@ -48,7 +45,6 @@ from sarathi_lab.policy.systems import setup_of
 from sarathi_lab.results import load
 from sarathi_lab.results.decode_cost import slo_in_seconds
 from sarathi_lab.results.intervals import ANY_VALUE, FEWEST_PAIRS, Resolution, summary
-from sarathi_lab.results.plots.spec import PlotSpec
 from sarathi_lab.results.serving_metrics import Slo, latency
 from sarathi_lab.workload.synthetic import Lognormal
 
@@ -70,7 +66,6 @@ WAITED = {
     "P50 between tokens": "tbt_p50",
     "P99 between tokens": "tbt_p99",
 }
-Register = Callable[[Function], Function]
 
 
 class NeededSizes(TypedDict):
@@ -109,6 +104,7 @@ class EngineSettings(TypedDict, total=False):
 class LoadExperiment(Experiment):
     """An experiment of requests that arrive over time, in rounds."""
 
+    papers: Sequence[Platform] = (YI,)
     max_spread: float = 0.5
 
     needs: ClassVar[Sequence[str]] = tuple(NeededSizes.__annotations__)
@@ -225,33 +221,6 @@ def _replayed_table(bench: ServingBench) -> dict[str, pd.DataFrame]:
     if not any(map(any, bench.replayed.values())):
         return {}
     return {"serving": pd.DataFrame(rows)}
-
-
-def under_load(
-    question: str,
-    seconds: float,
-    *papers: Platform,
-    look: PlotSpec,
-    simulated: Sequence[str] = (),
-    is_simulated: bool = False,
-    is_chained: bool = False,
-) -> Register:
-    """Register an experiment under load, with what `ServingBench` reads of the sizes."""
-    return experiment(
-        LoadExperiment,
-        question=question,
-        seconds=seconds,
-        papers=papers or (YI,),
-        look=look,
-        simulated=simulated,
-        is_simulated=is_simulated,
-        is_chained=is_chained,
-    )
-
-
-def only_simulated(question: str, *papers: Platform, look: PlotSpec) -> Register:
-    """Register one that needs more devices than there are."""
-    return under_load(question, 0, *papers, look=look, simulated=PROFILED, is_simulated=True)
 
 
 @dataclass

@@ -16,18 +16,19 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.experiment.points import Point
+from sarathi_lab.experiment.registry import experiment
 from sarathi_lab.extensions.under_load.bench import (
     CHUNKING,
     LOAD,
     MISTRAL,
     YI,
+    LoadExperiment,
     LoadSizes,
     ServingBench,
     Values,
     compared,
     longest,
     point,
-    under_load,
 )
 from sarathi_lab.extensions.under_load.search import RateGrid, RateSearch, run_lengths
 from sarathi_lab.policy import Policy
@@ -41,9 +42,10 @@ STALL_BINS = 120
 LONG, TBT, TTFT = "longest gap", "TBT P99", "TTFT P50"
 
 
-@under_load(
-    "Do whole prompts stop the tokens of others?",
-    40,
+@experiment(
+    LoadExperiment,
+    question="Do whole prompts stop the tokens of others?",
+    seconds=40,
     look=by_device(
         "point", "longest gap", x="time [s]", y="longest gap [ms]", log_y=True, unit="ms"
     ),
@@ -68,7 +70,12 @@ def sarathi_serve_stalls(
     yield from compared(dataset, waits, {CHUNKING: waits[CHUNKING]})
 
 
-@under_load("Which half of Sarathi-Serve does what?", 40, look=by_device("bar", TTFT, TBT))
+@experiment(
+    LoadExperiment,
+    question="Which half of Sarathi-Serve does what?",
+    seconds=40,
+    look=by_device("bar", TTFT, TBT),
+)
 def sarathi_serve_ablation(
     bench: ServingBench, seed: int, **sizes: Unpack[LoadSizes]
 ) -> Iterator[Point]:
@@ -88,11 +95,11 @@ def sarathi_serve_ablation(
         yield from compared(dataset, waits, {"both": waits[BOTH]})
 
 
-@under_load(
-    "How much more load does Sarathi-Serve sustain?",
-    120,
-    MISTRAL,
-    YI,
+@experiment(
+    LoadExperiment,
+    question="How much more load does Sarathi-Serve sustain?",
+    seconds=120,
+    papers=[MISTRAL, YI],
     look=by_device("bar", "capacity"),
 )
 def sarathi_serve_capacity(
@@ -139,9 +146,10 @@ def sarathi_serve_capacity(
                 yield on_grid(quantity, "ratio", name, gain)
 
 
-@under_load(
-    "Which token budget, when requests arrive over time?",
-    60,
+@experiment(
+    LoadExperiment,
+    question="Which token budget, when requests arrive over time?",
+    seconds=60,
     look=by_device("line", TBT, TTFT, x="budget [tokens]", log_x=True, log_y=True),
 )
 def sarathi_serve_budget(
