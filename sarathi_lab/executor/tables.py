@@ -35,13 +35,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import pandas as pd
 import yaml
 
 from sarathi_lab.config.csv_files import csv_file, csv_name, write_csv
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import REPOSITORY, readable, stated_beside
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.spec import ModelSpec
 
 TIME = "time_us"
@@ -180,36 +181,19 @@ def rows_of_heads(rows: pd.DataFrame, heads: Sequence[int]) -> pd.DataFrame:
     return rows[has_heads.all(axis="columns")]
 
 
-class RowSizes(NamedTuple):
-    """Sizes of a row of attention.csv or iterations.csv, under the names that a batch has for its
-    own.
-    """
-
-    num_prefills: float
-    num_prefill_tokens: float
-    prefill_query_key_pairs: float
-    prefill_kv_tokens: float
-    num_decodes: float
-    num_decode_tokens: float
-    decode_kv_tokens: float
-
-
-def sizes_of(rows: pd.DataFrame) -> list[RowSizes]:
-    """List the sizes of rows with or without num_prefills."""
-    number = rows.num_prefills if "num_prefills" in rows else pd.Series(1, rows.index)
-    chunk = rows.prefill_chunk
-    before = rows.kv_prefill
-    sizes = [
-        number,
-        number * chunk,
-        number * (chunk * before + chunk * (chunk + 1) / 2),
-        number * (before + chunk),
-        rows.n_decode,
-        rows.n_decode,
-        rows.n_decode * rows.kv_decode,
-    ]
-    table = np.stack(sizes, axis=1).astype(float)
-    return [RowSizes(*row) for row in table.tolist()]
+def batches_of(rows: pd.DataFrame) -> list[Batch]:
+    """Make the batches of the rows of attention.csv or iterations.csv."""
+    batches = []
+    for sizes in rows.to_dict("records"):
+        batch = make_batch(
+            prefill_tokens=sizes["prefill_chunk"],
+            start=sizes["kv_prefill"],
+            num_prefills=sizes.get("num_prefills", 1),
+            num_decodes=sizes["n_decode"],
+            context=sizes["kv_decode"],
+        )
+        batches.append(batch)
+    return batches
 
 
 def write_tables(

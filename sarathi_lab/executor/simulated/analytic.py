@@ -63,10 +63,9 @@ class AnalyticOperations:
             _ = hardware.link_rate  # raises if unknown
         self.iteration_overhead = hardware.iteration_overhead
         self.uncertainty = dict(hardware.held_out_errors)
-        num_heads = spec.num_heads // tensor
-        num_kv_heads = self.parallel.kv_heads(spec)
         mean_size = (spec.head_size + spec.heads.value_size) // 2  # of keys and values
-        self.heads = Heads(num_heads, num_kv_heads, mean_size)
+        num_kv_heads = self.parallel.kv_heads(spec)
+        self.heads = Heads(spec.num_heads // tensor, num_kv_heads, mean_size)
         kv_head_bytes = spec.kv_head_bytes(self.dtype_bytes)
         if mean_size != spec.head_size:
             layer_bytes = spec.kv_layer_bytes(self.dtype_bytes)

@@ -20,7 +20,7 @@ from sarathi_lab.executor.simulated.interpolation import (
     nearest_shape,
 )
 from sarathi_lab.executor.simulated.kernel_times import CallTimes, Heads
-from sarathi_lab.executor.tables import SHAPE, RowSizes, rows_of_heads, sizes_of
+from sarathi_lab.executor.tables import SHAPE, batches_of, rows_of_heads
 
 PREFILL = ("prefill_chunk", "kv_prefill")
 DECODE = ("n_decode", "kv_decode")
@@ -121,7 +121,7 @@ def _by_rows(
     rows: pd.DataFrame,
     columns: tuple[str, str],
     point_of: Point,
-    count: Callable[[Batch | RowSizes], Features],
+    count: Callable[[Batch], Features],
     formula: AnalyticOperations,
 ) -> Seconds:
     """Make the function of seconds by a grid over `columns`, or by costs of the features; what
@@ -130,7 +130,7 @@ def _by_rows(
     grid = make_grid(rows, columns)
     if grid is not None:
         return _by_grid(grid, columns, point_of, formula)
-    features = np.array([count(sizes) for sizes in sizes_of(rows)])
+    features = np.array([count(batch) for batch in batches_of(rows)])
     number = rows[columns[0]].to_numpy(float)
     measured_seconds = rows.seconds.to_numpy(float)
     costs = Costs(features, number, measured_seconds)
@@ -142,19 +142,19 @@ def _by_rows(
     return seconds
 
 
-def _count_prefills(sizes: Batch | RowSizes) -> Features:
+def _count_prefills(batch: Batch) -> Features:
     """Count prefills: one call, tokens, query-key pairs and cached tokens."""
-    tokens = sizes.num_prefill_tokens
-    return (1.0, tokens, sizes.prefill_query_key_pairs, sizes.prefill_kv_tokens)
+    tokens = batch.num_prefill_tokens
+    return (1.0, tokens, batch.prefill_query_key_pairs, batch.prefill_kv_tokens)
 
 
-def _count_decodes(sizes: Batch | RowSizes) -> Features:
+def _count_decodes(batch: Batch) -> Features:
     """Count decodes: cached tokens, mean context, decodes and one call. Where all decodes of a
     table have the same context, time that does not grow with their number is taken as the latency
     of reading one context, not as a launch, which overlaps earlier operations.
     """
-    cached = sizes.decode_kv_tokens
-    number = sizes.num_decodes
+    cached = batch.decode_kv_tokens
+    number = batch.num_decodes
     return (cached, cached / number, number, 1.0)
 
 

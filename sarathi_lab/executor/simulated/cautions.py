@@ -77,7 +77,7 @@ def _cautions_of_card(cost: CostModel) -> list[str]:
         setting = hardware.setting_of("memory_bytes")
         cautions.append(
             f"{setting} of {hardware.name} is a round {hardware.memory_bytes / 1e9:g} GB; a GPU "
-            "sold as such reports about 6 % more: state torch.cuda.get_device_properties(0)'s"
+            "sold as such reports about 6 % more: state its total_memory in torch.cuda's properties"
         )
     return cautions
 

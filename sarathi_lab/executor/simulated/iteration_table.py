@@ -18,7 +18,7 @@ from sarathi_lab.executor.simulated.interpolation import (
     fitted_costs,
     grid_of,
 )
-from sarathi_lab.executor.tables import MICROSECOND, TIME, RowSizes, sizes_of
+from sarathi_lab.executor.tables import MICROSECOND, TIME, batches_of
 
 NEAR = 64  # tokens added to contexts, so that short ones differ little from none in logarithms
 # Axes of the decodes' share: logarithms of sizes of the prompts, then of the decodes.
@@ -48,21 +48,21 @@ class Side(NamedTuple):
         return log_tokens, log_context
 
 
-def prompts_of(sizes: Batch | RowSizes) -> Side:
+def prompts_of(batch: Batch) -> Side:
     """Return the prompts of an iteration that has some."""
-    tokens = sizes.num_prefill_tokens
-    pairs = sizes.prefill_query_key_pairs
+    tokens = batch.num_prefill_tokens
+    pairs = batch.prefill_query_key_pairs
     # As many pairs as equal prompts have: a token sees the context, and half of its own prompt.
     seen_by_each = pairs / tokens
     context = max(0.0, seen_by_each - (tokens + 1) / 2)
-    features = (1.0, tokens, pairs, sizes.prefill_kv_tokens, sizes.num_prefills)
+    features = (1.0, tokens, pairs, batch.prefill_kv_tokens, batch.num_prefills)
     return Side(tokens, context, features)
 
 
-def decodes_of(sizes: Batch | RowSizes) -> Side:
+def decodes_of(batch: Batch) -> Side:
     """Return the decodes of an iteration that has some."""
-    number = sizes.num_decode_tokens
-    kv_tokens = sizes.decode_kv_tokens
+    number = batch.num_decode_tokens
+    kv_tokens = batch.decode_kv_tokens
     context = kv_tokens / number
     return Side(number, context, features=(1.0, number, kv_tokens))
 
@@ -86,8 +86,8 @@ class IterationTable:
         self._decodes = _Alone("decodes", rows[has_decodes & ~has_prompts], decodes_of)
         self._shares = self._grid_of_shares(rows[has_prompts & has_decodes])
         # The largest that were measured: tokens of prompts, decodes, and contexts of either.
-        all_prompts = [prompts_of(sizes) for sizes in sizes_of(rows[has_prompts])]
-        all_decodes = [decodes_of(sizes) for sizes in sizes_of(rows[has_decodes])]
+        all_prompts = [prompts_of(batch) for batch in batches_of(rows[has_prompts])]
+        all_decodes = [decodes_of(batch) for batch in batches_of(rows[has_decodes])]
         self.most_tokens = max(side.tokens for side in all_prompts)
         self.most_decodes = max(side.tokens for side in all_decodes)
         self.longest = max(side.context for side in all_prompts + all_decodes)
@@ -118,9 +118,9 @@ class IterationTable:
             return None
         seconds_of_rows = rows[TIME] * MICROSECOND
         shares = []
-        for sizes, seconds in zip(sizes_of(rows), seconds_of_rows, strict=True):
-            prompts = prompts_of(sizes)
-            decodes = decodes_of(sizes)
+        for batch, seconds in zip(batches_of(rows), seconds_of_rows, strict=True):
+            prompts = prompts_of(batch)
+            decodes = decodes_of(batch)
             products = self._prompts.seconds(prompts.with_tokens(decodes.tokens))
             added = seconds - products
             share = added / self._decodes.seconds(decodes)
@@ -136,13 +136,13 @@ class _Alone:
         self,
         kind: str,
         rows: pd.DataFrame,
-        side_of: Callable[[Batch | RowSizes], Side],
+        side_of: Callable[[Batch], Side],
     ) -> None:
         if rows.empty:
             raise UserError(
                 f"iterations.csv has no row of {kind} alone; measure it again with task=calibrate"
             )
-        sides = [side_of(sizes) for sizes in sizes_of(rows)]
+        sides = [side_of(batch) for batch in batches_of(rows)]
         measured = rows[TIME] * MICROSECOND
         seconds = measured.to_numpy(float)
         features = np.array([side.features for side in sides])
