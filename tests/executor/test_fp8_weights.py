@@ -163,7 +163,7 @@ def test_a_simulation_says_what_it_does_not_count():
     backend = SimulatedBackend(load_option("hardware", "a6000"))
     assert any("cache.dtype=fp8" in line for line in backend.cautions(spec))
     profiled = SimulatedBackend(load_option("hardware", "a6000"), cost_model="profiled")
-    with pytest.raises(UserError, match=r"cache\.dtype=auto, not with .* fp8; use"):
+    with pytest.raises(UserError, match=r"cache\.dtype=auto, not with .*=fp8; use"):
         profiled.check(spec, 16)
 
 
