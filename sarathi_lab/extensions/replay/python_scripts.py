@@ -88,10 +88,12 @@ class PythonScript:
             if name not in names or word not in self._text:
                 continue
             argv = [*PROGRAM_WORDS[system]]
-            argv += [str(_value(argument)) for argument in call.args]
+            for argument in call.args:
+                argv.append(str(_value(argument)))
             for keyword in call.keywords:
                 argv += _flags_of_keyword(keyword)
-            return argv + self._fields_set(system)
+            argv += self._fields_set(system)
+            return argv
         return []
 
     def _fields_set(self, system: str) -> list[str]:
@@ -108,12 +110,14 @@ class PythonScript:
 
     def _commands_of_text(self, literal: ast.expr, text: str) -> Iterator[ShellCommand]:
         """Yield the commands in a text that starts a program."""
-        functions = map(self._function_given, self._mentions(literal))
-        if not any(map(STARTING.fullmatch, functions)):
-            return
         changes = self._changes(literal)
-        for command in commands_in(text, self._environment):
-            yield ShellCommand(command.argv + changes, command.variables)
+        for mention in self._mentions(literal):
+            function = self._function_given(mention)
+            if STARTING.fullmatch(function) is None:
+                continue
+            for command in commands_in(text, self._environment):
+                argv = command.argv + changes
+                yield ShellCommand(argv, command.variables)
 
     def _mentions(self, literal: ast.expr) -> list[ast.expr]:
         """Return a literal itself, or where a script names the variable that it is given to."""

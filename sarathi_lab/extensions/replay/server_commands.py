@@ -169,27 +169,44 @@ def _read_server(server: Server, source: str, text: str) -> Statement:
     """Read a command that starts a server, and the version that the text around it installs."""
     system = server.system
     command = CommandArguments(system, server.arguments)
-    variables = server.command.variables
-    environment = {name: variables[name] for name in filter(ENVIRONMENT_NAME.fullmatch, variables)}
     version, version_notes = _version_of(server, text)
-    defaults = OTHER_DEFAULTS.get(system, {})
-    arguments = {"version": version, **defaults, **command.values, **environment}
+    environment = _environment_of(server)
+    arguments: dict[str, object] = {"version": version}
+    arguments |= OTHER_DEFAULTS.get(system, {})
+    arguments |= command.values
+    arguments |= environment
     effective = _effective(system, arguments)
     _check_is_told(system, [*command.unread, *effective], source)
     notes = list[str]()
     for argument in filter(VARIABLE.search, effective):
-        del arguments[argument.partition("=")[0]]
+        name = argument.partition("=")[0]
+        del arguments[name]
         notes.append(f"{argument} (nothing here sets the variable)")
     if command.unread:
         notes.append(f"{' '.join(command.unread)} (no flag stands before it)")
     statement = read_arguments(system, arguments, source, is_typed=True, is_complete=True)
     not_simulated = [*statement.not_simulated, *notes, *version_notes, *server.command.notes]
     statement = replace(statement, not_simulated=not_simulated)
-    switch = environment.get(V0_SWITCH)
-    if system != "vllm" or switch == "1":
+    if system != "vllm":
         return statement
+    return _with_rules(statement, environment.get(V0_SWITCH, ""))
+
+
+def _environment_of(server: Server) -> dict[str, str]:
+    """Return the variables of servers that are set for one."""
+    environment = dict[str, str]()
+    for name, value in server.command.variables.items():
+        if ENVIRONMENT_NAME.fullmatch(name):
+            environment[name] = value
+    return environment
+
+
+def _with_rules(statement: Statement, switch: str) -> Statement:
+    """Let a server of vLLM's have the rules of its engine, which a variable may switch."""
     if switch == "0":
         return with_rules_of_v0(statement)
+    if switch == "1":
+        return statement
     return with_rules_of_version(statement)
 
 

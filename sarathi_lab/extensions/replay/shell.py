@@ -126,10 +126,12 @@ def _command_lines(script: str) -> Iterator[tuple[int, str]]:
         if OF_SCRIPT.search(lines[start]):
             while end < len(lines) and _goes_on(lines[start:end], lines[end]):
                 end += 1
-            if end - start > MOST_LINES:
+            num_lines = end - start
+            if num_lines > MOST_LINES:
                 end = start + 1
             joined = "\n".join(lines[start:end])
-            yield start + 1, BREAK.sub("\n", joined)
+            number = start + 1
+            yield number, BREAK.sub("\n", joined)
         start = end
 
 
