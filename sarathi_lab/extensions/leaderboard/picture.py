@@ -27,8 +27,9 @@ def draw(board: pd.DataFrame) -> Figure:
     from sarathi_lab.results.plots.plot import PanelLayout, plot
 
     looks = _looks()
-    contest_of_row = board.groupby([*CONTEST, "objective"], sort=False).ngroup()
-    marks = _marks(board.assign(panel=contest_of_row), looks)
+    contests = board.groupby([*CONTEST, "objective"], sort=False)
+    in_panels = board.assign(panel=contests.ngroup())
+    marks = _marks(in_panels, looks)
     panels = list(marks.panel.unique())
     num_columns = min(2, len(panels))
     num_rows = math.ceil(len(panels) / num_columns)
@@ -36,8 +37,7 @@ def draw(board: pd.DataFrame) -> Figure:
     panel_height = 0.8 + 0.16 * board.policy.nunique()
     size = (style.WIDTH, 1.2 + num_rows * panel_height)
     grid = PanelLayout(panels, num_columns, size)
-    without_intervals = marks.drop(columns=["low", "high"], errors="ignore")
-    figure, axes = plot(without_intervals, x="goodput", y="height", grid=grid)
+    figure, axes = plot(marks, x="goodput", y="height", grid=grid)
     for panel, rows in marks.groupby("panel", sort=False):
         _label(axes[panel], rows)
     keys = [look.key() for look in looks.values()]
@@ -66,25 +66,35 @@ def _marks(board: pd.DataFrame, looks: dict[tuple[str, bool], Look]) -> pd.DataF
     """Return the look and height of each row: the best at default budgets is on top."""
     marks = []
     for _, rows in board.groupby("panel", sort=False):
-        rank = rows.policy.factorize()[0]
-        with_height = rows.assign(height=rank.max() - rank)
+        rank, policies = rows.policy.factorize()
+        top = len(policies) - 1
+        with_height = rows.assign(height=top - rank)
         for budget in (DEFAULT, BEST):
-            of_budget = with_height[with_height["at"] == budget]
-            look = [looks[budget, bool(is_leading)] for is_leading in is_first(of_budget)]
-            column = pd.Series(look, of_budget.index, dtype=object)
+            is_of_budget = with_height["at"] == budget
+            of_budget = with_height[is_of_budget]
+            look_of_row = []
+            for is_leading in is_first(of_budget):
+                look = looks[budget, bool(is_leading)]
+                look_of_row.append(look)
+            column = pd.Series(look_of_row, of_budget.index, dtype=object)
             marks.append(of_budget.assign(look=column))
-    return pd.concat(marks)
+    table = pd.concat(marks)
+    # Intervals are in the tables.
+    return table.drop(columns=["low", "high"], errors="ignore")
 
 
 def _label(ax: Axes, rows: pd.DataFrame) -> None:
     """Name the panel and its policies, and join the markers of each by a line."""
-    goodputs = rows.groupby(["height", "policy"]).goodput.agg(["min", "max"]).reset_index()
-    ax.hlines(goodputs.height, goodputs["min"], goodputs["max"], color="0.7", lw=1)
-    ax.set_yticks(goodputs.height, goodputs.policy, fontsize=7)
+    by_policy = rows.groupby(["height", "policy"])
+    goodputs = by_policy.goodput.agg(["min", "max"])
+    goodputs = goodputs.reset_index()
+    heights = goodputs.height
+    ax.hlines(heights, goodputs["min"], goodputs["max"], color="0.7", lw=1)
+    ax.set_yticks(heights, goodputs.policy, fontsize=7)
+    ax.set_ylim(-1, len(goodputs))
     contest = rows.iloc[0]  # as every row
     title = f"{contest.model}, {gpu(contest)}, {contest.objective}"
     ax.set_title(title, fontsize=9)
     largest = rows.goodput.max() or 1.0
     ax.set_xlim(0, 1.05 * largest)
-    ax.set_ylim(-1, len(goodputs))
     ax.set_xlabel("goodput [requests/s]")

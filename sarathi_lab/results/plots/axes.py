@@ -51,7 +51,8 @@ def is_ratio(quantity: str) -> bool:
 def is_wide(values: pd.Series) -> bool:
     """Return whether amounts differ by more than `WIDE_RANGE`."""
     low = float(values.min())
-    return low > 0 and float(values.max()) / low > WIDE_RANGE
+    high = float(values.max())
+    return low > 0 and high / low > WIDE_RANGE
 
 
 def scale_of(rows: pd.DataFrame, *, is_ratio: bool, is_log: bool) -> Scale:
@@ -59,7 +60,8 @@ def scale_of(rows: pd.DataFrame, *, is_ratio: bool, is_log: bool) -> Scale:
     low = float(rows["value"].min())
     high = float(rows["value"].max())
     ends = rows["high"].fillna(rows["value"])
-    top = max(high, min(float(ends.max()), LONGEST_BAR * high))
+    longest = float(ends.max())
+    top = max(high, min(longest, LONGEST_BAR * high))
     if is_log and low > 0:
         return Scale(low / 1.3, 1.3 * top, is_log=True, note=LOG_SCALE)
     if is_ratio and high <= 2 * low:
@@ -87,7 +89,9 @@ def _scale_beside_one(low: float, top: float) -> Scale:
 
 def set_quantity_axis(ax: Axes, scale: Scale, label: str, *, along_x: bool = False) -> None:
     """Scale and label the axis of a quantity, along x where names are in rows."""
-    kind = "log" if scale.is_log else "linear"
+    kind = "linear"
+    if scale.is_log:
+        kind = "log"
     ends = (scale.start, scale.end)
     if scale.note:
         label = f"{label}, {scale.note}"
@@ -97,8 +101,12 @@ def set_quantity_axis(ax: Axes, scale: Scale, label: str, *, along_x: bool = Fal
         ax.xaxis.set_major_locator(MaxNLocator(3))  # panels in rows are narrow
     else:
         ax.set(yscale=kind, ylim=ends, ylabel=label)
-    if scale.is_log:
-        style.tick_in_steps(ax.xaxis if along_x else ax.yaxis)
+    if not scale.is_log:
+        return
+    if along_x:
+        style.tick_in_steps(ax.xaxis)
+    else:
+        style.tick_in_steps(ax.yaxis)
 
 
 def is_geometric(values: pd.Series) -> bool:
@@ -106,7 +114,8 @@ def is_geometric(values: pd.Series) -> bool:
     in_order = np.unique(values.dropna())
     if len(in_order) < 3 or in_order[0] <= 0:
         return False
-    return bool((in_order[1:] / in_order[:-1]).min() > GEOMETRIC)
+    factors = in_order[1:] / in_order[:-1]
+    return bool(factors.min() > GEOMETRIC)
 
 
 def set_setting_axis(ax: Axes, values: pd.Series, label: str, *, is_log: bool) -> None:

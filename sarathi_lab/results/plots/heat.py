@@ -44,14 +44,18 @@ def amount_scale(values: pd.Series, *, is_less_better: bool, may_be_log: bool) -
     """Return the scale of amounts, logarithmic where they differ by more than `WIDE_RANGE` and it
     `may_be_log`.
     """
-    cmap = f"{AMOUNTS}_r" if is_less_better else AMOUNTS
+    cmap = AMOUNTS
+    if is_less_better:
+        cmap = f"{AMOUNTS}_r"
     low = float(values.min())
     high = float(values.max())
     if may_be_log and is_wide(values):
         return HeatScale(LogNorm(low, high), cmap)
     # Paler than half the map, so that equal amounts do not look extreme.
-    spread = max(high - low, 0.25 * abs(high)) or 1.0
-    return HeatScale(Normalize(low, low + spread), cmap)
+    least_spread = 0.25 * abs(high)
+    spread = max(high - low, least_spread) or 1.0
+    norm = Normalize(low, low + spread)
+    return HeatScale(norm, cmap)
 
 
 def heat_map(
@@ -92,26 +96,34 @@ def heat_map(
     table = table.drop_duplicates(["panel", x, y], keep="last")
     table[x] = pd.Categorical(table[x], along)
     table[y] = pd.Categorical(table[y], upwards)
-    size = _size(list(map(text, along)), list(map(text, upwards)), len(labels), len(columns))
+    x_names = list(map(text, along))
+    y_names = list(map(text, upwards))
+    size = _size(x_names, y_names, len(labels), len(columns))
     grid = PanelLayout(panels, len(columns), size)
     figure, ax_of_panel = plot(table, x=x, y=y, hue="scale", kind="heat", grid=grid)
 
     for label, column in panels:
         ax = ax_of_panel[label, column]
-        _label_cells(ax, along, upwards)
+        _label_cells(ax, x_names, y_names)
         letters = int(style.inches_wide(ax) / style.LETTER)
-        ax.set_xlabel(textwrap.fill(style.axis_name(x), letters))
+        x_label = style.axis_name(x)
+        ax.set_xlabel(textwrap.fill(x_label, letters))
         if col:
-            ax.set_title(f"{style.short_name(col)} {text(column)}", fontsize=9)
+            setting = style.short_name(col)
+            ax.set_title(f"{setting} {text(column)}", fontsize=9)
             label += "\n"  # it is above the titles of the columns
         if column != columns[0]:
             ax.set_yticks([])
             continue
         ax.set_title(label, loc="left", fontsize=9, linespacing=1.5)
         if is_number_upwards:  # names need no label
-            ax.set_ylabel(style.short_name(y))
+            y_label = style.short_name(y)
+            ax.set_ylabel(y_label)
     num_cells = len(panels) * len(along) * len(upwards)
-    style.legend_below(figure, _keys(table, notes, not_run if len(table) < num_cells else ""))
+    if len(table) == num_cells:
+        not_run = ""
+    keys = _keys(table, notes, not_run)
+    style.legend_below(figure, keys)
     return figure
 
 
@@ -127,28 +139,43 @@ def _size(
     along: Sequence[str], upwards: Sequence[str], num_rows: int, num_columns: int
 ) -> tuple[float, float]:
     """Return the inches of a picture whose panels have cells for these names."""
-    width_of_names = style.LETTER * max(map(len, upwards))
-    width = MARGIN + width_of_names + CELL_WIDTH * len(along) * num_columns
+    width_of_names = _inches(upwards)
+    num_cells_beside = num_columns * len(along)
+    width = MARGIN + width_of_names + CELL_WIDTH * num_cells_beside
+    width = max(LEAST_WIDTH, width)
     height_of_panel = LABELS + CELL_HEIGHT * len(upwards)
     if _are_upright(along):
-        height_of_panel += style.LETTER * max(map(len, along))
-    return min(style.WIDTH, max(LEAST_WIDTH, width)), height_of_panel * num_rows + 0.5
+        height_of_panel += _inches(along)
+    height = num_rows * height_of_panel + 0.5
+    return min(style.WIDTH, width), height
+
+
+def _inches(names: Sequence[str]) -> float:
+    """Return the length of the longest name."""
+    letters = max(map(len, names))
+    return style.LETTER * letters
 
 
 def _are_upright(names: Sequence[str]) -> bool:
     """Return whether names along x are written upright, being wider than a cell."""
-    return style.LETTER * max(map(len, names)) > CELL_WIDTH
+    return _inches(names) > CELL_WIDTH
 
 
-def _label_cells(ax: Axes, along: pd.Index, upwards: pd.Index) -> None:
+def _label_cells(ax: Axes, along: Sequence[str], upwards: Sequence[str]) -> None:
     """Write the values of both settings beside the cells, which are grey where nothing ran."""
     ax.grid(False)
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
-    ax.set(facecolor=GREY, xlim=(0, len(along)), ylim=(len(upwards), 0))
-    names = list(map(text, along))
-    ax.set_xticks(np.arange(len(along)) + 0.5, names, rotation=90 * _are_upright(names))
-    ax.set_yticks(np.arange(len(upwards)) + 0.5, list(map(text, upwards)))
+    ax.set_facecolor(GREY)
+    ax.set_xlim(0, len(along))
+    ax.set_ylim(len(upwards), 0)
+    rotation = 0
+    if _are_upright(along):
+        rotation = 90
+    middles = np.arange(len(along)) + 0.5
+    ax.set_xticks(middles, along, rotation=rotation)
+    middles = np.arange(len(upwards)) + 0.5
+    ax.set_yticks(middles, upwards)
 
 
 def _keys(cells: pd.DataFrame, notes: Sequence[str], not_run: str) -> list[Artist]:
@@ -163,7 +190,9 @@ def _keys(cells: pd.DataFrame, notes: Sequence[str], not_run: str) -> list[Artis
         colours[not_run] = GREY
     keys: list[Artist] = []
     for label, colour in colours.items():
-        keys.append(Patch(facecolor=colour, edgecolor="0.6", label=label))
+        square = Patch(facecolor=colour, edgecolor="0.6", label=label)
+        keys.append(square)
     for note in notes:
-        keys.append(Patch(facecolor="none", edgecolor="none", label=note))
+        text_alone = Patch(facecolor="none", edgecolor="none", label=note)
+        keys.append(text_alone)
     return keys

@@ -10,9 +10,11 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pandas as pd
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sarathi_lab.results.plots import style
@@ -51,37 +53,40 @@ def draw_lines(
     `notes` are further keys of the legend.
     """
     facets = [""]
+    rows = rows.assign(facet="")
     if axes.col:
         facets = values_of(rows, axes.col)
-        rows = at_each_value(rows, axes.col).reset_index(drop=True)
-        rows = rows.assign(facet=rows[axes.col].map(text))
-    else:
-        rows = rows.assign(facet="")
+        repeated = at_each_value(rows, axes.col)
+        rows = repeated.reset_index(drop=True)
+        rows["facet"] = rows[axes.col].map(text)
+    panels = list(product(quantities, facets))
+    panel_of_row = zip(rows["quantity"], rows["facet"], strict=True)
     at, names = _places(rows, axes, quantities[0])
-    panels = [(quantity, facet) for quantity in quantities for facet in facets]
-    panel = column_of(zip(rows["quantity"], rows["facet"], strict=True), rows)
     looks, keys = _looks(rows, axes)
-    marks = rows.assign(at=at, panel=panel, look=looks)
-    marks = marks.dropna(subset=["value", "look"]).sort_values("at", kind="stable")
+    marks = rows.assign(
+        panel=column_of(panel_of_row, rows),
+        at=at,
+        look=looks,
+    )
+    drawn = marks.dropna(subset=["value", "look"])
+    in_order = drawn.sort_values("at", kind="stable")
     grid = _grid(panels, num_facets=len(facets), num_names=len(names))
     if names:
-        figure, ax_of_panel = plot(marks, x="value", y="at", grid=grid)
+        figure, ax_of_panel = plot(in_order, x="value", y="at", grid=grid)
     else:
-        figure, ax_of_panel = plot(marks, x="at", y="value", grid=grid)
+        figure, ax_of_panel = plot(in_order, x="at", y="value", grid=grid)
 
     for quantity, facet in panels:
         ax = ax_of_panel[quantity, facet]
-        of_all_facets = rows[rows["quantity"] == quantity]  # to be compared by eye
-        is_log = is_wide(of_all_facets["value"])
-        scale = scale_of(of_all_facets, is_ratio=is_ratio(quantity), is_log=is_log)
-        heading = of_all_facets["heading"].iloc[0]
-        set_quantity_axis(ax, scale, heading, along_x=bool(names))
+        is_of_quantity = rows["quantity"] == quantity
+        _label_quantity(ax, rows[is_of_quantity], along_x=bool(names))
         if names:
             ax.set_yticks(range(len(names)), names)
             ax.set_ylim(-0.6, len(names) - 0.4)
         else:
             label = style.axis_name(axes.x)
-            set_setting_axis(ax, at.dropna(), label, is_log=is_geometric(at))
+            is_log = is_geometric(at)
+            set_setting_axis(ax, at.dropna(), label, is_log=is_log)
         if facet != facets[0]:
             ax.set_ylabel("")
         if axes.col and quantity == quantities[0]:
@@ -91,20 +96,35 @@ def draw_lines(
     return figure
 
 
+def _label_quantity(ax: Axes, rows: pd.DataFrame, *, along_x: bool) -> None:
+    """Scale and label the axis of a quantity, of which the rows are those of all panels."""
+    quantity = rows["quantity"].iloc[0]
+    heading = rows["heading"].iloc[0]
+    scale = scale_of(
+        rows,
+        is_ratio=is_ratio(quantity),
+        is_log=is_wide(rows["value"]),
+    )
+    set_quantity_axis(ax, scale, heading, along_x=along_x)
+
+
 def _places(rows: pd.DataFrame, axes: PlotAxes, quantity: str) -> tuple[pd.Series, list[str]]:
     """Return where each row is, and the names in rows from below, [] along a number.
 
     Of policies the best by `quantity` is on top.
     """
     if is_numeric(rows, axes.x):
-        return rows[axes.x].astype(float), []
+        numbers = rows[axes.x].astype(float)
+        return numbers, []
     name = names_of(rows, axes.x)
     names = list(name.unique())
     names.reverse()  # the first on top
     if axes.x == "policy":
-        shown = rows[rows["quantity"] == quantity]
+        is_of_quantity = rows["quantity"] == quantity
+        shown = rows[is_of_quantity]
+        values_of_name = shown["value"].groupby(name)
+        medians = values_of_name.median().reindex(names)
         is_more_better = not shown["is_less_better"].iloc[0]
-        medians = shown["value"].groupby(name).median().reindex(names)
         best_last = medians.sort_values(ascending=is_more_better, kind="stable")
         names = list(best_last.index)
     return name.map(names.index), names
@@ -120,7 +140,10 @@ def _grid(panels: Sequence[tuple[str, str]], *, num_facets: int, num_names: int)
         columns = COLUMNS.get(len(panels), 3)
     num_rows = math.ceil(len(panels) / columns)
     height = max(PANEL, 0.9 + ROW * num_names)
-    size = (WIDTHS.get(columns, style.WIDTH), num_rows * height + 0.5)
+    size = (
+        WIDTHS.get(columns, style.WIDTH),
+        num_rows * height + 0.5,
+    )
     shares = {}
     if num_names or num_facets > 1:
         shares["sharey"] = "row"
@@ -156,22 +179,28 @@ class _Styles:
     def look(self, row: pd.Series) -> Look:
         """Return the look of a row's series, with its name in the legend."""
         value = text(row[self.hue])
-        number = 0
-        if self.has_variants:
-            number = self.variants.index(row["variant"])
-        elif value in self.colours:
-            number = list(self.colours).index(value)
         policy = row["policy"]
-        colour = self.colours.get(value) or style.colours([policy])[policy]
-        look = Look(row["label"], colour, marker=style.marker(number))
+        if value in self.colours:
+            colour = self.colours[value]
+        else:
+            colour = style.colours([policy])[policy]
+        marker = style.marker(self._marker_number(row["variant"], value))
+        look = Look(row["label"], colour, marker=marker)
         if self.is_listed:
             return replace(look, dash="")
-        if row["is_baseline"]:
-            turn = self.baselines.index(policy) % len(DASHES)
-            look = replace(look, dash=DASHES[turn])
-            if not self.has_variants:
-                look = replace(look, marker="")  # the dash is enough
-        return look
+        if not row["is_baseline"]:
+            return look
+        turn = self.baselines.index(policy) % len(DASHES)
+        if not self.has_variants:
+            look = replace(look, marker="")  # the dash is enough
+        return replace(look, dash=DASHES[turn])
+
+    def _marker_number(self, variant: str, value: str) -> int:
+        if self.has_variants:
+            return self.variants.index(variant)
+        if value in self.colours:
+            return list(self.colours).index(value)
+        return 0
 
     def keys(self, row: pd.Series, look: Look) -> list[Look]:
         """Return what explains a series: its colour and dash, and the marker of its variant."""
@@ -191,31 +220,39 @@ def _looks(rows: pd.DataFrame, axes: PlotAxes) -> tuple[pd.Series, list[Artist]]
     hue = axes.hue or "policy"
     is_listed = not is_numeric(rows, axes.x)
     variants = [named(row, axes.others) for _, row in rows.iterrows()]
-    rows = rows.assign(label=_labels(rows, axes, hue), variant=variants)
+    rows = rows.assign(
+        label=_labels(rows, axes, hue),
+        variant=variants,
+    )
     if hue == "policy" and not is_listed:
-        rows["label"] = rows["label"].map(_joint_names(rows, axes))
+        joint_names = _joint_names(rows, axes)
+        rows["label"] = rows["label"].map(joint_names)
+    rows["series"] = group_keys(rows, ["label", hue, "variant"])
     is_baseline = rows["is_baseline"].astype(bool)
+    baselines = rows["policy"][is_baseline]
+    hues = values_of(rows, hue)
     styles = _Styles(
         hue=hue,
-        colours=style.colours(values_of(rows, hue)),
-        baselines=list(rows["policy"][is_baseline].unique()),
+        colours=style.colours(hues),
+        baselines=list(baselines.unique()),
         variants=list(dict.fromkeys(variants)),
         is_listed=is_listed,
     )
     looks = {}
-    keys: dict[str, Look] = {}
-    rows["series"] = group_keys(rows, ["label", hue, "variant"])
-    drawn = rows.dropna(subset="label").drop_duplicates("series")
-    baselines_last = drawn.sort_values("is_baseline", kind="stable")
+    keys: dict[str, Look] = {}  # each label once
+    with_label = rows.dropna(subset="label")
+    first_rows = with_label.drop_duplicates("series")
+    baselines_last = first_rows.sort_values("is_baseline", kind="stable")
     for _, row in baselines_last.iterrows():
         look = styles.look(row)
         looks[row["series"]] = look
         for key in styles.keys(row, look):
             keys.setdefault(key.name, key)
+    look_of_row = rows["series"].map(looks)
     has_names_below = axes.x == "policy" and axes.hue is None
     if len(keys) == 1 or has_names_below:
-        keys = {}
-    return rows["series"].map(looks), [key.key() for key in keys.values()]
+        return look_of_row, []
+    return look_of_row, [key.key() for key in keys.values()]
 
 
 def _labels(rows: pd.DataFrame, axes: PlotAxes, hue: str) -> pd.Series:
@@ -233,15 +270,19 @@ def _joint_names(rows: pd.DataFrame, axes: PlotAxes) -> dict[str, str]:
     """Return the names of the policies that are drawn, joined with those of policies that are equal
     to the last digit in all panels.
     """
-    settings = [axes.x, *axes.others]
+    compared = [axes.x, *axes.others, "quantity", "digits"]
     if axes.col:
-        settings.append(axes.col)
+        compared.append(axes.col)
     digits = rows["value"].map(f"{{:.{SAME}g}}".format)
-    points = group_keys(rows.assign(digits=digits), [*settings, "quantity", "digits"])
+    with_digits = rows.assign(digits=digits)
+    points = group_keys(with_digits, compared)
     # The first of equal ones is drawn: a baseline only if all are.
-    in_order = rows.sort_values("is_baseline", kind="stable")
+    baselines_last = rows.sort_values("is_baseline", kind="stable")
     equal_labels = defaultdict(list)
-    for label, of_label in in_order.groupby("label", sort=False):
-        points_of_label = points[of_label.index]
-        equal_labels[frozenset(points_of_label)].append(str(label))
-    return {equal[0]: " = ".join(equal) for equal in equal_labels.values()}
+    for label, of_label in baselines_last.groupby("label", sort=False):
+        points_of_label = frozenset(points[of_label.index])
+        equal_labels[points_of_label].append(str(label))
+    joint_names = {}
+    for equal in equal_labels.values():
+        joint_names[equal[0]] = " = ".join(equal)
+    return joint_names

@@ -46,8 +46,11 @@ def draw_maps(
     table = pd.concat(tables, ignore_index=True)
     label_of_row = []
     for _, cell in table.iterrows():
+        label = cell["label"]
         values = named(cell, axes.others)
-        label_of_row.append(", ".join(filter(None, [cell["label"], values])))
+        if values:
+            label += f", {values}"
+        label_of_row.append(label)
     notes = []
     if not table["is_decided"].all():
         notes.append(f"~: {undecided}")
@@ -59,16 +62,22 @@ def draw_maps(
 
 def _gains(cells: pd.DataFrame) -> pd.DataFrame:
     """Show ratios as gains in percent; those that are undecided or small have no colour."""
-    percent = 100 * (cells["value"] - 1)
-    has_colour = cells["is_decided"] & (percent.abs() > 100 * BAND)
-    better = percent.where(~cells["is_less_better"], -percent)
+    gain = cells["value"] - 1
+    percent = 100 * gain
+    is_decided = cells["is_decided"]
+    has_colour = is_decided & (percent.abs() > 100 * BAND)
+    better = percent.mask(cells["is_less_better"], -percent)
     number = percent.map("{:+.0f}".format)
-    heading = str(cells["heading"].iloc[0]).partition(" (")[0]
+    number = number.where(is_decided, "~" + number)
+    heading = str(cells["heading"].iloc[0])
+    ratio, _, _ = heading.partition(" (")
+    label = ratio.replace(" / ", " over ")
+    scales = [GAIN] * len(cells)
     return cells.assign(
-        label=heading.replace(" / ", " over ") + " [%]",
-        scale=column_of([GAIN] * len(cells), cells),
+        label=f"{label} [%]",
+        scale=column_of(scales, cells),
         shade=better.where(has_colour, 0.0),
-        text=number.where(cells["is_decided"], "~" + number) + _marks(cells),
+        text=number + _marks(cells),
     )
 
 
@@ -79,9 +88,10 @@ def _amounts(cells: pd.DataFrame) -> pd.DataFrame:
         is_less_better=first["is_less_better"],
         may_be_log=not is_share(first["quantity"]),  # the shares that matter are near to all
     )
+    scales = [scale] * len(cells)
     return cells.assign(
         label=first["heading"],
-        scale=column_of([scale] * len(cells), cells),
+        scale=column_of(scales, cells),
         shade=cells["value"],
         text=cells["value"].map(amount) + _marks(cells),
     )

@@ -6,7 +6,7 @@ Sweeps, figures, maps, searches, boards and replays differ in how rows, looks an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
@@ -110,20 +110,21 @@ def plot(
     Returns:
         The figure, and its axes by panel.
     """
-    num_rows = math.ceil(len(grid.panels) / grid.columns)
-    figure, every_ax = style.panels(max(1, num_rows), grid.columns, grid.size, **grid.shares)
+    num_rows = max(1, math.ceil(len(grid.panels) / grid.columns))
+    figure, every_ax = style.panels(num_rows, grid.columns, grid.size, **grid.shares)
     axes: dict[Hashable, Axes] = {}
     # The last row may have fewer panels than columns: it is filled with None.
-    for ax, panel in zip_longest(every_ax, grid.panels):
-        if panel is None:
+    for ax, name in zip_longest(every_ax, grid.panels):
+        if name is None:
             ax.set_axis_off()
             continue
-        axes[panel] = ax
-        is_in_panel = rows[col].isin([panel])  # compares tuples as one value, which == does not
-        series = rows[is_in_panel].groupby(hue, sort=False)
-        for _, marks in series:
+        axes[name] = ax
+        panel = _Panel(ax, x, y)
+        is_in_panel = rows[col].isin([name])  # compares tuples as one value, which == does not
+        in_panel = rows[is_in_panel]
+        for _, marks in in_panel.groupby(hue, sort=False):
             look = marks[hue].iloc[0]
-            DRAW[kind](ax, marks, x, y, look)
+            panel.draw(kind, marks, look)
     return figure, axes
 
 
@@ -134,7 +135,8 @@ def column_of(values: Iterable[object], rows: pd.DataFrame) -> pd.Series:
 
 def styled(rows: pd.DataFrame, look: Look) -> pd.DataFrame:
     """Return rows that are all drawn by one `look`."""
-    return rows.assign(look=column_of([look] * len(rows), rows))
+    looks = [look] * len(rows)
+    return rows.assign(look=column_of(looks, rows))
 
 
 def distribution(values: pd.Series) -> pd.DataFrame:
@@ -142,60 +144,13 @@ def distribution(values: pd.Series) -> pd.DataFrame:
 
     Their look should have `steps-post`.
     """
-    ordered = values.dropna().sort_values().to_numpy(float)
-    at = np.concatenate([ordered[:1], ordered])  # it rises from nothing at the first value
-    shares = np.arange(len(at)) / max(1, len(ordered))
+    in_order = values.dropna().sort_values()
+    numbers = in_order.to_numpy(float)
+    least = numbers[:1]
+    at = np.concatenate([least, numbers])  # it rises from nothing at the first value
+    counts = np.arange(len(at))
+    shares = counts / max(1, len(numbers))
     return pd.DataFrame({"at": at, "value": shares})
-
-
-def _draw_line(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> None:
-    is_across = rows[x].isna() & rows[y].notna()
-    _draw_across(ax, rows[is_across], y, look)
-    _draw_points(ax, rows[~is_across], x, y, look)
-
-
-def _draw_bars(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> None:
-    is_point = rows["width"].isna()
-    bars = rows[~is_point]
-    ax.bar(bars[x], bars[y], bars["width"], color=look.colour)
-    ax.vlines(bars[x], bars["low"], bars["high"], color="black", linewidth=0.9)
-    _draw_points(ax, rows[is_point], x, y, look)
-
-
-def _draw_across(ax: Axes, rows: pd.DataFrame, y: str, look: Look) -> None:
-    """Draw lines of what has no place along x, with the bands of their intervals."""
-    for row in rows.to_dict("records"):
-        ax.axhline(row[y], color=look.colour, ls=look.dash)
-        low = row.get("low", math.nan)
-        if not math.isnan(low):
-            ax.axhspan(low, row["high"], color=look.colour, alpha=BAND, lw=0)
-
-
-def _draw_points(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: Look) -> None:
-    """Draw a line through points with their intervals, and the marks of some points."""
-    if rows.empty:
-        return
-    marks = look.marks()
-    if not look.marker and len(rows) == 1:
-        marks["marker"] = "o"  # a line of one point cannot be seen
-    if look.is_thinned:
-        marks["markevery"] = math.ceil(len(rows) / MOST_MARKERS)
-    marks |= _error_bars(rows, y)
-    ax.errorbar(rows[x], rows[y], capsize=2, zorder=3, label=look.name, **marks)
-    if "is_unsteady" in rows:
-        unsteady = rows[rows["is_unsteady"]]
-        _mark(ax, unsteady[x], unsteady[y], color="black", marker=UNSTEADY, zorder=5)
-    if "is_decided" in rows:
-        undecided = rows[~rows["is_decided"]]
-        marker = look.marker or "o"
-        hollow = {"color": look.colour, "marker": marker, "markerfacecolor": "w"}
-        _mark(ax, undecided[x], undecided[y], zorder=4, **hollow)
-
-
-def _mark(ax: Axes, x: pd.Series, y: pd.Series, **marks: Any) -> None:
-    """Draw markers over points, if there are any."""
-    if len(x):
-        ax.plot(x, y, ls="", **marks)
 
 
 def _error_bars(rows: pd.DataFrame, y: str) -> dict[str, Any]:
@@ -205,36 +160,119 @@ def _error_bars(rows: pd.DataFrame, y: str) -> dict[str, Any]:
     # A length is not negative: a median may lie outside of its interval by rounding.
     below = rows["value"] - rows["low"]
     above = rows["high"] - rows["value"]
-    lengths = [below.clip(lower=0.0), above.clip(lower=0.0)]
+    lengths = [
+        below.clip(lower=0.0),
+        above.clip(lower=0.0),
+    ]
     side = "xerr"
     if y == "value":
         side = "yerr"
     return {side: lengths, "elinewidth": 0.8}
 
 
-def _draw_cells(ax: Axes, cells: pd.DataFrame, x: str, y: str, scale: HeatScale) -> None:
-    """Draw a number in each cell, the first category of y above.
+@dataclass(frozen=True)
+class _Panel:
+    """A panel, and the columns of what is along x and upwards."""
 
-    Seaborn's heat map would lay out the whole picture again for every panel.
-    """
-    columns = cells[x].cat
-    rows = cells[y].cat
-    shades = np.full((len(rows.categories), len(columns.categories)), np.nan)
-    shades[rows.codes, columns.codes] = cells["shade"]
-    drawn = np.ma.masked_invalid(shades)
-    cmap = plt.get_cmap(scale.cmap)
-    ax.pcolormesh(drawn, cmap=cmap, norm=scale.norm, edgecolors="white", linewidth=0.5)
-    colours = cmap(scale.norm(cells["shade"].to_numpy(float)))
-    is_dark = colours[:, :3] @ LUMINANCE < DARK
-    places = zip(rows.codes, columns.codes, strict=True)
-    for (row, column), text, needs_white in zip(places, cells["text"], is_dark, strict=True):
-        drawn_text = ax.text(column + 0.5, row + 0.5, text, ha="center", va="center")
-        drawn_text.set(fontsize=FONT, color="white" if needs_white else "black")
+    ax: Axes
+    x: str
+    y: str
 
+    def draw(self, kind: Kind, rows: pd.DataFrame, look: Any) -> None:
+        """Draw rows by their `Look`, in a heat map by their `HeatScale`."""
+        if kind == "heat":
+            self._draw_cells(rows, look)
+        elif kind == "bar":
+            self._draw_bars(rows, look)
+        else:
+            is_across = rows[self.x].isna()
+            self._draw_across(rows[is_across], look)
+            self._draw_points(rows[~is_across], look)
 
-# The last argument is a `Look`, in a heat map a `HeatScale`.
-DRAW: Mapping[Kind, Callable[[Axes, pd.DataFrame, str, str, Any], None]] = {
-    "line": _draw_line,
-    "bar": _draw_bars,
-    "heat": _draw_cells,
-}
+    def _draw_bars(self, rows: pd.DataFrame, look: Look) -> None:
+        is_point = rows["width"].isna()
+        bars = rows[~is_point]
+        at = bars[self.x]
+        self.ax.bar(at, bars[self.y], bars["width"], color=look.colour)
+        self.ax.vlines(at, bars["low"], bars["high"], color="black", linewidth=0.9)
+        self._draw_points(rows[is_point], look)
+
+    def _draw_across(self, rows: pd.DataFrame, look: Look) -> None:
+        """Draw lines of what has no place along x, with the bands of their intervals."""
+        for row in rows.to_dict("records"):
+            value = row[self.y]
+            self.ax.axhline(value, color=look.colour, ls=look.dash)
+            low = row.get("low", math.nan)
+            if not math.isnan(low):
+                high = row["high"]
+                self.ax.axhspan(low, high, color=look.colour, alpha=BAND, lw=0)
+
+    def _draw_points(self, rows: pd.DataFrame, look: Look) -> None:
+        """Draw a line through points with their intervals, and the marks of some points."""
+        if rows.empty:
+            return
+        marks = look.marks()
+        if not look.marker and len(rows) == 1:
+            marks["marker"] = "o"  # a line of one point cannot be seen
+        if look.is_thinned:
+            marks["markevery"] = math.ceil(len(rows) / MOST_MARKERS)
+        marks |= _error_bars(rows, self.y)
+        self.ax.errorbar(
+            rows[self.x],
+            rows[self.y],
+            label=look.name,
+            capsize=2,
+            zorder=3,
+            **marks,
+        )
+        if "is_unsteady" in rows:
+            is_unsteady = rows["is_unsteady"]
+            self._mark(rows[is_unsteady], color="black", marker=UNSTEADY, zorder=5)
+        if "is_decided" in rows:
+            is_decided = rows["is_decided"]
+            self._mark(
+                rows[~is_decided],
+                color=look.colour,
+                marker=look.marker or "o",
+                markerfacecolor="w",
+                zorder=4,
+            )
+
+    def _mark(self, rows: pd.DataFrame, **marks: Any) -> None:
+        """Draw markers over points, if there are any."""
+        if len(rows):
+            self.ax.plot(rows[self.x], rows[self.y], ls="", **marks)
+
+    def _draw_cells(self, cells: pd.DataFrame, scale: HeatScale) -> None:
+        """Draw a number in each cell, the first category of y above.
+
+        Seaborn's heat map would lay out the whole picture again for every panel.
+        """
+        columns = cells[self.x].cat
+        rows = cells[self.y].cat
+        size = (len(rows.categories), len(columns.categories))
+        shades = np.full(size, np.nan)
+        shades[rows.codes, columns.codes] = cells["shade"]
+        cmap = plt.get_cmap(scale.cmap)
+        self.ax.pcolormesh(
+            np.ma.masked_invalid(shades),
+            cmap=cmap,
+            norm=scale.norm,
+            edgecolors="white",
+            linewidth=0.5,
+        )
+        shade_of_cell = cells["shade"].to_numpy(float)
+        rgba = cmap(scale.norm(shade_of_cell))
+        luminance = rgba[:, :3] @ LUMINANCE
+        colours = np.where(luminance < DARK, "white", "black")
+        cell_texts = zip(columns.codes, rows.codes, cells["text"], colours, strict=True)
+        for column, row, text, colour in cell_texts:
+            self.ax.text(
+                column + 0.5,
+                row + 0.5,
+                text,
+                color=str(colour),
+                ha="center",
+                va="center",
+                fontsize=FONT,
+            )

@@ -46,11 +46,15 @@ def draw_run(iterations: pd.DataFrame, requests: pd.DataFrame, title: str) -> Fi
         shares = distribution(milliseconds[name])
         in_panel = shares.assign(panel=name)
         marks.append(styled(in_panel, SHARE))
-    grid = PanelLayout([*STACKED, *DISTRIBUTIONS], columns=2, size=(style.WIDTH, HEIGHT))
-    figure, axes = plot(pd.concat(marks), x="at", grid=grid)
+    panels = [*STACKED, *DISTRIBUTIONS]
+    size = (style.WIDTH, HEIGHT)
+    grid = PanelLayout(panels, columns=2, size=size)
+    table = pd.concat(marks)
+    figure, axes = plot(table, x="at", grid=grid)
     for label, columns in STACKED.items():
-        _draw_over_time(axes[label], iterations, columns)
-        axes[label].set_ylabel(label)
+        ax = axes[label]
+        _draw_over_time(ax, iterations, columns)
+        ax.set_ylabel(label)
     for name in DISTRIBUTIONS:
         _label_distribution(axes[name], milliseconds[name], name)
     return style.finished(figure, title)
@@ -58,14 +62,21 @@ def draw_run(iterations: pd.DataFrame, requests: pd.DataFrame, title: str) -> Fi
 
 def _draw_over_time(ax: Axes, iterations: pd.DataFrame, columns: Mapping[str, str]) -> None:
     """Draw columns of the iterations on top of each other, each from its start to its end."""
-    started = iterations.set_index("start")[list(columns)]
-    ended = 0 * iterations.set_index("end")[list(columns)]
+    amounts = iterations[list(columns)]
+    start_of_next = iterations["start"].shift(-1)
+    end = iterations["end"].clip(upper=start_of_next)  # stages of a pipeline overlap
+    started = amounts.set_axis(iterations["start"])
+    ended = 0 * amounts.set_axis(end)
     # An iteration that begins as another ends has both rows at that time.
-    at_each_time = pd.concat([started, ended]).groupby(level=0).max()
-    heights = at_each_time.to_numpy(float).T
-    ax.stackplot(at_each_time.index, heights, step="post", labels=list(columns.values()))
+    by_time = pd.concat([started, ended]).groupby(level=0)
+    at_each_time = by_time.max()
+    heights = at_each_time.to_numpy(float)
+    names = list(columns.values())
+    ax.stackplot(at_each_time.index, heights.T, step="post", labels=names)
     ax.legend(frameon=True)
-    ax.set(xlabel="time [s]", xlim=(0, iterations["end"].max()), ylim=(0, None))
+    ax.set_xlabel("time [s]")
+    ax.set_xlim(0, iterations["end"].max())
+    ax.set_ylim(bottom=0)
 
 
 def _label_distribution(ax: Axes, milliseconds: pd.Series, name: str) -> None:
@@ -97,20 +108,34 @@ def curves(runs: Mapping[str, pd.DataFrame], x: str) -> Figure:
         for name, table in runs.items():
             if column not in table or x not in table:
                 continue
-            values = factor * table[column]
-            line = pd.DataFrame({"at": table[x], "value": values, "panel": column})
+            line = pd.DataFrame(
+                {
+                    "at": table[x],
+                    "value": factor * table[column],
+                    "panel": column,
+                }
+            )
             lines.append(styled(line, looks[name]))
             if column not in panels:
                 panels.append(column)
     height = 1.9 * len(panels) + 0.5
-    grid = PanelLayout(panels, columns=1, size=(9, height), shares={"sharex": True})
+    grid = PanelLayout(
+        panels,
+        columns=1,
+        size=(9, height),
+        shares={"sharex": True},
+    )
     figure, axes = plot(pd.concat(lines), x="at", grid=grid)
     for column in panels:
         _, label = CURVES[column]
         axes[column].set_ylabel(label)
+    x_label = x
+    if x == "end":
+        x_label = "time [s]"
     lowest = axes[panels[-1]]
-    lowest.set_xlabel("time [s]" if x == "end" else x)
-    style.legend_below(figure, [look.key() for look in looks.values()])
+    lowest.set_xlabel(x_label)
+    keys = [look.key() for look in looks.values()]
+    style.legend_below(figure, keys)
     return style.finished(figure)
 
 
@@ -122,10 +147,11 @@ def _looks_of_runs(names: Sequence[str], x: str) -> dict[str, Look]:
         drawstyle = "steps-pre"  # an iteration lasts until its end
     looks = {}
     for number, name in enumerate(names):
+        turn = number % len(DASHES)
         looks[name] = Look(
             name=textwrap.fill(name, LABEL_WIDTH, break_on_hyphens=False),
             colour=colours[name],
-            dash=DASHES[number % len(DASHES)],
+            dash=DASHES[turn],
             marker=style.marker(number),
             size=4.0,
             drawstyle=drawstyle,

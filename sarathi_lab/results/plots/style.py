@@ -152,10 +152,15 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 
 def _colours_of_numbers(names: Sequence[str], numbers: Sequence[float]) -> dict[str, str]:
     """Return colours from dark to light by the rank of each name's number."""
-    ranks = np.argsort(np.argsort(numbers))
+    order = np.argsort(numbers)
+    ranks = np.argsort(order)
     last = max(1, len(numbers) - 1)
-    shades = plt.get_cmap("viridis")(0.85 * ranks / last)
-    return dict(zip(names, map(to_hex, shades), strict=True))
+    viridis = plt.get_cmap("viridis")
+    shades = {}
+    for name, rank in zip(names, ranks, strict=True):
+        shade = viridis(0.85 * rank / last)
+        shades[name] = to_hex(shade)
+    return shades
 
 
 @cache

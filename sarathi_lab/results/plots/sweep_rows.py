@@ -30,20 +30,24 @@ def long_rows(runs: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]) -> 
     if "is_baseline" not in runs:
         runs = runs.assign(is_baseline=False)
     stated = [axes.x, axes.hue, axes.col, *axes.others]
-    settings = [setting for setting in stated if setting is not None]
-    grouped_by = list(dict.fromkeys([*settings, "policy", "is_baseline"]))
+    settings = filter(None, stated)
+    each_once = dict.fromkeys([*settings, "policy", "is_baseline"])
+    grouped_by = list(each_once)
     rows = analysis.medians(runs, grouped_by, *quantities)
     # A difference of times that may be equal.
-    is_below_noise = (rows["quantity"] == MARGINAL) & (rows["value"] <= 0)
+    is_marginal = rows["quantity"] == MARGINAL
+    is_below_noise = is_marginal & (rows["value"] <= 0)
     rows.loc[is_below_noise, VALUES] = math.nan
     is_single_run = rows["num_samples"] == 1
     rows.loc[is_single_run, ["low", "high"]] = math.nan
+    displayed = _displayed(rows, runs, quantities)
+    # Rounds and seeds of a row are in one group of runs.
     groups_of_runs = analysis.group_keys(runs, grouped_by)
     groups_of_rows = analysis.group_keys(rows, grouped_by)
-    share_unsteady = analysis.unsteady(runs).groupby(groups_of_runs).mean()
-    is_unsteady = groups_of_rows.map(share_unsteady) >= MOST_ROUNDS
-    displayed = _displayed(rows, runs, quantities)
-    return displayed.assign(is_unsteady=is_unsteady)
+    unsteady = analysis.unsteady(runs)
+    share_of_group = unsteady.groupby(groups_of_runs).mean()
+    share = groups_of_rows.map(share_of_group)
+    return displayed.assign(is_unsteady=share >= MOST_ROUNDS)
 
 
 def _displayed(rows: pd.DataFrame, runs: pd.DataFrame, quantities: Sequence[str]) -> pd.DataFrame:

@@ -52,33 +52,45 @@ def draw_sweep(
     stated: Sequence[str] = y or []
     if isinstance(y, str):
         stated = [y]
-    runs = analysis.with_short_devices(runs.reset_index(drop=True))
-    comparable = _with_ratios(_with_devices_of_models(runs), stated)
+    numbered = runs.reset_index(drop=True)
+    runs = analysis.with_short_devices(numbered)
+    of_models = _with_devices_of_models(runs)
+    comparable = _with_ratios(of_models, stated)
     axes = choose_axes(comparable, x=x, hue=hue, col=col, kind=kind)
     quantities = [analysis.find_column(comparable, name) for name in stated]
     if not quantities:
         quantities = choose_quantities(comparable, axes)
     drawn = analysis.without_repeated(comparable, quantities)
     rows = long_rows(drawn, axes, quantities)
-    num_values = rows.groupby("quantity")["value"].count()
-    shown = [name for name in quantities if num_values.get(name, 0) > 0]
+    shown = _with_values(rows, quantities)
     for name in quantities:
-        if name not in shown and (name in stated or not shown):
+        is_needed = name in stated or not shown
+        if is_needed and name not in shown:
             raise UserError(f"y={name} has no value in these runs; name another quantity")
     if axes.kind == "heat":
         figure = draw_maps(rows, axes, shown, undecided=UNDECIDED)
     else:
-        figure = draw_lines(rows, axes, shown, _mark_keys(drawn, rows, axes))
+        keys = _mark_keys(drawn, rows, axes)
+        figure = draw_lines(rows, axes, shown, keys)
     return style.finished(figure, _title(runs))
+
+
+def _with_values(rows: pd.DataFrame, quantities: Sequence[str]) -> list[str]:
+    """Return the quantities of which a row has a value, such as times above the noise."""
+    with_value = rows.dropna(subset="value")
+    present = set(with_value["quantity"])
+    return [name for name in quantities if name in present]
 
 
 def _with_devices_of_models(runs: pd.DataFrame) -> pd.DataFrame:
     """Name the device beside the model where each model ran on one of several devices."""
     if not {"model", "device"} <= set(runs):
         return runs
-    num_devices = runs.groupby("model")["device"].nunique().max()
-    if num_devices == 1 and runs["device"].nunique() > 1:
-        return runs.assign(model=runs["model"] + ", " + runs["device"])
+    devices_of_model = runs.groupby("model")["device"]
+    has_several_devices = runs["device"].nunique() > 1
+    if has_several_devices and devices_of_model.nunique().max() == 1:
+        model_and_device = runs["model"] + ", " + runs["device"]
+        return runs.assign(model=model_and_device)
     return runs
 
 
@@ -87,8 +99,10 @@ def _with_ratios(runs: pd.DataFrame, stated: Sequence[str]) -> pd.DataFrame:
     # A copy holds equal types together; to a table as read pandas adds columns with a warning each.
     with_ratios = runs.copy()
     with_ratios.attrs.clear()  # which each step would copy
-    references = [f"throughput_vs_{policy}" for policy in analysis.references(with_ratios)]
-    for name in [*references, *stated]:
+    names = list(stated)
+    for policy in analysis.references(with_ratios):
+        names.append(f"throughput_vs_{policy}")
+    for name in names:
         quantity, is_ratio, base = name.partition("_vs_")
         if is_ratio:
             with_ratios = analysis.relative(with_ratios, quantity, base)
@@ -114,8 +128,10 @@ def _mark_keys(runs: pd.DataFrame, rows: pd.DataFrame, axes: PlotAxes) -> list[A
         bar = Look(samples, "black", dash="", marker="|", size=12.0)
         keys.append(bar.key())
     has_point = rows[axes.x].notna()  # others are lines across
-    if not rows.loc[has_point, "is_decided"].all():
-        hollow = Look(f"hollow: {UNDECIDED}", "black", dash="", marker="o", is_hollow=True)
+    are_decided = rows["is_decided"][has_point]
+    if not are_decided.all():
+        label = f"hollow: {UNDECIDED}"
+        hollow = Look(label, "black", dash="", marker="o", is_hollow=True)
         keys.append(hollow.key())
     return keys
 
@@ -129,11 +145,12 @@ def _samples_in_words(runs: pd.DataFrame, rows: pd.DataFrame) -> str | None:
     swept = analysis.without_baselines(runs)
     repeated = []
     for name in analysis.SAMPLES:
-        if name in swept and len(values_of(swept, name)) > 1:
+        if name in swept and swept[name].nunique() > 1:
             repeated.append(f"{name}s")
     samples = " and ".join(repeated) or "runs"
     number = int(several.min())
-    return f"bars and bands: {level_of(number):.0%} intervals of medians of {number} {samples}"
+    level = level_of(number)
+    return f"bars and bands: {level:.0%} intervals of medians of {number} {samples}"
 
 
 # -- title -----------------------------------------------------------------------------------------
@@ -156,8 +173,12 @@ def _title(runs: pd.DataFrame) -> str:
     sizes = []
     for name in FIXED:
         # Policies of servers have batches and chunks of their own.
-        if name in runs and len(values_of(runs, name)) == 1:
-            sizes.append(f"{style.short_name(name)} {text(runs[name].dropna().iloc[0])}")
+        if name not in runs:
+            continue
+        values = values_of(runs, name)
+        if len(values) == 1:
+            label = style.short_name(name)
+            sizes.append(f"{label} {values[0]}")
     lines = [title, _joined(sizes)]
     return "\n".join(filter(None, lines))
 
@@ -170,5 +191,6 @@ def _few_values(runs: pd.DataFrame, name: str) -> str:
     """Return the one or two values of a label; "" for more, or without it."""
     if name not in runs or runs[name].nunique() > 2:
         return ""
-    values = set(map(text, runs[name]))
-    return " or ".join(sorted(values))
+    texts = runs[name].map(text)
+    in_order = sorted(texts.unique())
+    return " or ".join(in_order)
