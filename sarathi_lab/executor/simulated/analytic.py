@@ -199,7 +199,13 @@ class AnalyticOperations:
         columns: int,
     ) -> float:
         """Compute the seconds of one product [num_tokens, rows] x [rows, columns]."""
-        return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
+        return matmul_time(
+            num_tokens,
+            rows,
+            columns,
+            self.hardware,
+            self.dtype_bytes,
+        )
 
     def layer_product_time(
         self,

@@ -102,8 +102,20 @@ def attention_table(rows: pd.DataFrame, formula: AnalyticOperations) -> Attentio
     has_decodes = rows.n_decode > 0
     prompts = rows[~has_decodes]
     decodes = rows[~has_prompt]
-    prefill = _by_rows(prompts, PREFILL, _chunk, _count_prefills, formula)
-    decode = _by_rows(decodes, DECODE, _decodes, _count_decodes, formula)
+    prefill = _by_rows(
+        prompts,
+        PREFILL,
+        _chunk,
+        _count_prefills,
+        formula,
+    )
+    decode = _by_rows(
+        decodes,
+        DECODE,
+        _decodes,
+        _count_decodes,
+        formula,
+    )
     both = None
     mixed = rows[has_prompt & has_decodes]
     if not mixed.empty:
@@ -214,7 +226,13 @@ def _by_ratios(rows: pd.DataFrame, formula: AnalyticOperations) -> AttentionTabl
     decodes = rows[~has_prompt]
     prefill, prompt_shapes = _ratios(prompts, PROMPTS, _prompts, formula)
     decode, decode_shapes = _ratios(decodes, DECODE, _decodes, formula)
-    return AttentionTable(prefill, decode, None, formula, [*prompt_shapes, *decode_shapes])
+    return AttentionTable(
+        prefill,
+        decode,
+        None,
+        formula,
+        [*prompt_shapes, *decode_shapes],
+    )
 
 
 def _prompts(batch: Batch) -> list[float]:

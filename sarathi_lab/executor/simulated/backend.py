@@ -210,7 +210,14 @@ class SimulatedBackend(Backend):
         if self.variant != AS_STATED:
             self._require_errors(cost)
         held = self._held(spec)
-        check_room(held, self.hardware, self.dtype_bytes, self.parallel, kv_tokens, window_pool)
+        check_room(
+            held,
+            self.hardware,
+            self.dtype_bytes,
+            self.parallel,
+            kv_tokens,
+            window_pool,
+        )
 
     def _require_errors(self, cost: CostModel) -> None:
         """Raise UserError where the cost model does not state an error that is drawn."""
@@ -287,7 +294,11 @@ class SimulatedBackend(Backend):
     ) -> int:
         """Compute the blocks that a server has by its rule. Raises UserError for none."""
         num_tokens = served_tokens(
-            self._held(spec), self.hardware, self.dtype_bytes, setup, self.parallel
+            self._held(spec),
+            self.hardware,
+            self.dtype_bytes,
+            setup,
+            self.parallel,
         )
         return max(1, num_tokens // block_size)
 
@@ -304,7 +315,11 @@ class SimulatedBackend(Backend):
     def describe_cache(self, spec: ModelSpec, setup: ServerSetup) -> str:
         """Describe how `kv_blocks` is calculated for one device."""
         memory = device_memory(
-            self._held(spec), self.hardware, self.dtype_bytes, self.parallel, setup
+            self._held(spec),
+            self.hardware,
+            self.dtype_bytes,
+            self.parallel,
+            setup,
         )
         return setup.describe(memory)
 

@@ -244,7 +244,13 @@ def make_cost_model(
     require_one_of("executor.cost_model", level, get_args(Level))
     parallel.check(spec)
     kind = AnalyticOperations if spec.layers == ALIKE else MixedOperations
-    formula = kind(spec, hardware, dtype_bytes, parallel, fused)
+    formula = kind(
+        spec,
+        hardware,
+        dtype_bytes,
+        parallel,
+        fused,
+    )
     operations = experts = None
     if level == MEASURED_KERNELS:
         if spec.stored is not None:
@@ -266,5 +272,11 @@ def make_cost_model(
         rows = None
         if operations:
             rows = operations.tables.frames.get("moe")
-        experts = Experts(spec, hardware, dtype_bytes, rows, parallel.tensor)
+        experts = Experts(
+            spec,
+            hardware,
+            dtype_bytes,
+            rows,
+            parallel.tensor,
+        )
     return CostModel(formula, operations, experts, graphs)

@@ -56,7 +56,15 @@ class SimulatedExecutor:
             free = self._in_flight[-1].end + self.host.between(batch)
             start = max(start, free)
         end = start + self.iteration_time(batch)
-        self._in_flight.append(StepResult(batch, start, end, [], host_time=host_time))
+        self._in_flight.append(
+            StepResult(
+                batch,
+                start,
+                end,
+                [],
+                host_time=host_time,
+            )
+        )
 
     def collect(self) -> StepResult:
         result = self._in_flight.popleft()
@@ -113,13 +121,29 @@ class PipelineExecutor(SimulatedExecutor):
         is_starved = self._free_slots.popleft() < self.now
         spans = self._spans(seconds, self._send_time(batch))
         number = self._num_submitted
-        bubbles = bubbles_between(self._last, batch, self._free_at, spans, is_starved, number)
+        bubbles = bubbles_between(
+            self._last,
+            batch,
+            self._free_at,
+            spans,
+            is_starved,
+            number,
+        )
         self._free_at = [end for _, end in spans]
         self._last = batch
         self._num_submitted += 1
         start, _ = spans[0]
         _, end = spans[-1]
-        self._in_flight.append(StepResult(batch, start, end, [], spans, bubbles))
+        self._in_flight.append(
+            StepResult(
+                batch,
+                start,
+                end,
+                [],
+                spans,
+                bubbles,
+            )
+        )
 
     def collect(self) -> StepResult:
         """Advance the clock to the end of the oldest micro-batch, and free its slot."""

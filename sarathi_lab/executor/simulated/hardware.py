@@ -539,7 +539,13 @@ class Parallel(Degrees):
         if spec.num_heads % self.tensor:
             heads_of_model = f"heads {of_model}"
             kv_heads = [spec.heads.num_kv_heads, spec.window_heads.num_kv_heads]
-            return uneven("tensor", self.tensor, spec.num_heads, heads_of_model, kv_heads)
+            return uneven(
+                "tensor",
+                self.tensor,
+                spec.num_heads,
+                heads_of_model,
+                kv_heads,
+            )
         for heads in (spec.heads, spec.window_heads):
             complaint = refuse_kv_heads(self.tensor, heads.num_heads, heads.num_kv_heads, of_model)
             if complaint is not None:

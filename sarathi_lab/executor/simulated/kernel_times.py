@@ -151,7 +151,14 @@ def tiles_of(chunks: Chunks, tile: int = QUERY_TILE, window: int | None = None) 
         kv_tokens += seen
         queries += num_tokens
         longest = max(longest, context)
-    return Tiles(query_tiles, dense_keys, masked_tiles, kv_tokens, queries, longest)
+    return Tiles(
+        query_tiles,
+        dense_keys,
+        masked_tiles,
+        kv_tokens,
+        queries,
+        longest,
+    )
 
 
 @dataclass(eq=False)

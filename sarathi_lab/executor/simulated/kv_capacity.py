@@ -46,7 +46,13 @@ def device_memory(
         total=hardware.memory_bytes,
         weights=parallel.device_weight_bytes(spec, dtype_bytes),
         libraries=libraries,
-        iteration=iteration_bytes(spec, tokens, sequences, dtype_bytes, parallel.tensor),
+        iteration=iteration_bytes(
+            spec,
+            tokens,
+            sequences,
+            dtype_bytes,
+            parallel.tensor,
+        ),
         graphs=GRAPH_BYTES * parallel.layers_per_stage(spec),
         token_budget=tokens,
         num_devices=parallel.num_devices,
@@ -65,9 +71,21 @@ def served_tokens(
     """
 
     def tokens_of(spec: ModelSpec, layout: Parallel) -> int:
-        device = device_memory(spec, hardware, dtype_bytes, layout, setup)
+        device = device_memory(
+            spec,
+            hardware,
+            dtype_bytes,
+            layout,
+            setup,
+        )
         num_bytes = setup.cache_bytes(device)
-        return tokens_in(spec, num_bytes, dtype_bytes, layout, setup.rule.window_pool)
+        return tokens_in(
+            spec,
+            num_bytes,
+            dtype_bytes,
+            layout,
+            setup.rule.window_pool,
+        )
 
     def fits(spec: ModelSpec, layout: Parallel) -> bool:
         return tokens_of(spec, layout) >= setup.token_budget
@@ -75,8 +93,20 @@ def served_tokens(
     num_tokens = tokens_of(spec, parallel)
     if num_tokens >= 1:
         return num_tokens
-    device = device_memory(spec, hardware, dtype_bytes, parallel, setup)
-    remedies = _remedies(spec, hardware, spec.weight_bytes(dtype_bytes), parallel, fits)
+    device = device_memory(
+        spec,
+        hardware,
+        dtype_bytes,
+        parallel,
+        setup,
+    )
+    remedies = _remedies(
+        spec,
+        hardware,
+        spec.weight_bytes(dtype_bytes),
+        parallel,
+        fits,
+    )
     if setup.share is not None:
         remedies.insert(0, "raise cache.memory_share")
     raise UserError(
@@ -126,7 +156,15 @@ def check_room(
     weights, cache = needed_bytes(spec, parallel)
     memory = parallel.num_devices * hardware.memory_bytes
     num_bytes = spec.weight_bytes(dtype_bytes) + cache
-    remedies = ", ".join(_remedies(spec, hardware, num_bytes, parallel, fits))
+    remedies = ", ".join(
+        _remedies(
+            spec,
+            hardware,
+            num_bytes,
+            parallel,
+            fits,
+        )
+    )
     if weights < memory:
         remedies = (
             "use cache.num_blocks=auto, lower batch, shorten the requests or max_model_len, or "
