@@ -6,7 +6,7 @@
 | SGLang's `bench_serving --output-file` | a JSON object a line, best with `--output-details` |
 | `guidellm benchmark run` | `benchmarks.json`, a benchmark a rate |
 | `aiperf profile` | `profile_export.jsonl`, or `profile_export_aiperf.json` |
-| `genai-perf profile` | `profile_export.json`, or `profile_export_genai_perf.json` |
+| `genai-perf profile` | `profile_export_genai_perf.json` |
 | LLMPerf | `*_individual_responses.json`, or `*_summary.json` |
 | inference-perf | `per_request_lifecycle_metrics.json`, or `summary_lifecycle_metrics.json` |
 | `evalscope perf` | `benchmark_data.db`, or `benchmark_summary.json` |
@@ -70,7 +70,6 @@ READERS = (
     Reader(has_keys("benchmarks"), guidellm.loads_of_guidellm, guidellm.read_guidellm),
     Reader(vllm.is_of_vllm, all_objects, vllm.read_vllm),
     Reader(aiperf.is_of_summary, all_objects, aiperf.read_summary),
-    Reader(has_keys("experiments"), aiperf.experiments, aiperf.read_genai_perf),
     Reader(has_keys("ttft_s", "number_input_tokens"), whole_file, llmperf.read_llmperf),
     Reader(has_keys("results_ttft_s_mean"), all_objects, llmperf.read_llmperf_summary),
     Reader(
@@ -84,6 +83,7 @@ READERS = (
     Reader(printed.is_printed, printed.printed_runs, vllm.read_vllm),
     Reader(evalscope.is_of_evalscope_summary, all_objects, evalscope.read_evalscope_summary),
 )
+GENAI_PERF_SUMMARY = "profile_export_genai_perf.json"
 # What a load that is damaged raises where it is read.
 DAMAGE = (KeyError, TypeError, AttributeError, ValueError, SyntaxError, ArithmeticError)
 # Columns or keys of traces, which are no results.
@@ -156,6 +156,8 @@ def _what_json_it_is(content: Content) -> str:
     if _holds_prompts(content):
         fix = f"serve them by workload=prompts workload.path={content.path}"
         return f"has prompts without results; {fix}"
+    if "experiments" in content.first:
+        return f"has genai-perf's responses without lengths; name its {GENAI_PERF_SUMMARY}"
     keys = ", ".join(map(str, content.first))[:100]
     return f"has the keys {keys}, as of none of the known clients; {FIX}"
 

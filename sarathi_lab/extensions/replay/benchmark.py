@@ -143,23 +143,27 @@ def benchmark_of(load: Load, path: Path, damaged: Sequence[str]) -> Benchmark:
         "is_baseline": False,
         "path": str(path),
     }
-    benchmark = Benchmark(labels, pd.DataFrame(), 0, load.server, load.policy, client=load.client)
+    benchmark = Benchmark(
+        labels=labels,
+        requests=pd.DataFrame(),
+        num_failed=0,
+        server=load.server,
+        policy=load.policy,
+    )
     if load.rows is None:
         return _of_summary(benchmark, load, path)
     table, check = _checked_rows(path, load.rows)
-    return _of_requests(benchmark, load, path, table, check, damaged)
+    recording = recorded(table, check, damaged)
+    return _of_requests(benchmark, load, path, recording)
 
 
 def _of_requests(
     benchmark: Benchmark,
     load: Load,
     path: Path,
-    table: pd.DataFrame,
-    check: RowCheck,
-    damaged: Sequence[str],
+    recording: Recording,
 ) -> Benchmark:
-    """Complete a benchmark by the requests of a table that can be used."""
-    recording = recorded(table, check, damaged)
+    """Complete a benchmark by the requests of a file that can be used."""
     requests = recording.requests
     if requests.empty:
         reason = recording.describe_left_out() or "it has no request"
@@ -208,9 +212,9 @@ def _of_summary(benchmark: Benchmark, load: Load, path: Path) -> Benchmark:
     if missing:
         stated = " and ".join(missing)
         raise UserError(f"{path} has no requests, and does not state {stated}; name {load.record}")
-    lengths = {name: max(1, round(numbers[name])) for name in LENGTHS}
-    seconds = load.means.get("latency", load.means.get("ttft", 0.0))
-    requests = pd.DataFrame({**lengths, "latency": seconds}, index=range(number))
+    columns: dict[str, float] = {name: max(1, round(numbers[name])) for name in LENGTHS}
+    columns["latency"] = load.means.get("latency", load.means.get("ttft", 0.0))
+    requests = pd.DataFrame(columns, index=range(number))
     requests, client = _with_drawn_arrivals(requests, load.client)
     requests = requests[LENGTHS].assign(arrival_time=requests.arrival)
     return replace(
@@ -357,8 +361,8 @@ def _caution_of_chunks(requests: pd.DataFrame) -> str:
     """Warn where clients record times of chunks of several tokens, as drafts give; else ""."""
     num_gaps = requests.gaps.map(len)
     is_timed = num_gaps > 0
-    num_tokens = int(requests.output_len[is_timed].sum())
-    num_chunks = int((num_gaps[is_timed] + 1).sum())
+    num_tokens = requests.output_len[is_timed].sum()
+    num_chunks = num_gaps.sum() + is_timed.sum()  # of an answer one more than gaps
     if num_chunks >= TOKENS_TIMED * num_tokens:
         return ""
     return (
@@ -391,6 +395,8 @@ def _caution_of_totals(requests: pd.DataFrame, load: Load, *, is_drawn: bool) ->
 def _delays(requests: pd.DataFrame) -> pd.Series:
     """Return the seconds between the answer of the turn before and each request; NaN: none was."""
     answered = requests.arrival + requests.latency
-    answered_before = answered.groupby(requests.session).shift()
-    delays = (requests.arrival - answered_before).clip(lower=0.0)
-    return delays.where(requests.session != "")
+    by_session = answered.groupby(requests.session)
+    answered_before = by_session.shift()
+    delays = requests.arrival - answered_before
+    in_session = requests.session != ""
+    return delays.clip(lower=0.0).where(in_session)

@@ -130,17 +130,21 @@ def validation_display(table: pd.DataFrame) -> DisplayTable:
     rows = []
     for row in table.to_dict("records"):
         quantity = QUANTITIES[row["metric"]]
-        unit = f" [{quantity.shown_unit}]" if quantity.shown_unit else ""
-        name = f"{quantity.heading} {row['quantile'].replace('p', 'P')}".rstrip()
-        shown: dict[str, object] = {"": name + unit}
+        quantile = row["quantile"].replace("p", "P")
+        heading = f"{quantity.heading} {quantile}".rstrip()
+        if quantity.shown_unit:
+            heading += f" [{quantity.shown_unit}]"
+        shown: dict[str, object] = {"": heading}
         for column in ("real", "simulated", "error", "what_if", "change"):
             value = row.get(column)
-            if column in ("real", "simulated", "what_if") and value is not None:
+            if value is None:
+                continue
+            if column not in ("error", "change"):
                 value = _in_four_digits(quantity.factor * value)
-            if value is not None:
-                shown[column.replace("_", " ")] = value
+            shown[column.replace("_", " ")] = value
         rows.append(shown)
-    return DisplayTable(rows, left=[""], formats={"error": "+.1%", "change": "+.1%"})
+    formats = {"error": "+.1%", "change": "+.1%"}
+    return DisplayTable(rows, left=[""], formats=formats)
 
 
 def _in_four_digits(value: float) -> str:
@@ -171,19 +175,19 @@ def over_time(load: ReplayedLoad) -> pd.DataFrame:
     blocks, in columns as "running real".
     """
     line = load.run.timeline
-    num_blocks = load.run.settings.num_blocks or math.nan
     samples = pd.DataFrame({"time": line.t})
     samples[f"running {REAL}"] = line.running
     samples[f"waiting {REAL}"] = line.waiting
-    samples[f"blocks {REAL}"] = math.nan
-    if line.kv_cache_pct.any():
-        samples[f"blocks {REAL}"] = line.kv_cache_pct / 100 * num_blocks
+    num_blocks = load.run.settings.num_blocks or math.nan
+    is_recorded = line.kv_cache_pct.any()
+    samples[f"blocks {REAL}"] = line.kv_cache_pct / 100 * num_blocks if is_recorded else math.nan
+    iterations = load.iterations
     # The last iteration that had ended at each sample.
-    last = np.searchsorted(load.iterations.end, line.t, side="right")
+    last = np.searchsorted(iterations.end, line.t, side="right")
     for column, name in IN_USE.items():
         # Before the first iteration nothing is in use.
-        values = np.concatenate([[0.0], load.iterations[column]])
-        samples[f"{name} {SIMULATED}"] = values[last]
+        values = [0.0, *iterations[column]]
+        samples[f"{name} {SIMULATED}"] = np.array(values)[last]
     return samples
 
 
@@ -192,7 +196,7 @@ def part_table(
     changed: Sequence[ReplayedLoad] = (),
 ) -> pd.DataFrame:
     """Compare mean waits (seconds) part by part: of several loads each, of one the requests sent in
-    `NUM_WINDOWS` stretches of time, `since` a second `until` another. Columns as "ttft real".
+    `NUM_WINDOWS` stretches of time, `since` a second. Columns as "ttft real".
     """
     rows = []
     for number, load in enumerate(loads):
@@ -201,13 +205,12 @@ def part_table(
         if changed:
             tables[CHANGED] = changed[number].requests
         arrivals = run.requests.arrival_time.to_numpy()
-        is_in_windows = len(loads) == 1 and not run.means
-        num_parts = min(NUM_WINDOWS, len(arrivals)) if is_in_windows else 1
-        ends = [*arrivals[1:], arrivals[-1]]  # when the next request was sent
-        for part in np.array_split(np.arange(len(arrivals)), num_parts):
-            row: dict[str, object] = {"load": run.name}
-            row["since"] = arrivals[part[0]]
-            row["until"] = ends[part[-1]]
+        num_parts = 1
+        if len(loads) == 1 and not run.means:
+            num_parts = min(NUM_WINDOWS, len(arrivals))
+        positions = np.arange(len(arrivals))
+        for part in np.array_split(positions, num_parts):
+            row: dict[str, object] = {"load": run.name, "since": arrivals[part[0]]}
             for whose, requests in tables.items():
                 row |= _mean_waits(requests.iloc[part], whose)
             # A client that recorded no request has means of all, in place of waits.
@@ -232,23 +235,3 @@ def loads_display(parts: pd.DataFrame) -> DisplayTable:
     table = parts[["load", *headings]].rename(columns=headings)
     formats = dict.fromkeys(headings.values(), ".3g")
     return DisplayTable(table.to_dict("records"), left=["load"], formats=formats)
-
-
-def worst_part(parts: pd.DataFrame) -> str:
-    """Describe where the end-to-end times of a `part_table` differ by the largest factor."""
-    ratio = parts[f"latency {SIMULATED}"] / parts[f"latency {REAL}"]
-    # Half as long is as far off as twice as long.
-    factors = ratio.map(math.log).abs()
-    if factors.isna().all():
-        return "  no end-to-end times are recorded"
-    worst = parts.iloc[int(np.nanargmax(factors))]
-    selection = "of all requests"
-    if parts.load.nunique() > 1:
-        selection = f"of the load that differs most, {worst.load}"
-    elif len(parts) > 1:
-        times = f"{worst.since:.1f} s to {worst.until:.1f} s"
-        selection = f"in the stretch that differs most, of requests sent from {times}"
-    return (
-        f"  mean time end to end {selection}: real {worst[f'latency {REAL}']:.3g} s, simulated "
-        f"{worst[f'latency {SIMULATED}']:.3g} s"
-    )

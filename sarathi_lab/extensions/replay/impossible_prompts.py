@@ -45,9 +45,13 @@ def _bounds(run: RealRun, flops: NDArray[np.float64]) -> Iterator[tuple[float, f
     """Yield FLOPs, seconds in which they were done, and what they are in words."""
     first_token = run.means.get("ttft", math.nan)
     if not run.means:
-        first_token = float(pd.Series(waits(run.requests)["ttft"]).mean())
-        duration = float(run.requests.finish_time.max() - run.requests.arrival_time.min())
+        requests = run.requests
+        first_tokens = pd.Series(waits(requests)["ttft"])
+        first_token = float(first_tokens.mean())
+        duration = float(requests.finish_time.max() - requests.arrival_time.min())
         if duration > 0:
-            yield float(flops.sum()), duration, "all its prompts in the time of the run need"
+            of_all = float(flops.sum())
+            yield of_all, duration, "all its prompts in the time of the run need"
     if first_token > 0:
-        yield float(flops.mean()), first_token, "a prompt in the mean time to the first token needs"
+        of_one = float(flops.mean())
+        yield of_one, first_token, "a prompt in the mean time to the first token needs"

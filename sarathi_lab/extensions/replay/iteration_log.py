@@ -112,8 +112,9 @@ def _context_of_decodes(logged: LoggedIteration) -> int:
     if np.isnan(logged.cached) or logged.num_decodes == 0:
         return 1
     # The log is written after the iteration, whose prompts are in the cache by then.
-    of_decodes = logged.cached - int(logged.num_prefill_tokens)
-    return max(1, int(of_decodes / int(logged.num_decodes)))
+    of_decodes = logged.cached - logged.num_prefill_tokens
+    of_each = of_decodes / logged.num_decodes
+    return max(1, int(of_each))
 
 
 def schedule_table(logged: pd.DataFrame, simulated: pd.DataFrame) -> pd.DataFrame:

@@ -108,10 +108,10 @@ class RunConfig:
         """Return the configuration with what the user asks besides."""
         as_run = self.cfg
         asked = self._settings.config_what_if(self._user, as_run)
-        is_split = any(
-            asked.executor[degree] != as_run.executor[degree]
-            for degree in ("tensor_parallel", "pipeline_parallel")
-        )
+        is_split = False
+        for degree in ("tensor_parallel", "pipeline_parallel"):
+            if asked.executor[degree] != as_run.executor[degree]:
+                is_split = True
         if is_split and self._user.host.name == AUTO:
             asked = with_settings(asked, {"host": host_of(asked, self._run)})
             # Graphs are those that the run's own budget and sequences have captured.
@@ -120,7 +120,8 @@ class RunConfig:
         is_batch_assumed = "batch" not in {**self._stated, **self._settings.by_user}
         if is_batch_assumed and isinstance(asked.chunk, int):
             # As assumed: the server's default, but no more than its budget.
-            asked = with_settings(asked, {"batch": min(asked.batch, asked.chunk)})
+            batch = min(asked.batch, asked.chunk)
+            asked = with_settings(asked, {"batch": batch})
         return asked
 
     def _set(self, settings: Settings) -> None:
@@ -280,10 +281,11 @@ class RunConfig:
 
     def _limit_batch(self) -> None:
         """Leave out sequences above the budget, as a batch has a token for each of them here."""
-        cfg = self.cfg
-        if "batch" not in self._settings.by_user and cfg.batch > cfg.chunk:
-            self.notes.append(f"not simulated: batch={cfg.batch} above chunk={cfg.chunk}")
-            self._set({"batch": cfg.chunk})
+        batch = self.cfg.batch
+        chunk = self.cfg.chunk
+        if "batch" not in self._settings.by_user and batch > chunk:
+            self.notes.append(f"not simulated: batch={batch} above chunk={chunk}")
+            self._set({"batch": chunk})
 
     def _drop_idle_threshold(self) -> None:
         """Drop a limit of long prompts that none of the run reaches."""
@@ -370,8 +372,10 @@ def host_of(cfg: DictConfig, run: RealRun) -> DictConfig:
 
 def _distance(version: str, host: str) -> list[int]:
     """Return by how much a host's version differs from another, in the major number first."""
-    pairs = zip(_numbers(version), _numbers(host), strict=False)
-    return [abs(number - number_of_host) for number, number_of_host in pairs]
+    distance = []
+    for number, number_of_host in zip(_numbers(version), _numbers(host), strict=False):
+        distance.append(abs(number - number_of_host))
+    return distance
 
 
 def is_of_other_version(host: str, version: str) -> bool:
@@ -414,7 +418,10 @@ def with_graphs(cfg: DictConfig, graphs: Graphs) -> DictConfig:
     """Return `cfg` with CUDA graphs, where its host has any."""
     if cfg.host.get("graphs") is None:
         return cfg
-    return with_settings(cfg, {f"host.graphs.{name}": value for name, value in graphs.items()})
+    settings = {}
+    for name, value in graphs.items():
+        settings[f"host.graphs.{name}"] = value
+    return with_settings(cfg, settings)
 
 
 def devices(cfg: DictConfig, run: RealRun) -> tuple[SimulatedBackend, ModelSpec]:

@@ -59,8 +59,16 @@ OF_LEDGER = {
 }
 # Keys of meta.json that are no arguments of the server.
 OF_META = (
-    *("engine_kwargs", "kv_cache", "resolved_config", "hardware", "schema_version"),
-    *("dataset_path", "dataset_hash", "num_requests", "started_at", "finished_at"),
+    "engine_kwargs",
+    "kv_cache",
+    "resolved_config",
+    "hardware",
+    "schema_version",
+    "dataset_path",
+    "dataset_hash",
+    "num_requests",
+    "started_at",
+    "finished_at",
     "tick_seconds",
 )
 SHOWN_FILES = 5  # of a folder in a message

@@ -18,22 +18,27 @@ from sarathi_lab.workload.sessions import SessionRow, placeholders, turns_of
 CACHED_TEXT = -1  # request id of the prompt that cached tokens are taken for
 
 
-def requests_of(run: RealRun) -> list[Request]:
-    """Return a run's requests. Those with cached tokens begin with one text, which is in the cache
-    from the start (`cached_text`), as the file does not say what they had in common.
+def requests_of(run: RealRun, loop: Loop | None = None) -> list[Request]:
+    """Return a run's requests at their recorded times, or when they are due in a closed loop. Those
+    with cached tokens begin with one text, which is in the cache from the start (`cached_text`), as
+    the file does not say what they had in common.
     """
-    columns = run.requests[["arrival_time", "prompt_len", "output_len"]]
+    table = run.requests
+    times = table.arrival_time if loop is None else loop.due
+    columns = zip(times, table.prompt_len, table.output_len, strict=True)
     requests = []
-    for request_id, row in enumerate(columns.itertuples(index=False)):
-        requests.append(Request(request_id, *row))
+    for request_id, (time, prompt_len, output_len) in enumerate(columns):
+        requests.append(Request(request_id, time, prompt_len, output_len))
     text = _common_text(run)
     if len(text) == 0:
         return requests
     with_text = []
     for request, num_cached in zip(requests, run.conversation.cached_len, strict=True):
         num_shared = min(int(num_cached), request.prompt_len, len(text))
-        own_text = placeholders(request.request_id, request.prompt_len - num_shared)
-        prompt = np.concatenate([text[:num_shared], own_text])
+        num_own = request.prompt_len - num_shared
+        shared_text = text[:num_shared]
+        own_text = placeholders(request.request_id, num_own)
+        prompt = np.concatenate([shared_text, own_text])
         with_text.append(replace(request, prompt_token_ids=prompt))
     return with_text
 
@@ -50,12 +55,7 @@ def arrivals_of(run: RealRun, loop: Loop | None) -> Arrivals:
     """Return a run's requests at their recorded times, or sent again in a closed loop; later turns
     of conversations wait for the answers before.
     """
-    requests = requests_of(run)
-    if loop is not None:
-        recorded = requests
-        requests = []
-        for request, time in zip(recorded, loop.due, strict=True):
-            requests.append(replace(request, arrival_time=time))
+    requests = requests_of(run, loop)
     if run.has_conversations:
         arrivals: Arrivals = _sessions(run, requests, loop)
     elif loop is not None:
@@ -75,8 +75,9 @@ def num_conversations(run: RealRun) -> int:
 def _sessions(run: RealRun, requests: list[Request], loop: Loop | None) -> Sessions:
     """Return conversations, each of whose turns has the tokens of those before."""
     rows = []
-    columns = run.conversation[["session", "delay"]].itertuples(index=False)
-    for request, (session, delay) in zip(requests, columns, strict=True):
+    sessions = run.conversation.session
+    delays = run.conversation.delay
+    for request, session, delay in zip(requests, sessions, delays, strict=True):
         sent = request
         if not np.isnan(delay):
             # What a later turn has in common with the one before are the tokens of that one.
@@ -93,7 +94,8 @@ def _common_text(run: RealRun) -> NDArray[np.int32]:
     the most cached tokens of a request that continues no other.
     """
     table = run.conversation
-    first_turns = table[table.delay.isna()]
+    is_first = table.delay.isna()
+    first_turns = table[is_first]
     num_tokens = 0
     if len(first_turns):
         num_tokens = int(first_turns.cached_len.max())

@@ -34,9 +34,18 @@ Settings = Mapping[str, object]  # by the lab's dotted names
 AUTO = "auto"  # of a chunk: as advised; of blocks: all memory
 # What the command line can state of a server, beside `policy.*`.
 SETTINGS = (
-    *("chunk", "batch", "max_model_len", "queue_order"),
-    *("executor.tensor_parallel", "executor.pipeline_parallel", "executor.weights"),
-    *("cache.block_size", "cache.num_blocks", "cache.prefix", "cache.dtype", "cache.align_chunks"),
+    "chunk",
+    "batch",
+    "max_model_len",
+    "queue_order",
+    "executor.tensor_parallel",
+    "executor.pipeline_parallel",
+    "executor.weights",
+    "cache.block_size",
+    "cache.num_blocks",
+    "cache.prefix",
+    "cache.dtype",
+    "cache.align_chunks",
     "cache.memory_share",
 )
 OF_GRAPHS = (GRAPH_MODE, "host.graphs.sizes", "host.graphs.largest")
@@ -57,16 +66,24 @@ SERVER_DEFAULTS: Settings = {
 }
 # What the description of every replay has, of these and of policies.
 ALWAYS_SHOWN = (
-    *("executor.tensor_parallel", "executor.pipeline_parallel", "cache.block_size"),
-    *("cache.num_blocks", "cache.prefix", "policy.page_size"),
+    "executor.tensor_parallel",
+    "executor.pipeline_parallel",
+    "cache.block_size",
+    "cache.num_blocks",
+    "cache.prefix",
+    "policy.page_size",
 )
 GRAPHS_BY_DEFAULT = "full_and_piecewise"
 # Of these, what a reader asks for where it is assumed.
 NAMED_WHERE_ASSUMED = ("executor.tensor_parallel", "cache.block_size", "cache.prefix")
 # On which the number of blocks depends.
 SIZING = (
-    *("executor.tensor_parallel", "executor.pipeline_parallel", "executor.weights"),
-    *("cache.block_size", "cache.dtype", "cache.memory_share"),
+    "executor.tensor_parallel",
+    "executor.pipeline_parallel",
+    "executor.weights",
+    "cache.block_size",
+    "cache.dtype",
+    "cache.memory_share",
 )
 
 
@@ -95,7 +112,8 @@ class ReplaySettings:
         node = cfg.policy if self.of_other_policy else as_run.policy
         settings = {"policy": node, **self.by_user}
         for name in SIZING:
-            if name in self.by_user and self.by_user[name] != OmegaConf.select(as_run, name):
+            of_run = OmegaConf.select(as_run, name)
+            if self.by_user.get(name, of_run) != of_run:
                 # The run's number of blocks is not that of other sizes.
                 settings.setdefault("cache.num_blocks", None)
         return with_settings(as_run, settings)
@@ -133,40 +151,54 @@ def replay_settings(cfg: DictConfig, run: RealRun) -> ReplaySettings:
     if is_of_run:
         by_user |= _policy_of_user(cfg, policy, run, typed)
     # Of the server, not of the command line; its defaults are looked up later.
-    as_run = {
-        **SERVER_DEFAULTS,
-        "chunk": None,
-        "batch": None,
-    }
+    as_run = {**SERVER_DEFAULTS, "chunk": None, "batch": None}
     if "version" in policy:
         as_run[VERSION_OF_RULES] = rules_of(run.version)
     notes = []
+    assumed = []
     for name, value in by_user.items():
         is_of_other_policy = of_other_policy and name == "chunk"
         if not run.settings.tell(name) and not is_of_other_policy:
             as_run[name] = value
             notes.append(f"as you state: {name}={shown(value)}")
-    for name, value in run.settings.stated.items():
-        field = name.removeprefix("policy.")
-        if name in SETTINGS or (field != name and field in policy):
-            as_run[name] = value
-        elif field != name:
-            notes.append(f"not simulated: {name}={shown(value)}, which {run.policy} has not")
-    if run.settings.num_blocks is not None:  # also where files state it in tokens
-        as_run["cache.num_blocks"] = run.settings.num_blocks
+    of_files, notes_of_files = _settings_of_files(run, policy)
+    as_run |= of_files
+    notes += notes_of_files
     if as_run["chunk"] == UNCUT:
-        page_size = int(str(as_run["cache.block_size"]))
-        longest = run.requests.prompt_len.max() if len(run.requests) else 1
-        as_run["chunk"] = math.ceil(longest / page_size) * page_size
+        as_run["chunk"] = _chunk_of_longest_prompt(run, as_run["cache.block_size"])
         notes.append(
             f"chunked_prefill_size={UNCUT} cuts no prompt: chunk={as_run['chunk']}, the longest "
             "prompt's tokens in whole pages, is taken"
         )
-    assumed = []
     for name in NAMED_WHERE_ASSUMED:
         if not run.settings.tell(name) and name not in by_user:
             assumed.append(f"{name}={shown(as_run[name])}")
     return ReplaySettings(policy, as_run, by_user, of_other_policy, assumed, notes)
+
+
+def _settings_of_files(run: RealRun, policy: DictConfig) -> tuple[dict[str, object], list[str]]:
+    """Return the settings that files state of a run, and notes on those that its policy has not."""
+    settings = dict[str, object]()
+    notes = []
+    for name, value in run.settings.stated.items():
+        is_of_policy = name.startswith("policy.")
+        if is_of_policy and name.removeprefix("policy.") not in policy:
+            notes.append(f"not simulated: {name}={shown(value)}, which {run.policy} has not")
+        elif is_of_policy or name in SETTINGS:
+            settings[name] = value
+    # Also where files state it in tokens.
+    if run.settings.num_blocks is not None:
+        settings["cache.num_blocks"] = run.settings.num_blocks
+    return settings, notes
+
+
+def _chunk_of_longest_prompt(run: RealRun, page_size: object) -> int:
+    """Return the tokens of whole pages that hold the longest prompt."""
+    assert isinstance(page_size, int), "as check_values and the table of arguments have it"
+    longest = 1
+    if len(run.requests):
+        longest = int(run.requests.prompt_len.max())
+    return math.ceil(longest / page_size) * page_size
 
 
 def _stated_by_user(cfg: DictConfig, typed: Mapping[str, str]) -> dict[str, object]:

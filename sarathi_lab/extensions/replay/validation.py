@@ -27,7 +27,6 @@ from sarathi_lab.extensions.replay.comparison import (
     replay_errors,
     validation_display,
     validation_table,
-    worst_part,
 )
 from sarathi_lab.extensions.replay.iteration_log import predicted, schedule_table
 from sarathi_lab.extensions.replay.picture import picture
@@ -201,8 +200,10 @@ class Baselines:
     def folder(self, name: str) -> Path:
         """Return the folder of a baseline."""
         key = json.dumps([name, self.first.config], sort_keys=True)
-        digest = hashlib.sha256(key.encode()).hexdigest()
-        return self.context.baselines_dir / f"{name}-{digest[:8]}"
+        content = key.encode()
+        digest = hashlib.sha256(content).hexdigest()
+        short_digest = digest[:8]
+        return self.context.baselines_dir / f"{name}-{short_digest}"
 
     def folders(self) -> dict[str, str]:
         """Return the folders, relative to the run's, of the baselines that are kept."""
@@ -289,11 +290,16 @@ def _loads_as_run(cases: Sequence[Case], baselines: Baselines) -> list[ReplayedL
 
     # Read back in any case: another job of the sweep may have made it.
     folder = baselines.keep(AS_RUN, work)
-    tables = [pd.read_parquet(folder / name) for name in (ITERATIONS, REQUESTS)]
+    iterations = pd.read_parquet(folder / ITERATIONS)
+    requests = pd.read_parquet(folder / REQUESTS)
     loads = []
     for number, case in enumerate(cases):
-        of_load = [table[table.load == number].reset_index(drop=True) for table in tables]
-        loads.append(ReplayedLoad(case.run, *of_load))
+        load = ReplayedLoad(
+            case.run,
+            iterations[iterations.load == number].reset_index(drop=True),
+            requests[requests.load == number].reset_index(drop=True),
+        )
+        loads.append(load)
     return loads
 
 
@@ -323,7 +329,6 @@ def _notes(
     notes: Notes = [validation_display(table)]
     if len(loads) > 1:
         notes.append(loads_display(tables["parts"]))
-    notes.append(worst_part(tables["parts"]))
     if "schedule" in tables:
         notes.append(display(tables["schedule"], "batch", "quantity", "unit"))
     return notes

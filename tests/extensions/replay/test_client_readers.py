@@ -79,16 +79,6 @@ def inference_perf_by_server(sent, prompt_len, times):
     }
 
 
-def genai_perf(sent, _, times):
-    stamps = [int(1e9 * (sent + time)) for time in times]
-    outputs = [{"response": "data: {}"} for _ in times]
-    return {
-        "timestamp": int(1e9 * sent),
-        "response_timestamps": stamps,
-        "response_outputs": outputs,
-    }
-
-
 def vllm_detailed(**changes):
     return {
         "backend": "vllm",
@@ -135,8 +125,8 @@ FILES = {
 }
 
 
-def check_requests(requests, expected=EXPECTED):
-    for name, values in expected.items():
+def check_requests(requests):
+    for name, values in EXPECTED.items():
         assert requests[name].astype(float).tolist() == pytest.approx(values, abs=1e-6), name
 
 
@@ -146,20 +136,6 @@ def test_every_client_gives_the_same_requests(name, tmp_path):
     path.write_text(json.dumps(FILES[name]))
     (benchmark,) = read_benchmarks(path)
     check_requests(benchmark.requests)
-
-
-def test_genai_perfs_responses_count_as_tokens_of_prompts_of_the_mean_length(tmp_path):
-    requests = [genai_perf(*request) for request in REQUESTS]
-    load = {"experiment": {"mode": "request_rate", "value": 2.0}, "requests": requests}
-    path = tmp_path / "profile_export.json"
-    path.write_text(json.dumps({"experiments": [load]}))
-    with pytest.raises(UserError, match="has no lengths of prompts; put profile_export"):
-        read_benchmarks(path)
-    summary = path.with_name("profile_export_genai_perf.json")
-    summary.write_text(json.dumps({"input_sequence_length": average(75.0, "tokens")}))
-    (benchmark,) = read_benchmarks(path)
-    check_requests(benchmark.requests, {**EXPECTED, "prompt_len": [75, 75]})
-    assert benchmark.client.rate == 2.0
 
 
 def test_a_packed_file_with_a_byte_order_mark_is_read(tmp_path):
@@ -644,6 +620,10 @@ def test_cached_tokens_are_not_computed(tmp_path):
         ("Metric,avg\nTime to First Token (ms),60\n", "is CSV with the columns Metric,avg"),
         ("<html></html>", "is HTML or XML"),
         ("2025-07-17 15:11:32,377 - bench - INFO - 3 requests, sent\n", "is a log, which"),
+        (
+            json.dumps({"experiments": []}),
+            "responses without lengths; name its profile_export_genai",
+        ),
         (json.dumps({"method": "x", "result": {}}), "has the keys method, result, as of none of"),
         (
             '{"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": []}\n',

@@ -16,7 +16,6 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.extensions.replay import validation
-from sarathi_lab.extensions.replay.comparison import worst_part
 from sarathi_lab.extensions.replay.real_run import read_runs
 from sarathi_lab.results import report
 from sarathi_lab.run import main
@@ -203,18 +202,6 @@ def test_capture_sizes_are_other_settings(short_run):
     assert (recorded.mode, list(recorded.sizes)) == ("piecewise", [1, 4])
     assert case.what_if.backend.host.graphs.largest == 8
     assert case.what_if.engine == case.as_run.engine
-
-
-def test_the_largest_difference_names_the_requests_that_it_is_of():
-    since, until = [0.0, 4.0, 9.0], [4.0, 9.0, 12.0]
-    parts = pd.DataFrame({"load": "run", "since": since, "until": until, "latency simulated": 1.0})
-    assert "requests sent from 4.0 s to 9.0 s" in worst_part(
-        parts.assign(**{"latency real": [1.0, 3.0, 2.0]})
-    )
-    assert "sent from 9.0 s to 12.0 s" in worst_part(
-        parts.assign(**{"latency real": [1.0, 3.0, 4.0]})
-    )
-    assert "of all requests" in worst_part(parts[:1].assign(**{"latency real": 2.0}))
 
 
 def test_a_sweep_shows_the_run_as_it_was_once(short_run, tmp_path, capsys, monkeypatch):

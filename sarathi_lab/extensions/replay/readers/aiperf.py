@@ -1,20 +1,15 @@
 """Results of AIPerf and of genai-perf, which it was derived from.
 
 - AIPerf's `profile_export.jsonl`, a request a line, with conversations and their turns;
-- genai-perf's `profile_export.json`, times of responses without lengths, which the summary beside
-  it has in the mean;
 - the summaries of both, `profile_export_aiperf.json` and `profile_export_genai_perf.json`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
-from sarathi_lab.config.errors import UserError
-from sarathi_lab.extensions.replay.benchmark import Load, Row
+from sarathi_lab.extensions.replay.benchmark import Load
 from sarathi_lab.extensions.replay.clients import (
     CLOCK,
     EVEN,
@@ -22,10 +17,9 @@ from sarathi_lab.extensions.replay.clients import (
     client_of_rate,
     cv_of_gamma,
 )
-from sarathi_lab.extensions.replay.json_values import count_of, list_of, number_of, numbers_of
+from sarathi_lab.extensions.replay.json_values import count_of, list_of, numbers_of
 from sarathi_lab.extensions.replay.readers.content import (
     MILLISECOND,
-    NANOSECOND,
     Content,
     Object,
     stated_numbers,
@@ -37,10 +31,8 @@ from sarathi_lab.extensions.replay.server_arguments import as_object
 from sarathi_lab.workload.recording import FAILED, FINISHED
 
 AIPERF_SUMMARY = "profile_export_aiperf.json"
-GENAI_PERF_SUMMARY = "profile_export_genai_perf.json"
 PROFILING = ("profiling", None)  # phases whose requests count
 GAPS = "metrics.inter_chunk_latency.value"
-END_OF_STREAM = "[DONE]"
 
 
 def read_aiperf(content: Content, _: Object) -> Load:
@@ -93,7 +85,9 @@ def read_summary(content: Content, summary: Object) -> Load:
     )
     config = as_object(summary.get("input_config"))
     if "perf_analyzer" in config:
-        return replace(load, client_name="genai-perf", record="profile_export.json of the same run")
+        return replace(
+            load, client_name="genai-perf", record="profile_export.jsonl of a run with AIPerf"
+        )
     return load
 
 
@@ -139,56 +133,3 @@ def _model_of(summary: Object) -> object:
         models = list_of(value_at(config, "models.items"))
         names = [as_object(model).get("name") for model in models]
     return next(iter(names), None)
-
-
-def experiments(content: Content) -> Sequence[Object]:
-    """Return genai-perf's experiments, a load each."""
-    return [as_object(entry) for entry in list_of(content.first["experiments"])]
-
-
-def read_genai_perf(content: Content, experiment: Object) -> Load:
-    """Read one experiment. Raises UserError without the summary that has the prompts' lengths."""
-    summary = content.beside(GENAI_PERF_SUMMARY)
-    numbers = stated_numbers(summary, "aiperf_summary")
-    if "prompt_len" not in numbers:
-        raise UserError(
-            f"{content.path} has no lengths of prompts; put {GENAI_PERF_SUMMARY} of the same run "
-            "beside it"
-        )
-    prompt_len = max(1, round(numbers["prompt_len"]))
-    requests = map(as_object, list_of(experiment["requests"]))
-    mode = as_object(experiment.get("experiment"))
-    client = CLOCK
-    if mode.get("mode") == "concurrency":
-        client = client_of_rate(None, mode.get("value"))
-    elif mode.get("mode") == "request_rate":
-        client = client_of_rate(mode.get("value"), None)
-    caution = (
-        "the file has no lengths: each response counts as a token, and prompts have the mean length"
-    )
-    return Load(
-        client_name="genai-perf",
-        rows=[_row_of_responses(request, prompt_len) for request in requests],
-        server=content.server(_model_of(summary)),
-        client=client,
-        cautions=[caution],
-    )
-
-
-def _row_of_responses(request: Object, prompt_len: int) -> Row:
-    sent = number_of(request.get("timestamp"))
-    outputs = list_of(request.get("response_outputs"))
-    times = [*numbers_of(request.get("response_timestamps"))]
-    if len(times) == len(outputs) and END_OF_STREAM in str(outputs[-1:]):
-        times.pop()
-    row: dict[str, object] = {"prompt_len": prompt_len, "arrival": NANOSECOND * sent}
-    if not times:
-        return {**row, "status": FAILED}
-    return {
-        **row,
-        "output_len": len(times),
-        "first_token": NANOSECOND * (times[0] - sent),
-        "latency": NANOSECOND * (times[-1] - sent),
-        "gaps": tuple(NANOSECOND * (after - before) for before, after in pairwise(times)),
-        "status": FINISHED,
-    }

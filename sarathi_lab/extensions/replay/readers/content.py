@@ -88,9 +88,13 @@ class Field(NamedTuple):
 @cache
 def fields_of(file: str) -> list[Field]:
     """Return where a kind of file has its quantities."""
+    fields = []
     with Path(__file__).with_name("fields.csv").open(newline="") as table:
-        fields = [Field(**row) for row in csv.DictReader(table)]
-    return [field for field in fields if field.file == file]
+        for row in csv.DictReader(table):
+            field = Field(**row)
+            if field.file == file:
+                fields.append(field)
+    return fields
 
 
 def value_at(content: Object, path: str) -> object:
