@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object, stated_beside
 from sarathi_lab.model.config_facts import FULL, Config, Facts
-from sarathi_lab.model.spec import Activation, ModelSpec, RopeKind, RopeScaling
+from sarathi_lab.model.spec import ModelSpec, RopeKind, RopeScaling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,18 +30,10 @@ PLAIN: Mapping[str, Sequence[object]] = {
     "mlp_only_layers": ([],),
     "use_parallel_residual": (False,),  # GPT-NeoX's, of attention beside the FFN
 }
-ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
 
 
 def _stated(section: str) -> Mapping[str, Any]:
-    """Return a section of huggingface.yaml: "defaults", "own_defaults" or "tensors"."""
+    """Return a section of huggingface.yaml."""
     sections: Mapping[str, Any] = stated_beside(__file__, "huggingface.yaml")[section]
     return sections
 
@@ -85,7 +77,8 @@ def spec_of(config: Config, name: str) -> ModelSpec:
     family = facts.text("model_type")
     _require_plain_layers(facts, config)
     activation = facts.text("hidden_act")
-    _require_supported("hidden_act", activation, ACTIVATIONS)
+    activations = _stated("activations")
+    _require_supported("hidden_act", activation, activations)
     num_heads = facts.size("num_attention_heads")
     hidden_size = facts.size("hidden_size")
     bias = facts.flag("attention_bias", default=False)
@@ -111,7 +104,7 @@ def spec_of(config: Config, name: str) -> ModelSpec:
         vocab_size=facts.size("vocab_size"),
         max_position=facts.size("max_position_embeddings"),
         norm_eps=facts.number("layer_norm_eps", facts.number("rms_norm_eps")),
-        activation=ACTIVATIONS[activation],
+        activation=activations[activation],
         qkv_bias=facts.flag("qkv_bias", default=bias),
         out_bias=bias,
         qk_norm=family.startswith("qwen3"),

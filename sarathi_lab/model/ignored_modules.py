@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import stated_beside
 from sarathi_lab.model.quantisation import KindName
 from sarathi_lab.model.spec import ModelSpec
 
@@ -19,25 +20,6 @@ Shares = dict[KindName, float]
 FIX = "take the unquantised model"
 HEAD = "lm_head"
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
-# Modules of a layer that have the products of a kind, by the names of architectures.
-PARENTS: Mapping[KindName, Sequence[str]] = {
-    "attention": ("self_attn", "mixer"),
-    "linear attention": ("linear_attn", "mamba", "mixer", "conv", "short_conv"),
-    "FFNs": ("mlp", "feed_forward"),
-    "shared experts": ("mlp.shared_expert", "mlp.shared_experts", "feed_forward.shared_expert"),
-    "experts": ("mlp.experts", "feed_forward.experts", "block_sparse_moe.experts"),
-}
-# Other names of products, alone or with others in one module.
-NAMES_OF_PRODUCTS: Mapping[str, Sequence[str]] = {
-    "q_proj": ("q_proj", "qkv_proj"),
-    "k_proj": ("k_proj", "qkv_proj"),
-    "v_proj": ("v_proj", "qkv_proj"),
-    "in_proj_qkv": ("in_proj_qkv", "in_proj_qkvz", "in_proj"),
-    "in_proj_z": ("in_proj_z", "in_proj_qkvz", "in_proj"),
-    "gate_proj": ("gate_proj", "gate_up_proj", "w1"),
-    "up_proj": ("up_proj", "gate_up_proj", "w3"),
-    "down_proj": ("down_proj", "w2"),
-}
 # What no checkpoint of these methods quantises, or is not counted: tables, norms, routers, gates of
 # a column, convolutions, encoders and the layers that draft.
 NEVER = re.compile(
@@ -186,9 +168,10 @@ def _plain(kind: KindName, params: Mapping[str, float]) -> list[Product]:
 
 def _paths(kind: KindName, product: str, expert: int | None = None) -> list[str]:
     """List the ways to name a product in a layer; of an expert by its number, or with all."""
+    modules = stated_beside(__file__, "modules.yaml")
     paths = []
-    for parent in PARENTS[kind]:
-        for name in NAMES_OF_PRODUCTS.get(product, (product,)):
+    for parent in modules["parents"][kind]:
+        for name in modules["names_of_products"].get(product, [product]):
             paths.append(f"{parent}.{name}")
             if expert is not None:
                 paths.append(f"{parent}.{expert}.{name}")

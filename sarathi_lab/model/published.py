@@ -139,13 +139,13 @@ def _family_of(fields: Config, model_type: str) -> Family:
 def _check_parts(fields: Config, model_type: str) -> None:
     """Raise UserError for parts that no formula has, or none but that of another family."""
     family = families().get(model_type, Family())
-    for name, facts in stated("not_counted").items():
+    for name, part in stated("not_counted").items():
         value = fields.get(name)
         is_counted = name in family.counted
-        is_absent = not value or value in facts.get("absent", ())
+        is_absent = not value or value in part.get("absent", ())
         if not is_counted and not is_absent:
             setting = f"{name}={str(value)[:40]}"
-            raise UserError(f"{setting}: {facts['part']} has no formula; {OTHERWISE}")
+            raise UserError(f"{setting}: {part['part']} has no formula; {OTHERWISE}")
 
 
 class Reader:

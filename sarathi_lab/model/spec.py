@@ -289,7 +289,8 @@ class ModelSpec:
         if window is None:
             return None
         num_full = self.num_full_layers
-        if num_full == 0 or window is not self.layers.window:
+        has_whole_contexts = window is not self.layers.window  # of an index or a compressed cache
+        if num_full == 0 or has_whole_contexts:
             return CachedWindow(window, 0.0)
         # A layer's room, by that of one without a window.
         size = self.window_heads.cached_size / self.heads.cached_size

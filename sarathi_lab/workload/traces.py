@@ -28,8 +28,9 @@ from sarathi_lab.workload.trace_formats import TraceFile, read_trace_file
 
 
 def read_trace(file: Path, block_size: int | None = None) -> TraceFile:
-    """Read `file` in one of `trace_formats.FORMATS`, where block ids stand for `block_size` tokens
-    each (None: as the numbers of ids say). An unchanged file is not read again. Raises UserError.
+    """Read `file` in one of the formats of trace_formats.yaml, where block ids stand for
+    `block_size` tokens each (None: as the numbers of ids say). An unchanged file is not read again.
+    Raises UserError.
     """
     state = None
     if file.is_file():
@@ -46,7 +47,8 @@ def _read(file: Path, block_size: int | None, state: tuple[int, int] | None) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace(Arriving):
-    """Lengths of requests from a file in one of `trace_formats.FORMATS`, with random prompts.
+    """Lengths of requests from a file in one of the formats of trace_formats.yaml, with random
+    prompts.
 
     `arrivals` None: the file's times, from its first row, or scaled to a mean of `rate` requests
     per second; of a file without times what the other settings imply, a closed batch without any.
