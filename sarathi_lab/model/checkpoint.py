@@ -66,7 +66,8 @@ def find_checkpoint(path: str, files: Sequence[str] = HUB_FILES) -> Path:
     try:
         return Path(snapshot_download(path, allow_patterns=list(files)))
     except Exception as error:  # one of a dozen kinds, all meaning that it is not to be had
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        message = str(error) or type(error).__name__
+        reason = message.splitlines()[0]
         raise UserError(
             f"model.path={path} is neither a folder here nor to be had from the hub ({reason}); "
             "check the id, the network, or name a folder"
@@ -118,7 +119,8 @@ def _header(file: Path) -> dict[str, Stored]:
             # A slice reads its header alone: the weights may not fit the memory.
             headers: dict[str, Stored] = {}
             for name, tensor in slices.items():
-                headers[name] = Stored(file, tensor.get_dtype(), tuple(tensor.get_shape()))
+                shape = tuple(tensor.get_shape())
+                headers[name] = Stored(file, tensor.get_dtype(), shape)
             return headers
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} is missing, truncated or corrupt ({error}); {AGAIN}") from None
@@ -137,11 +139,15 @@ def check_checkpoint(directory: Path, spec: ModelSpec) -> None:
         unread.discard(source.tensor)
         if stored is None and not source.tied:
             raise UserError(f"model.path={directory} lacks {source.tensor}; {AGAIN}")
-        if stored is not None and (stored.shape != source.shape or stored.dtype not in DTYPES):
+        if stored is None:
+            continue
+        fits = stored.shape == source.shape and stored.dtype in DTYPES
+        if not fits:
+            stated = f"{stored.dtype} {list(stored.shape)}"
             raise UserError(
-                f"{source.tensor} in {stored.file} is {stored.dtype} {list(stored.shape)}, and has "
-                f"to be one of {', '.join(DTYPES)} and, by config.json, {list(source.shape)}; take "
-                f"the unquantized model, or {AGAIN}"
+                f"{source.tensor} in {stored.file} is {stated}, and has to be one of "
+                f"{', '.join(DTYPES)} and, by config.json, {list(source.shape)}; take the "
+                f"unquantized model, or {AGAIN}"
             )
     if unread:
         raise UserError(

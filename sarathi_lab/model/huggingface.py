@@ -198,14 +198,16 @@ class Source:
         """Return the decoder's `rows` in the order in which the checkpoint stores them."""
         if not self.interleaved:
             return rows
-        by_kind = rows.view(3, num_heads, -1, *rows.shape[1:])
+        shape_of_row = rows.shape[1:]
+        by_kind = rows.view(3, num_heads, -1, *shape_of_row)
         return by_kind.transpose(0, 1).reshape(rows.shape)
 
     def as_computed(self, tensor: Tensor, num_heads: int) -> Tensor:
         """Return a stored `tensor` in the order of the decoder's rows: all q, all k, all v."""
         if not self.interleaved:
             return tensor
-        by_head = tensor.view(num_heads, 3, -1, *tensor.shape[1:])
+        shape_of_row = tensor.shape[1:]
+        by_head = tensor.view(num_heads, 3, -1, *shape_of_row)
         return by_head.transpose(0, 1).reshape(tensor.shape)
 
 
@@ -236,9 +238,11 @@ def parameter_sources(directory: Path, spec: ModelSpec, stored: Container[str]) 
         theirs = names["layer"].format(i)
         yield from _norm_sources(f"{ours}.attention_norm", f"{theirs}.input_layernorm", spec)
         yield from _norm_sources(f"{ours}.ffn_norm", f"{theirs}.post_attention_layernorm", spec)
-        for kind in ("q_norm", "k_norm") if spec.qk_norm else ():
-            tensor = f"{theirs}.self_attn.{kind}.weight"
-            yield f"{ours}.{kind}.weight", [Source(tensor, (spec.head_size,))]
+        if spec.qk_norm:
+            shape = (spec.head_size,)
+            for kind in ("q_norm", "k_norm"):
+                tensor = f"{theirs}.self_attn.{kind}.weight"
+                yield f"{ours}.{kind}.weight", [Source(tensor, shape)]
         yield from _linears(ours, theirs, names, spec)
         if spec.num_experts:
             yield from _experts(
@@ -251,8 +255,13 @@ def parameter_sources(directory: Path, spec: ModelSpec, stored: Container[str]) 
 
 
 def _norm_sources(ours: str, theirs: str, spec: ModelSpec) -> Sources:
-    for kind in ("weight", "bias") if spec.norm == "layer" else ("weight",):
-        yield f"{ours}.{kind}", [Source(f"{theirs}.{kind}", (spec.hidden_size,))]
+    kinds = ["weight"]
+    if spec.norm == "layer":
+        kinds.append("bias")
+    shape = (spec.hidden_size,)
+    for kind in kinds:
+        source = Source(f"{theirs}.{kind}", shape)
+        yield f"{ours}.{kind}", [source]
 
 
 def _linears(ours: str, theirs: str, names: Names, spec: ModelSpec) -> Sources:
@@ -289,11 +298,13 @@ def _experts(
         modules = names[name]
         if is_fused:
             shape = (spec.num_experts, rows * len(modules), columns)
-            yield f"{ours}.{name}", [Source(_FUSED[name].format(theirs), shape)]
+            tensor = _FUSED[name].format(theirs)
+            yield f"{ours}.{name}", [Source(tensor, shape)]
             continue
         sources = []
         for number in range(spec.num_experts):
             expert = f"{theirs}.{names['experts']}.{number}"
             for module in modules:
-                sources.append(Source(f"{expert}.{module}.weight", (rows, columns)))
+                tensor = f"{expert}.{module}.weight"
+                sources.append(Source(tensor, (rows, columns)))
         yield f"{ours}.{name}", sources

@@ -66,7 +66,10 @@ class Name:
     @property
     def is_of_head(self) -> bool:
         """Whether the name matches the output head."""
-        return any(self._expression.match(f"{prefix}{HEAD}") for prefix in ("", *PREFIXES))
+        paths = [HEAD]
+        for prefix in PREFIXES:
+            paths.append(f"{prefix}{HEAD}")
+        return any(map(self._expression.match, paths))
 
     def matches(self, paths: Sequence[str], layer: int) -> bool:
         """Return whether one of the `paths` of a product in a layer has the name."""
@@ -163,7 +166,11 @@ def _products(spec: ModelSpec) -> Products:
 
 
 def _plain(kind: KindName, params: Mapping[str, float]) -> list[Product]:
-    return [Product(num_params, _paths(kind, name)) for name, num_params in params.items()]
+    products = []
+    for name, num_params in params.items():
+        paths = _paths(kind, name)
+        products.append(Product(num_params, paths))
+    return products
 
 
 def _paths(kind: KindName, product: str, expert: int | None = None) -> list[str]:

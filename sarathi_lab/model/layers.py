@@ -386,8 +386,10 @@ class CompressedCache:
 
     def token_bytes(self, entry_bytes: int) -> float:
         """Bytes that each token adds to the caches of all layers, by those of an entry."""
-        sparse = self.sparse_layers * (entry_bytes + self.index.cached_bytes) / self.sparse_rate
-        return sparse + self.heavy_layers * entry_bytes / self.heavy_rate
+        entry_and_key = entry_bytes + self.index.cached_bytes
+        sparse = self.sparse_layers * entry_and_key / self.sparse_rate
+        heavy = self.heavy_layers * entry_bytes / self.heavy_rate
+        return sparse + heavy
 
     def sequence_bytes(self, num_layers: int, entry_bytes: int) -> int:
         """Bytes of a sequence in all layers whatever its length: the windows, and tokens that no
@@ -511,7 +513,8 @@ class LinearAttention:
         if self.rule == "mamba2":
             within = self.num_key_heads * self.key_size + self.inner_size
         else:
-            within = self.num_heads * (3 * self.key_size + 2 * self.value_size)
+            within_head = 3 * self.key_size + 2 * self.value_size
+            within = self.num_heads * within_head
         with_state = PRODUCTS[self.rule] * self.state_size
         return 2 * (self.chunk * within + with_state)
 
@@ -526,7 +529,8 @@ class LinearAttention:
             # Decays and the output gate are made from a vector of the rank each.
             gate_width = 2 * self.gate_rank
             products.append(Linear("state_gates", self.gate_rank, gates, self.num_layers))
-        width = self.num_channels + GATES[self.rule] * self.num_heads + gate_width
+        gates_of_heads = GATES[self.rule] * self.num_heads
+        width = self.num_channels + gates_of_heads + gate_width
         return [
             Linear("state_in", hidden, width, self.num_layers),
             Linear("state_out", self.inner_size, hidden, self.num_layers),

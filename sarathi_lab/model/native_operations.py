@@ -145,7 +145,9 @@ class NativeOperations(Operations):
 
     def _model_struct(self, model: Transformer) -> structures.ModelStruct:
         spec = self.spec
-        layers = (structures.LayerStruct * spec.num_layers)(*map(self._layer_struct, model.layers))
+        layer_structs = map(self._layer_struct, model.layers)
+        array_type = structures.LayerStruct * spec.num_layers
+        layers = array_type(*layer_structs)
         self._kept += [layers, model.embedding.weight]
         vocab_size, hidden_size = model.embedding.weight.shape
         return structures.ModelStruct(

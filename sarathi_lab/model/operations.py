@@ -93,8 +93,10 @@ class Operations:
         """
         num_heads = self.spec.num_heads
         num_kv_heads = self.spec.num_kv_heads
-        query_key, value = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
-        query, key = apply_rotary(query_key, *rotary).split((num_heads, num_kv_heads), dim=1)
+        num_rotated = num_heads + num_kv_heads
+        query_key, value = heads.split((num_rotated, num_kv_heads), dim=1)
+        rotated = apply_rotary(query_key, *rotary)
+        query, key = rotated.split((num_heads, num_kv_heads), dim=1)
         write_kv(key, value, keys, values, inputs.slots)
         return query
 

@@ -51,7 +51,8 @@ def _of_blocks(facts: Facts) -> Config:
             groups.add(parts.size("attention.n_heads_in_group"))
         if not parts.flag("ffn.no_op", default=False):
             # Two thirds of the stated multiple, as a gate takes a third, in whole 256.
-            width = 2 * parts.number("ffn.ffn_mult") * facts.size("hidden_size") / 3
+            multiple = parts.number("ffn.ffn_mult")
+            width = 2 * multiple * facts.size("hidden_size") / 3
             widths.append(math.ceil(int(width) / 256) * 256)
     if len(groups) != 1 or not widths:
         raise UserError(
@@ -73,7 +74,8 @@ def _of_gemma4(facts: Facts) -> Config:
         raise UserError(f"{SIZES_OF_LAYERS} gives layers different sizes, which has no formula")
     full = facts
     if sizes and isinstance(sizes[0], Mapping):
-        full = facts.updated({"global_head_dim": sizes[0].get("head_dim"), **sizes[0]})
+        head_size = sizes[0].get("head_dim")
+        full = facts.updated({"global_head_dim": head_size, **sizes[0]})
     num_full_kv_heads = full.size("num_key_value_heads")
     if facts.flag("attention_k_eq_v", default=False):
         num_full_kv_heads = facts.count("num_global_key_value_heads", num_full_kv_heads)

@@ -258,9 +258,9 @@ class Reader:
             return kinds
         for name, first in stated("full_layers").items():
             if facts.has(name):
-                numbers = facts.list_of(name)
-                are_full = [layer + first in numbers for layer in range(self.num_layers)]
-                return [FULL if is_full else STATES for is_full in are_full]
+                full_layers = facts.list_of(name)
+                numbers = range(first, first + self.num_layers)
+                return [FULL if number in full_layers else STATES for number in numbers]
         if facts.has("full_attention_interval"):
             return self._last_full(STATES, facts.count("full_attention_interval", minimum=1))
         if self.family.states_layers:
@@ -290,7 +290,8 @@ class Reader:
             return [FULL] * self.num_layers
         if self.family.has_window_switch:
             num_full = min(self.num_layers, facts.count("max_window_layers"))
-            return [FULL] * num_full + [SLIDING] * (self.num_layers - num_full)
+            num_windowed = self.num_layers - num_full
+            return [FULL] * num_full + [SLIDING] * num_windowed
         pattern = facts.text("sliding_window_pattern")
         if pattern and set(pattern) <= {"L", "G"}:
             every = len(pattern)  # LLLG: three local ones, one global

@@ -54,7 +54,8 @@ class StoredPart:
 
     def mean_bytes(self, dtype_bytes: float) -> float:
         """Return the bytes of a weight, where others have `dtype_bytes`."""
-        return self.share * self.weight_bytes + (1 - self.share) * dtype_bytes
+        unquantised_share = 1 - self.share
+        return self.share * self.weight_bytes + unquantised_share * dtype_bytes
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Quantisation:
         for part in self.parts:
             if part.kind == kind:
                 return part
-        is_quantised = self.of == "layers" or (self.of == "experts" and kind == "experts")
+        is_quantised = self.of in ("layers", kind)
         return StoredPart(kind or "attention", float(is_quantised), self.weight_bytes)
 
     def rate_of_products(

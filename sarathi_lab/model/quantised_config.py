@@ -218,11 +218,16 @@ def _in_parts(
         raise UserError(
             f"{FIELD}.{field}={names[0]} and the others leave nothing quantised; {AGAIN}"
         )
-    if not bytes_of_kinds and all(part.share == 1 for part in parts):
+    in_parts = replace(quantisation, of="parts", parts=tuple(parts))
+    if bytes_of_kinds:
+        return in_parts
+    quantised = [part.kind for part in parts if part.share == 1]
+    left_out = [part.kind for part in parts if part.share == 0]
+    if len(quantised) == len(parts):
         return quantisation
-    if not bytes_of_kinds and all(part.share == (part.kind == "experts") for part in parts):
+    if quantised == ["experts"] and len(left_out) == len(parts) - 1:
         return replace(quantisation, of="experts")
-    return replace(quantisation, of="parts", parts=tuple(parts))
+    return in_parts
 
 
 def _ignored(settings: Settings) -> tuple[str, Sequence[str]]:

@@ -306,7 +306,9 @@ def _decodes(spec: ModelSpec, requests: pd.DataFrame, batch_size: int) -> pd.Dat
     at their mean context.
     """
     # Attention is linear in the context: the mean stands for all decodes of a request.
-    context = requests.prompt_len.astype(float) + requests.output_len.astype(float) / 2
+    prompts = requests.prompt_len.astype(float)
+    outputs = requests.output_len.astype(float)
+    context = prompts + outputs / 2
     work = _no_work(requests).assign(
         num_decode_tokens=float(batch_size),
         decode_kv_tokens=batch_size * context,

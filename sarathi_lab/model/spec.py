@@ -627,7 +627,8 @@ class ModelSpec:
         """Weight bytes of one iteration: the layers', and the output head's if a row emits."""
         # The head is read whole, however many rows emit.
         has_emits = work.num_emits > 0
-        head = has_emits * self.lm_head.num_params * self.head_bytes(dtype_bytes)
+        head_bytes = self.head_bytes(dtype_bytes)
+        head = has_emits * self.lm_head.num_params * head_bytes
         others = self._other_bytes(dtype_bytes)
         if not self.num_experts:
             return others + head
@@ -681,8 +682,9 @@ class ModelSpec:
             earlier = work.prefill_kv_tokens - work.num_prefill_tokens
             prompts = prompts + of_prompts.earlier_token * earlier
         token_flops = of_prompts.token
-        if self.layers.linear is not None:
-            token_flops += self.layers.linear.num_layers * self.layers.linear.token_flops
+        linear = self.layers.linear
+        if linear is not None:
+            token_flops += linear.num_layers * linear.token_flops
         if token_flops:
             prompts = prompts + token_flops * work.num_prefill_tokens
             decodes = decodes + token_flops * work.num_decode_tokens

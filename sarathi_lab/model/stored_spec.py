@@ -27,7 +27,9 @@ class StoredSpec(ModelSpec):
         return False
 
     def of_part(self, num_parts: int) -> StoredSpec:
-        num_bytes = None if self.stored_bytes is None else -(-self.stored_bytes // num_parts)
+        num_bytes = None
+        if self.stored_bytes is not None:
+            num_bytes = math.ceil(self.stored_bytes / num_parts)
         return replace(
             self,
             stored_params=-(-self.stored_params // num_parts),

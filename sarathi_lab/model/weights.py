@@ -87,7 +87,9 @@ def _stored(spec: ModelSpec, directory: Path) -> Iterator[tuple[str, Fill]]:
         tied = sources[0].tied
         if not tied:
             yield name, partial(_copy, sources=sources, read=read, num_heads=spec.num_heads)
-        elif tensor in stored and not (read(tensor) == read(tied)).all():
+            continue
+        is_equal = tensor not in stored or (read(tensor) == read(tied)).all()
+        if not is_equal:
             raise UserError(
                 f"{tensor} in {directory} differs from the embedding; correct tie_word_embeddings "
                 "in config.json to false"

@@ -90,7 +90,10 @@ class TraceFormat:
 
     def understood(self, cells: pd.DataFrame) -> set[str]:
         """Return the columns that are read, or whose content others have."""
-        names = {*self.needed, self.ids, *self.session, *self.passed_over, *DERIVED}
+        names = {self.ids, *DERIVED}
+        names.update(self.needed)
+        names.update(self.session)
+        names.update(self.passed_over)
         if self.session_in(cells) is not None:
             names.add(self.delay)
         if self.ids in cells:
@@ -343,10 +346,12 @@ def _unknown_format(file: Path, names: set[str]) -> UserError:
     by_format = dict[str, str]()
     for trace_format in reversed(formats()):
         by_format[trace_format.name] = ", ".join(trace_format.needed)
-    columns_of_formats = "; ".join(f"{name} {needed}" for name, needed in by_format.items())
+    columns_of_formats = []
+    for name, needed in by_format.items():
+        columns_of_formats.append(f"{name} {needed}")
     return UserError(
         f"{file} has the columns {columns}, which no known format has; name its columns in its "
-        f"first line as one of: {columns_of_formats}"
+        f"first line as one of: {'; '.join(columns_of_formats)}"
     )
 
 
@@ -498,8 +503,10 @@ def _ids(value: Any) -> tuple[int, ...] | None:
             return None
     if isinstance(ids, list):
         # A boolean is a number to Python, and no identifier.
-        is_valid = all(type(number) is int and number >= 0 for number in ids)
-        return tuple(ids) if is_valid else None
+        for number in ids:
+            if type(number) is not int or number < 0:
+                return None
+        return tuple(ids)
     is_empty_cell = pd.isna(ids)
     return () if is_empty_cell else None
 

@@ -158,7 +158,10 @@ class Trace(Arriving):
             f"after {limit}, of which null takes all": len(short) - len(used),
         }
         if used.empty:
-            reasons = [f"{count} {reason}" for reason, count in dropped.items() if count]
+            reasons = []
+            for reason, count in dropped.items():
+                if count:
+                    reasons.append(f"{count} {reason}")
             raise UserError(
                 f"{file}: all {trace.num_rows} rows were dropped ({', '.join(reasons)}); name "
                 "another file or raise max_len"
@@ -239,7 +242,8 @@ class Trace(Arriving):
         """Write the tokens of blocks into `prompt`, whose end may cut the last one."""
         if vocab_size is None:
             # Any numbers do that tell blocks apart, but they must fit a token id.
-            numbers = np.array([number % 2**31 for number in ids], dtype=np.int32)
+            token_ids = [number % 2**31 for number in ids]
+            numbers = np.array(token_ids, dtype=np.int32)
             blocks = np.repeat(numbers, block_size)
             num_shared = min(len(blocks), len(prompt))
             prompt[:num_shared] = blocks[:num_shared]
