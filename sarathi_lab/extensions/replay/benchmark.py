@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.ledger import REQUEST_COLUMNS
-from sarathi_lab.extensions.replay.clients import CLOCK, Client, inferred
+from sarathi_lab.extensions.replay.clients import CLOCK, Client
 from sarathi_lab.extensions.replay.json_values import count_of
 from sarathi_lab.extensions.replay.server_arguments import Statement
 from sarathi_lab.results.metrics import throughput
@@ -185,8 +185,6 @@ def _of_requests(
     if DAMAGED not in recording.left_out:
         cautions.append(_caution_of_totals(in_ledger, load, is_drawn=is_drawn))
     conversation = requests[CONVERSATION].assign(delay=_delays(requests))
-    if not client.source and conversation.delay.isna().all():
-        client = inferred(in_ledger)
     return replace(
         benchmark,
         requests=in_ledger,
@@ -230,7 +228,7 @@ def _of_summary(benchmark: Benchmark, load: Load, path: Path) -> Benchmark:
 def _cautions_of_summary(load: Load, requests: pd.DataFrame, num_failed: int) -> list[str]:
     cautions = []
     number = len(requests)
-    if not load.client.source:
+    if not load.client.is_stated:
         cautions.append("the file does not state how requests were sent, as workload.users may")
     num_incomplete = count_of(load.numbers.get("num_incomplete"))
     left_out = {"failed": num_failed, "incomplete": num_incomplete}

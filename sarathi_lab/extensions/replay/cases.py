@@ -23,7 +23,6 @@ from sarathi_lab.extensions.replay.clients import (
     Client,
     Loop,
     asked_client,
-    cautions,
     describe,
     loop_of,
     measured_thought,
@@ -83,12 +82,8 @@ class Replay:
         return 0.0 if self.loop is None else self.loop.think_time
 
     def does_the_same_as(self, other: Replay) -> bool:
-        return (
-            self.engine == other.engine
-            and self.backend == other.backend
-            and self.spec == other.spec
-            and self.loop == other.loop
-        )
+        own = (self.engine, self.backend, self.spec, self.loop)
+        return own == (other.engine, other.backend, other.spec, other.loop)
 
     def executor(self) -> Executor:
         return self.backend.build(self.spec, None, self.engine.sizes())
@@ -141,7 +136,7 @@ class Replay:
         if others:
             lines.append(f"otherwise than by default: {', '.join(others)}")
         lines += self.backend.assumptions
-        lines += [*self.notes, *run.settings.notes(), *cautions(run.requests, self.client)]
+        lines += [*self.notes, *run.settings.notes()]
         return [*lines, *run.cautions, *cautions_of_log(run.logged)]
 
 
@@ -228,8 +223,8 @@ def _clients(cfg: DictConfig, run: RealRun) -> tuple[Client, Client]:
         )
     if asked is None:
         return run.client, run.client
-    # The recorded times are no other load: they are asked for where a loop was recognised wrongly.
-    is_of_run = run.client.source != "stated" or asked.users is None
+    # The recorded times are no other load.
+    is_of_run = asked.users is None or not run.client.is_stated
     if is_of_run:
         return asked, asked
     return run.client, asked

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -21,11 +20,6 @@ from sarathi_lab.config.console import counted
 from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.extensions.replay.json_values import count_of, number_of
 
-# Where it is known from: a file, or the times of its requests. "": a clock is taken for it.
-Source = Literal["stated", "inferred", ""]
-# Of the time of an answer: within this share of it a request follows that answer.
-FOLLOWS_WITHIN = 0.05
-LEAST_ROUNDS = 3  # of all users, below which nothing is inferred from times
 # Coefficients of variation of gaps.
 POISSON = 1.0
 EVEN = 0.0
@@ -38,7 +32,7 @@ class Client:
     Attributes:
         users: Most unanswered requests at a time; None: no limit, the recorded times count.
         rate: Requests due per second; infinity: all at once.
-        source: Where `users` is known from.
+        is_stated: Whether a file or the user states it; else the recorded times are taken.
         due: Seconds at which each request was due, where the client drew them here; else empty.
         named_rate: What the file has in place of a rate, such as "trace".
         cv: Coefficient of variation of the gaps at this rate: 1 of a Poisson process, 0 of even
@@ -47,7 +41,7 @@ class Client:
 
     users: int | None = None
     rate: float = math.inf
-    source: Source = ""
+    is_stated: bool = False
     due: Sequence[float] = ()
     named_rate: str = ""
     cv: float = POISSON
@@ -136,7 +130,7 @@ def client_of_rate(
     return Client(
         count_of(users) or None,  # some clients write no limit as 0, "inf" or "none"
         number,
-        "stated",
+        is_stated=True,
         named_rate=named_rate,
         cv=cv,
     )
@@ -166,20 +160,6 @@ def concurrency(requests: pd.DataFrame) -> int:
         num_unanswered += change
         largest = max(largest, num_unanswered)
     return largest
-
-
-def inferred(requests: pd.DataFrame) -> Client:
-    """Recognise a closed loop by its times: never more than so many unanswered at once, and each
-    request but the first ones follows an answer.
-    """
-    users = concurrency(requests)
-    if users == 0 or len(requests) < LEAST_ROUNDS * users:
-        return CLOCK
-    waits = _seconds_after_answers(requests, users)
-    answer = float((requests.finish_time - requests.arrival_time).median())
-    if float(np.quantile(waits, 0.9)) > FOLLOWS_WITHIN * answer:
-        return CLOCK
-    return Client(users, source="inferred")
 
 
 def loop_of(requests: pd.DataFrame, client: Client, think_time: float) -> Loop | None:
@@ -227,7 +207,7 @@ def asked_client(
                 f"workload.users={users} has no effect on the recorded times "
                 "(workload.arrivals=null); drop one of them"
             )
-        return Client(None, client.rate, "stated")
+        return Client(None, client.rate, is_stated=True)
     if kind not in (None, "users"):
         raise UserError(
             f"workload.arrivals={kind} has no effect: task=validate sends the requests of "
@@ -243,7 +223,7 @@ def asked_client(
     # Requests that a file's users held back are due at its rate for others, too. The rate of an
     # open loop is that of its recorded times, which users do not follow.
     rate = client.rate if client.users else math.inf
-    return Client(users, rate, "stated", client.due)
+    return Client(users, rate, is_stated=True, due=client.due)
 
 
 def describe(loop: Loop, client: Client) -> str:
@@ -253,28 +233,9 @@ def describe(loop: Loop, client: Client) -> str:
         description += f", {loop.think_time:.3g} s between an answer and the next request"
     if client.rate < math.inf:
         description += f", whose requests are due {client.pace}"
+        if not client.due:
+            description += ", those that were held when they were sent"
     return description
-
-
-def cautions(requests: pd.DataFrame, client: Client) -> list[str]:
-    """List what of a closed loop is not known for certain, or contradicts the recorded times."""
-    if client.users is None:
-        return []
-    observed = concurrency(requests)
-    warnings = []
-    if client.source == "inferred":
-        warnings.append(
-            f"a closed loop by its times: never more than {observed} requests are unanswered, and "
-            "each follows an answer; workload.arrivals=null replays the recorded times"
-        )
-    if observed > client.users:
-        warnings.append(
-            f"up to {observed} requests were unanswered at once, more than users={client.users}, "
-            "which the file states; state workload.users"
-        )
-    if client.rate < math.inf and not client.due:
-        warnings.append("requests that were held for a user are taken as due when they were sent")
-    return warnings
 
 
 def _seconds_after_answers(requests: pd.DataFrame, users: int) -> NDArray[np.float64]:

@@ -26,7 +26,6 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import read_object, readable
 from sarathi_lab.extensions.replay.benchmark import CONVERSATION, Benchmark, in_ledgers_columns
-from sarathi_lab.extensions.replay.clients import inferred
 from sarathi_lab.extensions.replay.first_engine import with_rules_of_version
 from sarathi_lab.extensions.replay.json_values import list_of, number_of
 from sarathi_lab.extensions.replay.server_arguments import (
@@ -124,7 +123,6 @@ def read_folder(folder: Path) -> Benchmark:
         requests,
         sum(recording.left_out.values()),
         cautions=[caution] if caution else [],
-        client=inferred(requests),
         conversation=recording.requests[CONVERSATION],
     )
 
