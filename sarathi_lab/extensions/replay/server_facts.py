@@ -20,6 +20,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.extensions.replay.argument_table import LOGGED_CACHE, Arguments
 from sarathi_lab.extensions.replay.first_engine import with_rules_of_v0, with_rules_of_version
 from sarathi_lab.extensions.replay.iteration_log import CACHE_TOKENS
+from sarathi_lab.extensions.replay.json_values import count_of
 from sarathi_lab.extensions.replay.literals import named_values
 from sarathi_lab.extensions.replay.server_arguments import (
     LoggedCache,
@@ -50,7 +51,7 @@ V0_ENGINE = re.compile(
     r"|\bllm_engine\.py:\d+\] Initializing an LLM engine \(vdev\)"
 )
 MISSING_COMMA = re.compile(r"(=(?:True|False)) (?=\w+=)")  # of some versions' first engine
-CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
+CONCURRENCY = re.compile(r"Maximum concurrency for ([1-9][\d,]*) tokens per request: (\d+\.\d+)x")
 # Of an attention's kernels, or so that a block is as large as a state.
 BLOCK_SIZE = re.compile(r"(?:Setting|Forcing) (?:attention|kv cache) block size to (\d+)")
 PERIODIC = re.compile(r"Avg prompt throughput")
@@ -242,8 +243,9 @@ def _resolved_by_vllm(text: str, typed: Arguments) -> dict[str, object]:
         resolved["block_size"] = block_sizes[-1]  # of a state, after that of kernels
     tokens = CACHE_TOKENS.search(text)  # of one replica
     if tokens is not None:
-        block_size = resolved.get("block_size") or typed.get("block_size") or DEFAULT_BLOCK
-        resolved["num_gpu_blocks"] = _tokens(tokens[1]) // int(str(block_size))
+        sizes = [count_of(stated.get("block_size")) for stated in (resolved, typed)]
+        block_size = next(filter(None, sizes), DEFAULT_BLOCK)
+        resolved["num_gpu_blocks"] = _tokens(tokens[1]) // block_size
     return resolved
 
 

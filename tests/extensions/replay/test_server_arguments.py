@@ -999,6 +999,7 @@ def test_a_python_script_states_a_command_by_literals(script):
         ("\nLLM('m', max_num_seqs=options.n)", 2, "max_num_seqs"),
         ("\nLLM('m', **options)", 2, "an argument"),
         ("LLM('m')\nargs.max_num_seqs = 16", 2, "an argument"),
+        ("def serve(cmd=['vllm', 'serve', 'm']):\n    Popen(cmd)", 1, "an argument"),
         ("os.environ['VLLM_USE_V1'] = '0'\nLLM('m')", 1, "VLLM_USE_V1"),
         ("env = {**os.environ,\n 'VLLM_USE_V1': '0'}\nLLM('m')", 2, "VLLM_USE_V1"),
         ("image = image.env(VLLM_USE_V1='0')\nLLM('m')", 1, "VLLM_USE_V1"),

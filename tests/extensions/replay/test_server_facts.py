@@ -591,6 +591,18 @@ def test_a_block_is_of_the_last_size_that_a_log_sets(client, tmp_path):
     assert (engine.block_size, engine.num_blocks) == (528, 100 - 1)
 
 
+def test_a_log_whose_block_size_is_cut_off_has_blocks_of_the_default():
+    text = "INFO args: Namespace(block_size=3x\nINFO GPU KV cache size: 1,600 tokens\n"
+    facts = read_facts(Path("server.log"), text)
+    assert facts.settings["cache.num_blocks"] == 1600 // 16 - 1
+    assert facts.not_simulated == ["block_size=3x (not understood)"]
+
+
+def test_lines_behind_arguments_are_part_of_them_up_to_the_next_of_the_log():
+    text = "INFO non-default args: {'model': 'm', 'max_num_\nseqs': 8}\nWARNING seqs': 9}\n"
+    assert read_facts(Path("server.log"), text).settings == {"model": "m", "batch": 8}
+
+
 def test_a_command_above_a_log_without_arguments_counts():
     text = f"vllm serve {MODEL} \\\n --max-num-seqs 8\nINFO # GPU blocks: 1001\n"
     facts = read_facts(Path("server.log"), text)
