@@ -54,9 +54,10 @@ class Playground:
         for name, value in values.items():
             OmegaConf.update(cfg, name, value)
         plan, baselines = make_plans(cfg)
-        policy = str(changes.get("policy", plan.policy.name))  # some options share a class
-        # The chosen policy first and a baseline last: `gain` is a ratio to the last row.
+        # The option's name where it is chosen, as some options share a class.
+        policy = str(changes.get("policy", plan.policy.name))
         ledgers = {policy: self._ledger(plan)}
+        # A baseline last: `gain` is a ratio to the last row.
         for name, baseline in baselines.items():
             if name != policy:
                 ledgers[name] = self._ledger(baseline)
@@ -64,16 +65,18 @@ class Playground:
 
     def _ledger(self, plan: Plan) -> Ledger:
         work = fingerprint(plan)
-        if work not in self._ledgers:
-            if len(self._ledgers) >= MOST_LEDGERS:
-                # Dictionaries keep the order of insertion.
-                oldest = next(iter(self._ledgers))
-                del self._ledgers[oldest]
-            ledger = Ledger()
-            scheduler, executor = plan.build()
-            run_engine(plan.load.arrivals(), scheduler, executor, ledger)
-            self._ledgers[work] = ledger
-        return self._ledgers[work]
+        if work in self._ledgers:
+            return self._ledgers[work]
+        if len(self._ledgers) >= MOST_LEDGERS:
+            # Dictionaries keep the order of insertion.
+            oldest = next(iter(self._ledgers))
+            del self._ledgers[oldest]
+        ledger = Ledger()
+        scheduler, executor = plan.build()
+        arrivals = plan.load.arrivals()
+        run_engine(arrivals, scheduler, executor, ledger)
+        self._ledgers[work] = ledger
+        return ledger
 
 
 @dataclass(frozen=True)
@@ -122,15 +125,17 @@ class PlaygroundRun:
         serves = f"{chosen.name} serves {chosen.throughput:,.0f} tokens/s"
         if len(self.ledgers) == 1:
             return f"{serves}, which others are held against."
+        gaps = f"{_gap(chosen)} between tokens at P99 where {base.name} has {_gap(base)}"
+        riding = f"{chosen.riding:.0%} of its decodes ride along with prompts"
         return (
-            f"{serves}, {chosen.gain:.2f} times {base.name}'s, with {_gap(chosen)} between tokens "
-            f"at P99 where {base.name} has {_gap(base)}: {chosen.riding:.0%} of its decodes ride "
-            f"along with prompts, {base.riding:.0%} of {base.name}'s."
+            f"{serves}, {chosen.gain:.2f} times {base.name}'s, with {gaps}: {riding}, "
+            f"{base.riding:.0%} of {base.name}'s."
         )
 
 
 def _gap(outcome: pd.Series) -> str:
-    return f"{1e3 * outcome.get('tbt_p99', math.nan):,.0f} ms"
+    seconds = outcome.get("tbt_p99", math.nan)
+    return f"{1e3 * seconds:,.0f} ms"
 
 
 def _option(group: str, stated: object) -> DictConfig:

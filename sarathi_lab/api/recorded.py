@@ -57,7 +57,8 @@ def verdict(name: str) -> str:
 
 def verdicts() -> str:
     """Return a row for each claim, with the devices on which it holds, in Markdown."""
-    measured = _verdicts().query(f"verdict != '{judged.NOT_MEASURED}'")
+    judgements = _verdicts()
+    measured = judgements[judgements.verdict != judged.NOT_MEASURED]
     reached = set(measured.verdict)
     columns = [verdict for verdict in judged.VERDICTS if verdict in reached]
     rows = [["experiment", "claim", *columns]]
@@ -73,11 +74,14 @@ def verdicts() -> str:
 
 def errors() -> str:
     """Return the simulator's errors against the paper's points, in Markdown."""
-    table = recorded.error_table(recorded.points_of())
+    points = recorded.points_of()
+    table = recorded.error_table(points)
     for name in table.columns.intersection(SHARES):
         table[name] = table[name].map("{:.1%}".format, na_action="ignore")
     texts = table.astype(object).fillna("").astype(str)
-    return markdown([list(map(str, texts)), *texts.to_numpy().tolist()])
+    heading = list(map(str, texts))
+    rows = texts.to_numpy().tolist()
+    return markdown([heading, *rows])
 
 
 def later_claims(root: str = "") -> str:

@@ -119,19 +119,23 @@ class Results:
         wanted: Values = {"policy": to}
         if not isinstance(to, str):
             wanted = to
-        # A setting that the other run is chosen by can't agree between the two.
-        keys = [key for key in sweep_analysis.same_work(self.runs) if key not in wanted]
+        keys = []
+        for key in sweep_analysis.same_work(self.runs):
+            # A setting that the other run is chosen by can't agree between the two.
+            if key not in wanted:
+                keys.append(key)
         base = self._matching(wanted)
         self._refuse_several(base, keys, to)
-        runs = sweep_analysis.without_baselines(self.runs)
         # A metric that no run has, such as waits of a closed batch, is left out.
         shown = [name for name in metrics if name in self.runs]
+        runs = sweep_analysis.without_baselines(self.runs)
         ratios = sweep_analysis.ratios(runs, base, shown, keys)
         # Of several settings all values, as in "throughput_vs_sarathi_256".
         ending = "_".join(map(str, wanted.values()))
-        with_names = ratios.add_suffix(f"_vs_{ending}")
-        columns = dict.fromkeys(["policy", *self.varying, *shown])
-        return runs[list(columns)].join(with_names)
+        named_ratios = ratios.add_suffix(f"_vs_{ending}")
+        columns = ["policy", *self.varying, *shown]
+        columns = list(dict.fromkeys(columns))  # the policy may be among what varies
+        return runs[columns].join(named_ratios)
 
     def _refuse_several(self, base: pd.DataFrame, keys: Sequence[str], to: object) -> None:
         """Raise UserError where several runs of `base` agree in `keys`."""
@@ -219,17 +223,20 @@ class Results:
 
     def _tidy(self, kind: str) -> pd.DataFrame:
         """Return the rows of all runs' tables of a kind, each beside its run's settings."""
-        tables = [read() for read in self._tables[kind]]
+        readers = self._tables[kind]
+        tables = [read() for read in readers]
         rows = pd.concat(tables, ignore_index=True)
         # A column of the tables, such as the number of an iteration, counts before a setting.
-        settings = self.runs[self.settings].drop(columns=list(rows), errors="ignore")
+        settings = self.runs[self.settings]
+        settings = settings.drop(columns=list(rows), errors="ignore")
         # As categories, texts that millions of rows repeat take a byte each.
         texts = settings.select_dtypes(exclude="number").columns
         settings = settings.astype(dict.fromkeys(texts, "category"))
-        num_rows = list(map(len, tables))
         runs = np.arange(len(tables))
+        num_rows = list(map(len, tables))
         run_of_row = np.repeat(runs, num_rows)
-        settings_of_rows = settings.take(run_of_row).reset_index(drop=True)
+        settings_of_rows = settings.take(run_of_row)
+        settings_of_rows = settings_of_rows.reset_index(drop=True)
         return pd.concat([settings_of_rows, rows], axis="columns")
 
 
@@ -260,18 +267,22 @@ def load(*places: str | Path) -> Results:
     Raises:
         UserError: For a place without runs.
     """
-    results = [_load(place) for place in places or [OUTPUTS]]
+    if not places:
+        places = (OUTPUTS,)
+    results = [_load(place) for place in places]
     if len(results) == 1:
         return results[0]
+    runs = []
     settings: set[str] = set()
     requests: list[Reader] = []
     iterations: list[Reader] = []
     for result in results:
+        runs.append(result.runs)
         settings.update(result.settings)
         requests += result._tables["requests"]
         iterations += result._tables["iterations"]
-    runs = pd.concat([result.runs for result in results], ignore_index=True)
-    return Results(runs, settings, {"requests": requests, "iterations": iterations})
+    all_runs = pd.concat(runs, ignore_index=True)
+    return Results(all_runs, settings, {"requests": requests, "iterations": iterations})
 
 
 def _load(source: str | Path) -> Results:

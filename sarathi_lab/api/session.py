@@ -241,17 +241,18 @@ def _parameters(policy: Policy | type[Policy]) -> dict[str, object]:
     if not is_dataclass(policy):
         return {}
     parameters: dict[str, object] = {}
-    for field in fields(policy):
-        if not field.init:
-            continue
-        if not isinstance(policy, type):
+    own_fields = [field for field in fields(policy) if field.init]
+    if not isinstance(policy, type):
+        for field in own_fields:
             parameters[field.name] = getattr(policy, field.name)
-        elif field.default is not MISSING:
+        return parameters
+    for field in own_fields:
+        if field.default is not MISSING:
             parameters[field.name] = field.default
-        # A field of a class without either default is left for the user to set.
+        # A field without either default is left for the user to set.
         elif field.default_factory is not MISSING:
             parameters[field.name] = field.default_factory()
     # So that a sweep over `chunk` varies the class as it does the lab's own policies.
-    if isinstance(policy, type) and policy.budget_field is not None:
+    if policy.budget_field is not None:
         parameters[policy.budget_field] = "${chunk}"
     return parameters

@@ -80,7 +80,8 @@ def without_unread(
     for owners in unread.values():
         for name in names:
             if name in owners:
-                notes.append(f"{owners[name]} does not read {name}: run once for all its values")
+                owner = owners[name]
+                notes.append(f"{owner} does not read {name}: run once for all its values")
     return list(merged), notes
 
 

@@ -317,8 +317,9 @@ def read_by() -> dict[str, tuple[str, ...]]:
     settings.remove("output")  # where each run leaves its results
     readers: dict[str, tuple[str, ...]] = {}
     for group in GROUPS:
-        texts = [path.read_text() for path in CONF.glob(f"{group}/*.yaml")]
-        names = set(re.findall(r"\$\{(\w+)\}", "".join(texts)))
+        names: set[str] = set()
+        for path in CONF.glob(f"{group}/*.yaml"):
+            names.update(re.findall(r"\$\{(\w+)\}", path.read_text()))
         for name in names & settings:
             readers[name] = (*readers.get(name, ()), group)
     return readers

@@ -91,7 +91,9 @@ def _follow_objective(cfg: DictConfig, stated: Mapping[str, str]) -> None:
             cfg.slo[replaced] = None
     if "name" in bounds:
         return
-    names = [f"{name}={value}" for name, value in bounds.items()]
+    names = []
     if cfg.slo.name != NO_OBJECTIVE:
-        names.insert(0, cfg.slo.name)
+        names.append(cfg.slo.name)
+    for name, value in bounds.items():
+        names.append(f"{name}={value}")
     cfg.slo.name = ",".join(names)

@@ -117,7 +117,8 @@ class LabSweeper:
         parser = OverridesParser.create(self.hydra_context.config_loader)
         of_jobs = []
         for override in parser.parse_overrides([*of_experiment, *settings]):
-            if not override.is_hydra_override() and override.key_or_group != "resume":
+            is_of_command = override.is_hydra_override() or override.key_or_group == "resume"
+            if not is_of_command:
                 of_jobs.append(override)
         return of_jobs
 

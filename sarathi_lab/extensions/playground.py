@@ -94,11 +94,12 @@ class Picture:
         all_iterations = pd.concat(iterations.values())
         duration = all_iterations.end.max()
         most_tokens = all_iterations[TOKENS].to_numpy().max()
+        top = 3 * most_tokens  # with room for the legend
         # Of one policy the second panel is empty.
         panels = [*iterations.items(), NONE]
         for ax, (name, table) in zip(self._batches, panels, strict=False):
             ax.set_xlim(0, duration)
-            ax.set_ylim(BOTTOM, 3 * most_tokens)  # with room for the legend
+            ax.set_ylim(BOTTOM, top)
             _show_batches(ax, name, table)
         first_tokens = {}  # seconds
         gaps = {}  # milliseconds
@@ -108,8 +109,9 @@ class Picture:
             gaps[name] = 1e3 * times["tbt"]
         _show_shares(self._ttft, first_tokens)
         _show_shares(self._tbt, gaps, is_above=True)
-        lines = self._ttft.get_lines()[: len(requests)]
-        self._ttft.legend(lines, list(requests), loc="lower right")
+        policies = list(requests)
+        lines = self._ttft.get_lines()
+        self._ttft.legend(lines[: len(policies)], policies, loc="lower right")
 
     def png(self) -> bytes:
         file = BytesIO()

@@ -229,7 +229,10 @@ class Measure(Task):
         # The group's default stands for the GPUs of the paper, unless it is typed.
         if "hardware" in self._typed or cfg.hardware.name != PAPERS_GPU:
             return backend.hardware
-        figures = [typed for name, typed in self._typed.items() if name.startswith("hardware.")]
+        figures = []
+        for name, typed in self._typed.items():
+            if name.startswith("hardware."):
+                figures.append(typed)
         # An experiment's own file may state some, too.
         if figures or backend.hardware != load_option("hardware", PAPERS_GPU):
             stated = figures[0] if figures else f"a figure of hardware={PAPERS_GPU}"

@@ -89,16 +89,18 @@ class Serve(Task):
         """Run the baselines unless they are there already, and the run itself."""
         plan, baselines = context.prepared or make_plans(cfg)
         folders: dict[str, Path] = {}
-        error: RunError | None = None
+        errors: list[RunError] = []
         for name, baseline in baselines.items():
             try:
                 folders[name] = _ensure_baseline(cfg, baseline, name, context)
             except RunError as stop:
-                error = error or RunError(f"baseline {name}: {stop}")
+                errors.append(RunError(f"baseline {name}: {stop}"))
         print_cautions(_shared_by_systems(plan, baselines, context), context)
         done = _executed(plan, context, folders, is_baseline=False)
-        # Raised when the run is kept, which may well succeed where a baseline can't.
-        return replace(done, error=error or done.error)
+        if errors:
+            # Raised when the run is kept, which may well succeed where a baseline can't.
+            return replace(done, error=errors[0])
+        return done
 
 
 def _shared_by_systems(plan: Plan, baselines: Mapping[str, Plan], context: RunContext) -> list[str]:
@@ -108,9 +110,11 @@ def _shared_by_systems(plan: Plan, baselines: Mapping[str, Plan], context: RunCo
         return []
     if plan.config["executor"]["host"]["name"] != "none":
         return []
-    others = [baseline.policy.system for baseline in baselines.values()]
-    is_compared = any(other is not None and other.name != system.name for other in others)
-    if not is_compared and "policy" not in context.varied:
+    systems = {system.name}
+    for baseline in baselines.values():
+        if baseline.policy.system is not None:
+            systems.add(baseline.policy.system.name)
+    if len(systems) == 1 and "policy" not in context.varied:
         return []
     return [
         "policies differ by their schedules and their servers' defaults alone: all have the "
@@ -311,9 +315,12 @@ def _in_ridges(plan: Plan) -> dict[str, float]:
     """Return the chunk of a measured run over the ridge, by which devices can be compared."""
     chunk = plan.policy.budget
     backend = plan.backend
-    if chunk is None or not backend.computes_tokens or not plan.spec.has_formulas:
+    if chunk is None or not backend.computes_tokens:
         return {}
-    ridge = ridge_tokens(plan.spec, backend.dtype_bytes, backend.peaks())
+    if not plan.spec.has_formulas:
+        return {}
+    peaks = backend.peaks()
+    ridge = ridge_tokens(plan.spec, backend.dtype_bytes, peaks)
     if not math.isfinite(ridge):
         return {}
     return {CHUNK_RIDGES: chunk / ridge}

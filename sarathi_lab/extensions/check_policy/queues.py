@@ -51,16 +51,23 @@ def draw_case(policy: Policy, random: Random, max_requests: int) -> Case:
     block_size = random.choice((1, 3, 4, 8))
     longest = max(request.total_len for request in requests)
     # A stream shows starvation, which a short cache must not explain.
-    spare_blocks = batch_size * longest if is_stream else random.randint(-1, 12)
+    spare_blocks = batch_size * longest
+    if not is_stream:
+        spare_blocks = random.randint(-1, 12)
+    num_blocks = math.ceil(longest / block_size) + spare_blocks
     if policy.budget_field and random.random() < 0.75:
-        policy = policy.with_budget(random.randint(batch_size, 24))
+        budget = random.randint(batch_size, 24)
+        policy = policy.with_budget(budget)
+    num_stages = 1
+    if not is_stream:
+        num_stages = random.choice((1, 1, 2, 4))
     engine = EngineConfig(
         policy,
         batch_size=batch_size,
-        num_blocks=max(1, math.ceil(longest / block_size) + spare_blocks),
+        num_blocks=max(1, num_blocks),
         block_size=block_size,
         max_model_len=longest,
-        num_micro_batches=1 if is_stream else random.choice((1, 1, 2, 4)),
+        num_micro_batches=num_stages,
     )
     return Case(requests, engine)
 
