@@ -142,10 +142,12 @@ def _with_recorded(arguments: Arguments) -> Arguments:
     no folder, or has other settings than the launcher's.
     """
     resume = settings_of(arguments.settings, ["resume"])
+    launchers = settings_without(arguments.settings, ["resume"])
+    if not all(map(_sets_launcher, launchers)):
+        return arguments
     _, _, value = " ".join(resume).partition("=")
     folder = value.strip("'\"")
-    launchers = settings_without(arguments.settings, ["resume"])
-    if folder.lower() in ("", "true", "false") or not all(map(_sets_launcher, launchers)):
+    if folder.lower() in ("", "true", "false"):
         return arguments
     record = SweepRecord.read(Path(folder))
     recorded = read_arguments(record.arguments)
@@ -255,7 +257,10 @@ def _unknown_key(key: str, node: DictConfig) -> UserError:
     """Say what is wrong with a key that a `node` of the composed configuration has not."""
     group, dot, parameter = key.rpartition(".")
     if not group or "_target_" not in node:
-        names = [f"{group}{dot}{name}" for name in map(str, node) if name != "hydra"]
+        names = []
+        for name in map(str, node):
+            if name != "hydra":
+                names.append(f"{group}{dot}{name}")
         if not group:
             names.append("experiment")  # which has settings of all groups
         return unknown_name(key, names, "a setting")

@@ -42,7 +42,8 @@ def csv_files(folder: Path, pattern: str) -> list[Path]:
     """Return the files below `folder`, sorted, of the tables that match a pattern of NAME.csv."""
     paths = set(folder.glob(pattern))
     for gzipped in folder.glob(pattern + GZIPPED):
-        paths.add(csv_file(gzipped.with_suffix("")))
+        table = gzipped.with_suffix("")
+        paths.add(csv_file(table))
     return sorted(paths)
 
 

@@ -46,13 +46,15 @@ def require_bool(name: str, value: object, fix: str = "use one of them") -> bool
 
 def require_int(name: str, value: object, minimum: int, fix: str, maximum: int = MOST) -> int:
     """Return `value` if it is an integer from `minimum` to `maximum`, else raise `UserError`."""
-    setting = f"{name}={value}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UserError(f"{setting} is not a whole number; {fix}")
+        raise UserError(f"{name}={value} is not a whole number; {fix}")
+    bound = ""
     if value < minimum:
-        raise UserError(f"{setting} is below {minimum}; {fix}")
+        bound = f"below {minimum}"
     if value > maximum:
-        raise UserError(f"{setting} is above {maximum}; {fix}")
+        bound = f"above {maximum}"
+    if bound:
+        raise UserError(f"{name}={value} is {bound}; {fix}")
     return value
 
 

@@ -91,7 +91,8 @@ def _list_groups() -> str:
         number = len(option_files(group, ()))
         names.append(f"{group} ({number})")
     text = textwrap.fill(", ".join(names), COLUMNS - 2, break_on_hyphens=False)
-    return f"groups (and how many options):\n{textwrap.indent(text, '  ')}"
+    indented = textwrap.indent(text, "  ")
+    return f"groups (and how many options):\n{indented}"
 
 
 def _explained(setting: str) -> str:

@@ -355,7 +355,10 @@ def check_baselines(baselines: object) -> None:
 
 def _check_keys(node: object, valid: Collection[str], prefix: str) -> None:
     """Raise UserError unless the keys of a node are those that are `valid`, all of them."""
-    shown = [f"{prefix}{name}" for name in valid if name not in ("_target_", "hydra")]
+    shown = []
+    for name in valid:
+        if name not in ("_target_", "hydra"):
+            shown.append(f"{prefix}{name}")
     if not isinstance(node, DictConfig):
         setting = prefix.removesuffix(".")
         raise UserError(f"{setting}={node} is no setting itself; use {', '.join(shown)}")

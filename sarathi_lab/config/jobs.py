@@ -101,9 +101,12 @@ class ComposedOptions:
 
     def reader(self, name: str) -> str:
         """Return the classes that a setting is for."""
-        group = name.partition(".")[0]
-        groups = read_by().get(name, (group,))
-        return " and ".join(target_of(self.cfg, reader).__name__ for reader in groups)
+        own_group = name.partition(".")[0]
+        names = []
+        for group in read_by().get(name, (own_group,)):
+            target = target_of(self.cfg, group)
+            names.append(target.__name__)
+        return " and ".join(names)
 
     def refuse_unread(self, settings: Settings) -> None:
         """Refuse what the task does not read, and a short name that no chosen option reads."""

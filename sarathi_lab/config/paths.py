@@ -60,7 +60,8 @@ def readable(what: object, fix: str, *others: type[Exception]) -> Iterator[None]
             reason = error.strerror  # without the path, which `what` names
         if isinstance(error, UnicodeDecodeError):
             reason = "not UTF-8 text"
-        raise UserError(f"{what} can't be read ({reason.splitlines()[0]}); {fix}") from None
+        first_line = reason.splitlines()[0]
+        raise UserError(f"{what} can't be read ({first_line}); {fix}") from None
 
 
 def read_object(path: Path, fix: str) -> dict[str, Any]:

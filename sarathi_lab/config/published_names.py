@@ -83,8 +83,10 @@ def nearest_option(group: str, name: str) -> NearestOption:
     """
     files = option_files(group)
     options = {option: option for option in files} | WORDS["further_names"][group]
-    beginnings = [first for first in options if _is_beginning(name, first)]
-    longest = max(beginnings, key=len, default="")
+    longest = ""
+    for first in options:
+        if len(first) > len(longest) and _is_beginning(name, first):
+            longest = first
     option = options.get(longest, "")
     if not option:
         return NearestOption("", [])

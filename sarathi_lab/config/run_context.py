@@ -122,7 +122,9 @@ def current_run(prepared: object = None) -> RunContext:
 def group_of(root: Path, choices: Mapping[str, str | None], swept: Sequence[str], host: str) -> str:
     """What is swept, where and when (its folder is `root`): the name that its runs share."""
     names = [name for name in swept if name != "repetition"]
-    runs = " x ".join(names) or "single run"
+    runs = "single run"
+    if names:
+        runs = " x ".join(names)
     experiment = choices.get("experiment")
     if experiment:
         runs = f"{experiment}: {runs}"
@@ -131,8 +133,9 @@ def group_of(root: Path, choices: Mapping[str, str | None], swept: Sequence[str]
         device = "several devices"
     elif choices["executor"] == "simulated":
         device = f"simulated {choices['hardware']}"
-    day_and_time = "/".join(root.absolute().parts[-2:])
-    return f"{runs} on {device}, {day_and_time}"[:MOST_CHARACTERS]
+    day_and_time = root.absolute().parts[-2:]
+    name = f"{runs} on {device}, {'/'.join(day_and_time)}"
+    return name[:MOST_CHARACTERS]
 
 
 def run_name(policy: str, settings: Settings, swept: Sequence[str] | None) -> str:
@@ -372,8 +375,8 @@ def _record_failure(folder: Path, error: Exception, *, is_printed: bool) -> None
     else:
         lines = "".join(traceback.format_exception(error))
         print(lines, file=sys.stderr)
-        first_line = f"{type(error).__name__}: {error}".splitlines()[0]
-        failure = {"error": first_line, "traceback": lines}
+        text = f"{type(error).__name__}: {error}"
+        failure = {"error": text.splitlines()[0], "traceback": lines}
     path = folder / FAILED
     with suppress(OSError):  # of a full disk: the job has then not ended
         if not path.is_file():

@@ -86,9 +86,11 @@ class LabSweeper:
         # Where options of added folders are found; it makes Hydra's node read-only.
         HydraConfig.instance().set_config(copied(config))
         self.settings = self._settings_of_jobs(arguments.settings)
-        swept = [setting for setting in self.settings if setting.is_sweep_override()]
-        self.swept = [setting.key_or_group for setting in swept]
-        self._check_settings(arguments.settings, swept)
+        self.swept = []
+        for setting in self.settings:
+            if setting.is_sweep_override():
+                self.swept.append(setting.key_or_group)
+        self._check_settings(arguments.settings)
         resume = str(config.resume)
         if isinstance(config.resume, bool):
             resume = resume.lower()  # as it is typed
@@ -122,7 +124,7 @@ class LabSweeper:
                 of_jobs.append(override)
         return of_jobs
 
-    def _check_settings(self, settings: Settings, swept: Sequence[Override]) -> None:
+    def _check_settings(self, settings: Settings) -> None:
         """Refuse settings that what is run has no use for, and several values of one."""
         hydra = self.config.hydra
         require_bool("hydra.verbose", hydra.verbose, "use true to log more, else false")
@@ -140,7 +142,9 @@ class LabSweeper:
                 raise UserError(
                     f"{setting} has no effect on one run; add -m for a sweep, or drop it"
                 )
-        for override in swept:
+        for override in self.settings:
+            if not override.is_sweep_override():
+                continue
             line = str(override.input_line)
             if not self.is_sweep:
                 raise UserError(

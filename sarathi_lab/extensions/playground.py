@@ -136,8 +136,9 @@ def _show_batches(ax: Axes, name: str, table: pd.DataFrame) -> None:
 def _show_shares(ax: Axes, times: Times, *, is_above: bool = False) -> None:
     """Draw the share of times up to each by policy, or above it."""
     lines = ax.get_lines()
-    for line, colour in zip(lines, colours(list(times)).values(), strict=False):
-        line.set_color(colour)
+    colour_of = colours(list(times))
+    for line, policy in zip(lines, times, strict=False):
+        line.set_color(colour_of[policy])
     longest = 0.0
     no_times = np.empty(0)  # of a second policy, where there is none
     for line, seconds in zip(lines, [*times.values(), no_times], strict=False):

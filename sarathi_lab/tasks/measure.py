@@ -425,7 +425,8 @@ class Measure(Task):
         points_of_folders = []
         for folder, table in tables.items():
             device_and_model = table.device_name + ", " + table.model
-            labelled = table.assign(device=device_and_model, source=load.source_of(folder))
+            source = load.source_of(folder)
+            labelled = table.assign(device=device_and_model, source=source)
             points_of_folders.append(labelled)
         points = pd.concat(points_of_folders, ignore_index=True)
         pictures = {}
@@ -437,8 +438,8 @@ class Measure(Task):
         for device, table in tables.items():
             shown.append(describe(device, table))
         if COMPOSITIONS in others:
-            host_share = float(others[COMPOSITIONS].host_share.fillna(0.0).max())
-            shown += host_caution("some of these points", host_share)
+            host_shares = others[COMPOSITIONS].host_share.fillna(0.0)
+            shown += host_caution("some of these points", float(host_shares.max()))
         return Result(
             tables={POINTS: points, **tables, **others},
             figures=pictures,

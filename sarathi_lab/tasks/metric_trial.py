@@ -56,7 +56,8 @@ def _trial_tables(plan: Plan) -> RunTables:
     trial = replace(plan, engine=engine)
     ledger = Ledger()
     trial.simulate(lambda batch: SECONDS, requests, ledger)
-    iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, PEAKS)
+    dtype_bytes = plan.backend.dtype_bytes
+    iterations = add_costs(ledger.iterations(), plan.spec, dtype_bytes, PEAKS)
     iterations = _with_all_columns(iterations)
     return RunTables(iterations, ledger.requests(), PEAKS, DECODE_COST, plan.spec)
 

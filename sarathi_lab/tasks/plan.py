@@ -55,6 +55,7 @@ from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace
 
 IterationTime = Callable[[Batch], float]  # seconds
+MakeExecutor = Callable[[], Executor]
 Requests = Iterable[Request] | Arrivals
 
 
@@ -106,10 +107,12 @@ class Plan:
     def sizes(self) -> Sizes:
         return self.engine.sizes(self.load.requests)
 
-    def build(self, make: Callable[[], Executor] | None = None) -> tuple[Scheduler, Executor]:
+    def build(self, make: MakeExecutor | None = None) -> tuple[Scheduler, Executor]:
         """Build the scheduler and the warmed-up executor, by `make` in place of the backend."""
         link = self.engine.cluster.link_between(self.backend, self.spec)
-        return self.engine.build(make or self._make_executor, link)
+        if make is None:
+            make = self._make_executor
+        return self.engine.build(make, link)
 
     def _make_executor(self) -> Executor:
         return self.backend.build(self.spec, self.checkpoint, self.sizes)
@@ -138,7 +141,8 @@ class Plan:
             return math.nan
 
         def iteration_time(batch: Batch) -> float:
-            return float(roofline_time(self.spec, batch, self.backend.dtype_bytes, peaks))
+            dtype_bytes = self.backend.dtype_bytes
+            return float(roofline_time(self.spec, batch, dtype_bytes, peaks))
 
         ledger = Ledger()
         with progress_of("predicting the roofline", self.num_tokens, "tokens") as advance:
@@ -146,7 +150,8 @@ class Plan:
             self.simulate(iteration_time, self.load.arrivals(), ledger)
         part = self.steady_part(ledger.requests())
         if part is None:  # requests arrive over time: there is no filling to leave out
-            return float(ledger.iterations().end.max())
+            iterations = ledger.iterations()
+            return float(iterations.end.max())
         return part.end - part.start
 
     def counted_part(self, iterations: pd.DataFrame, requests: pd.DataFrame) -> RunPart | None:

@@ -59,6 +59,7 @@ READ = (  # what decides a run's work, and what is read from it
     *("window", "slo", "stall", "prompt_classes", "metrics", "repetition", "cluster"),
     "speculation",
 )
+TAGGED = ("policy", "model", "device", "executor")  # labels
 ADVICE_COLUMNS = ("throughput", "kv_reread_factor", "tbt_p50", "tbt_p99")  # shown
 
 # Of a simulated run, and of each of its output tokens: the middle of 13 runs, 3 to 45 us a token.
@@ -226,7 +227,7 @@ def _labelled(
         # A sweep's folder may be moved as a whole.
         folders[name] = os.path.relpath(path, context.run_dir)
     labels["baselines"] = folders
-    tags = [str(labels[key]) for key in ("policy", "model", "device", "executor")]
+    tags = [str(labels[name]) for name in TAGGED]
     if is_baseline:
         tags.append("baseline")
     artifact = f"{plan.policy.name}-{fingerprint(plan)}"
@@ -375,11 +376,12 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     spec = plan.spec
     backend = plan.backend
     if context.is_brief:
-        print_cautions([f"{describe_model(spec, backend)} on {backend.device_name}"], context)
-        print_cautions(backend.cautions(spec), context)
+        model = describe_model(spec, backend)
+        facts = [f"{model} on {backend.device_name}", *backend.cautions(spec)]
+        print_cautions(facts, context)
     else:
-        policy = f"{context.policy or plan.policy.name}{plan.policy.describe()}"
-        print_device(context, spec, backend, policy)
+        name = context.policy or plan.policy.name
+        print_device(context, spec, backend, f"{name}{plan.policy.describe()}")
     for same, line in _lines_of(plan, context).items():
         if not context.is_brief or first_of_sweep([same], context):
             print_words(f"  {line}")

@@ -138,9 +138,10 @@ def _cache_room(
     block_size = require_int("cache.block_size", cfg.cache.block_size, 1, advice)
     num_blocks = cfg.cache.num_blocks
     if not isinstance(num_blocks, int):
+        policy = build(cfg.policy, Policy)
         longest = cfg.max_model_len or max(request.total_len for request in load.requests)
         # What it leaves hardly depends on the sequences, which are to be found.
-        setup = setup_of(build(cfg.policy, Policy), PAPER_BATCH, longest, memory_share(cfg))
+        setup = setup_of(policy, PAPER_BATCH, longest, memory_share(cfg))
         num_blocks = backend.kv_blocks(spec, block_size, setup)
     return CacheRoom(num_blocks * block_size, spec.max_position)
 

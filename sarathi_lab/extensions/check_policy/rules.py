@@ -67,7 +67,8 @@ class Checker(Ledger):
             self.check_cache(scheduler)
         rows = []
         for chunk in result.batch.chunks:
-            rows.append((chunk.sequence.request.request_id, chunk.start, chunk.num_tokens))
+            request_id = chunk.sequence.request.request_id
+            rows.append((request_id, chunk.start, chunk.num_tokens))
         self.schedule.append(rows)
         self.finished += finished
         hold(len(self.schedule) < MAX_ITERATIONS, "progress", "sequences evict one another")
@@ -154,7 +155,8 @@ def check_blocks(blocks: BlockManager, sequences: Iterable[SequenceState]) -> No
         how = f"{sequence} has computed tokens for which it holds no block"
         hold(room >= sequence.num_computed, "blocks", how)
     num_held = len(held)
-    hold(len(set(held)) == num_held, "blocks", "two sequences hold a block")
+    num_distinct = len(set(held))
+    hold(num_distinct == num_held, "blocks", "two sequences hold a block")
     num_blocks = num_held + blocks.num_free
     how = f"{num_held} held + {blocks.num_free} free blocks are not the {blocks.num_blocks} blocks"
     hold(num_blocks == blocks.num_blocks, "blocks", how)

@@ -24,9 +24,10 @@ def sections_of_experiments(root: Path) -> list[Section]:
     """Return the claims, then every experiment that has results."""
     judged = verdicts(root)
     folders = {path.parent for path in root.glob("*/*/results")}
+    by_name = sorted(folders, key=lambda folder: folder.name)
     sections = [_of_claims(judged)]
-    with progress_of("drawing", len(folders)) as advance:
-        for folder in sorted(folders, key=lambda path: path.name):
+    with progress_of("drawing", len(by_name)) as advance:
+        for folder in by_name:
             sections.append(_of_experiment(folder, root, judged))
             advance(1)
     return sections

@@ -22,9 +22,8 @@ def policy_of(settings: Mapping[str, object], batch_size: int, max_model_len: in
     if name not in options:
         raise unknown_name(name, list(options), 'a policy of "sarathi_lab" (--additional-config)')
     node = instantiate.read_option("policy", options[name])
-    defaults = {**instantiate.top_level(), "chunk": PAPER_CHUNK}
-    config = OmegaConf.create({**defaults, "policy": node})
     names = instantiate.parameter_names(node, "policy")
+    config = OmegaConf.create({**instantiate.top_level(), "chunk": PAPER_CHUNK, "policy": node})
     for key, value in settings.items():
         if key == "policy":
             continue
