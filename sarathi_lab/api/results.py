@@ -269,7 +269,7 @@ def load(*places: str | Path) -> Results:
     """
     if not places:
         places = (OUTPUTS,)
-    results = [_load(place) for place in places]
+    results = list(map(_load, places))
     if len(results) == 1:
         return results[0]
     runs = []

@@ -190,24 +190,27 @@ class Measure(Task):
         reason = f": {declared.name} shows the errors of the cost model itself; {remedy}"
         refuse_unread(backend, OF_ERRORS, reason, "executor.")
 
-    def _refuse_unread_sizes(self, setup: str, taken: Sizes) -> None:
+    def _refuse_unread_sizes(self, setup: str, used: Sizes) -> None:
         """Refuse sizes that are typed for another set-up than `setup`, or in whose place others are
-        `taken`.
+        `used`.
         """
+        experiment = self.declared.name
         stated = self.declared.sizes(setup, self.sizes)
         for name, typed in self._typed.items():
-            chosen, _, size = name.removeprefix(SIZES).partition(".")
-            if not name.startswith(SIZES) or not chosen:
-                continue  # all of a set-up's sizes may be typed as one object
-            remedy = f"this run of {self.declared.name} has the sizes of {SIZES}{setup}; "
-            if chosen != setup:
-                remedy += "state it of these, or choose another task.setup"
-            # By identity: a size of the paper's points may be a table.
-            elif taken.get(size) is stated.get(size):
+            if not name.startswith(SIZES):
                 continue
-            else:
-                remedy = f"{self.declared.name} is recomputed at the paper's points; drop it"
-            raise UserError(f"{typed} has no effect: {remedy}")
+            chosen, _, size = name.removeprefix(SIZES).partition(".")
+            if chosen != setup:
+                raise UserError(
+                    f"{typed} has no effect: this run of {experiment} has the sizes of "
+                    f"{SIZES}{setup}; state it of these, or choose another task.setup"
+                )
+            # By identity: a size of the paper's points may be a table.
+            if used.get(size) is not stated.get(size):
+                raise UserError(
+                    f"{typed} has no effect: {experiment} is recomputed at the paper's points; "
+                    "drop it"
+                )
 
     def _check_as_paper(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
         """Refuse settings of a paper's figure, which is recomputed with the paper's."""
