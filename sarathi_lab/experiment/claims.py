@@ -5,7 +5,7 @@ results judged by them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -161,20 +161,22 @@ class Claim:
             return NOT_MEASURED
         if value.has_unknown_error or value.confidence < LEVEL:
             return UNDECIDED
-        has_side = self.neutral is not None
         side = self._side()
         claimed = self._claimed(tolerance=0)
         tolerated = self._claimed(self.tolerance)
-        is_directed = not has_side or (side.low < value.low and value.high < side.high)
-        is_opposite = value.high <= side.low or side.high <= value.low
-        if is_opposite:
+        if value.high <= side.low or side.high <= value.low:
             return FAILS
+        is_directed = side.low < value.low and value.high < side.high
+        if self.neutral is None:
+            is_directed = True  # also of an interval that ends at infinity
         if is_directed and claimed.encloses(value):
             return HOLDS
         if is_directed and tolerated.encloses(value):
-            return HOLDS_WITHIN.replace("N", f"{100 * self.tolerance:g}")
-        if not has_side:
-            return FAILS if tolerated.excludes(value) else UNDECIDED
+            percent = f"{100 * self.tolerance:g}"
+            return HOLDS_WITHIN.replace("N", percent)
+        if self.neutral is None:
+            is_excluded = tolerated.excludes(value)
+            return FAILS if is_excluded else UNDECIDED
         if claimed.excludes(value):
             return PARTLY if is_directed else NOT_AS_CLAIMED
         return DIRECTION_HOLDS if is_directed else UNDECIDED
@@ -192,11 +194,16 @@ class Claim:
 
     def _side(self) -> Bounds:
         """Return the claimed side of no effect; all values without `neutral`."""
+        low = -math.inf
+        high = math.inf
         if self.neutral is None:
-            return Bounds(-math.inf, math.inf)
-        if self.expected > self.neutral or self.direction == "at least":
-            return Bounds(self.neutral, math.inf)
-        return Bounds(-math.inf, self.neutral)
+            return Bounds(low, high)
+        is_above = self.expected > self.neutral or self.direction == "at least"
+        if is_above:
+            low = self.neutral
+        else:
+            high = self.neutral
+        return Bounds(low, high)
 
 
 def kind_of(verdict: str) -> str:
@@ -309,9 +316,11 @@ def _as_judged(claim: Claim, value: Value, rows: pd.DataFrame) -> Value:
         factor = (1 + error) ** (DEVIATIONS * DEVIATION)
         low = min(low / factor, low * factor)
         high = max(high / factor, high * factor)
-    if "level" in rows and FORMULA in rows.level.array:
+    is_by_formula = "level" in rows and (rows.level == FORMULA).any()
+    if is_by_formula:
         held = HELD_BY_FORMULA_IN.get(claim.experiment, HELD_BY_FORMULA)
-        deviations_held = NormalDist().inv_cdf((1 + held) / 2)
+        share_below = (1 + held) / 2
+        deviations_held = NormalDist().inv_cdf(share_below)
         times = DEVIATIONS / deviations_held
         low = farther(value.measured, low, times)
         high = farther(value.measured, high, times)
@@ -325,7 +334,8 @@ def _cost_model_error(rows: pd.DataFrame) -> float:
     """
     if "hardware" not in rows:
         return 0.0
-    errors = [_stated_error(str(name)) for name in rows.hardware.dropna().unique()]
+    names = rows.hardware.dropna().unique()
+    errors = [_stated_error(str(name)) for name in names]
     return float(np.max(errors, initial=0.0))
 
 
@@ -339,8 +349,9 @@ def _stated_error(hardware: str) -> float:
         return math.nan
     settings = read_option("hardware", files[hardware])
     of_datasheet = {"kernels": settings.get("error")}
-    errors = none_as_nan(settings.get("uncertainty", of_datasheet))
-    return float(np.max(list(errors.values())))
+    stated = settings.get("uncertainty", of_datasheet)
+    errors = none_as_nan(stated).values()
+    return float(np.max(list(errors)))
 
 
 def _note_on(claim: Claim, value: Value) -> str:
@@ -375,11 +386,13 @@ def _missing(tables: Sequence[pd.DataFrame]) -> str | None:
     """Return the reason why some rows that are needed have no value; None if all have one."""
     if any(rows.empty for rows in tables):
         return ABSENT
-    without_value = pd.concat([rows[rows.y.isna()] for rows in tables])
-    if without_value.empty:
+    needed = pd.concat(tables)
+    is_missing = needed.y.isna()
+    if not is_missing.any():
         return None
-    reasons = without_value.reason.dropna().map(str)
-    return ", ".join(reasons.unique()) or ABSENT
+    reasons = needed.reason[is_missing].dropna()
+    texts = reasons.map(str).unique()
+    return ", ".join(texts) or ABSENT
 
 
 def _taken(claim: Claim, queried: Sequence[pd.DataFrame], candidates: pd.DataFrame) -> Value:
@@ -422,42 +435,43 @@ def _of_samples(claim: Claim, queried: Sequence[pd.DataFrame], candidates: pd.Da
     """Return the value of measured rows, whose intervals are so wide that all hold together."""
     take = TAKES[claim.take]
     eligible = take.eligible(candidates)
-    at_once = float(len(eligible))
+    number = len(eligible)
+    at_once = float(number)
     if not take.is_line:
         # The maximum of n points is overestimated if any of n upper ends is too low, underestimated
         # if one lower end is too high: n + 1 of the 2 n ends can fail (Bonferroni).
-        at_once = (len(eligible) + 1) / 2
+        at_once = (number + 1) / 2
     widened = eligible
     if at_once > 1:
         all_widened = _chosen(claim, queried, at_once)
         widened = all_widened.loc[eligible.index]
+    value = take.value(widened)
     failure_of_each = 1 - widened.confidence.astype(float)
     failure_of_any = at_once * failure_of_each.mean(skipna=False)
     confidence = max(1 - failure_of_any, 0.0)
-    return take.value(widened)._replace(confidence=confidence)
+    return value._replace(confidence=confidence)
 
 
 def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
     """Return the value of predicted rows, and its interval by what it is in each draw, and where
     each of the shapes that it may hang on is slower, or faster, by the error of its own.
     """
-    x = rows.x.to_numpy()
-
-    def measured(y: Sequence[float]) -> float:
-        return take.measured(x, np.array(y, dtype=float))
-
-    y = rows.y.tolist()
-    value = measured(y)
-    drawn = [measured(y_in_draw) for y_in_draw in zip(*rows.draws, strict=True)]
+    value = take.of(rows, rows.y)
+    drawn = []
+    for y_in_draw in zip(*rows.draws, strict=True):
+        drawn.append(take.of(rows, y_in_draw))
     moved = []
     mirrored = []
     for shape in _shapes_of(take.eligible(rows)):
-        # A row without the shape stays as it was.
-        slower = [by_shape.get(shape, own) for own, by_shape in zip(y, rows.moved, strict=True)]
-        faster = [farther(own, end, times=-1) for own, end in zip(y, slower, strict=True)]
-        moved.append(measured(slower))
+        slower = []
+        faster = []
+        for y, by_shape in zip(rows.y, rows.moved, strict=True):
+            y_if_slower = by_shape.get(shape, y)  # a row without it stays as it was
+            slower.append(y_if_slower)
+            faster.append(farther(y, y_if_slower, times=-1))
+        moved.append(take.of(rows, slower))
         # Where another row becomes the largest, an error to one side moves more than to the other.
-        mirrored.append(measured(faster))
+        mirrored.append(take.of(rows, faster))
     if take.is_place:
         # An x of the sweep has no distribution: its interval spans all that are drawn.
         everywhere = [value, *drawn, *moved, *mirrored]
@@ -482,9 +496,10 @@ def _chosen(claim: Claim, queried: Sequence[pd.DataFrame], at_once: float) -> pd
     Their intervals are so wide that with the confidence `LEVEL` all `at_once` of them hold.
     """
     num_ends_at_once = len(queried) * at_once
-    rows, *others = [_bounded(rows, num_ends_at_once) for rows in queried]
-    if others:
-        rows = _divided(rows, others[0], claim.match)
+    bounded = [_bounded(rows, num_ends_at_once) for rows in queried]
+    rows = bounded[0]
+    if claim.over is not None:
+        rows = _divided(rows, bounded[1], claim.match)
     widened = []
     for row in rows.to_dict("records"):
         ends = wider(row["y"], _recorded_ends(row), _ends_of_errors(row))
@@ -531,11 +546,12 @@ def _moved_ratios(pair: Row) -> dict[str, float]:
 
     A shape of only one of the two values leaves the other value as it is.
     """
+    own: dict[str, float] = pair["moved"]
+    over: dict[str, float] = pair["moved_over"]
     ratios = {}
-    shapes: dict[str, float] = pair["moved"] | pair["moved_over"]
-    for shape in shapes:
-        moved = pair["moved"].get(shape, pair["y"])
-        moved_over = pair["moved_over"].get(shape, pair["y_over"])
+    for shape in own | over:
+        moved = own.get(shape, pair["y"])
+        moved_over = over.get(shape, pair["y_over"])
         ratios[shape] = moved / moved_over
     return ratios
 
@@ -628,7 +644,8 @@ def _query(claim: Claim, query: str, rows: pd.DataFrame) -> pd.DataFrame:
         raise UserError(
             f"claims.yaml: {claim.id}.where can't be evaluated ({error}); correct the query"
         ) from None
-    return chosen.astype(dict.fromkeys(Ends._fields, float)).assign(
+    types = dict.fromkeys(Ends._fields, float)
+    return chosen.astype(types).assign(
         samples=[_numbers(text) for text in chosen.samples],
         draws=[_draws_in(text) for text in chosen.draws],
         moved=[_moved_in(text) for text in chosen.moved],
@@ -665,13 +682,15 @@ def _smallest(x: Floats, y: Floats) -> float:
 
 def _ends_of_both(take: Take, rows: pd.DataFrame) -> Bounds:
     """Return what is taken of all lower ends, and of all upper ones."""
-    x = rows.x.to_numpy()
-    return Bounds(take.measured(x, rows.low.to_numpy()), take.measured(x, rows.high.to_numpy()))
+    low = take.of(rows, rows.low)
+    high = take.of(rows, rows.high)
+    return Bounds(low, high)
 
 
 def _x_of_max(x: Floats, y: Floats) -> float:
     ascending = y.argsort()
-    return float(x[ascending[-1]])
+    largest = ascending[-1]
+    return float(x[largest])
 
 
 def _bounds_of_x(take: Take, rows: pd.DataFrame) -> Bounds:
@@ -685,7 +704,9 @@ def _last_over_first(x: Floats, y: Floats) -> float:
 def _bounds_of_last_over_first(take: Take, rows: pd.DataFrame) -> Bounds:
     first = rows.iloc[0]
     last = rows.iloc[-1]
-    return Bounds(last.low / first.high, last.high / first.low)
+    least = last.low / first.high
+    most = last.high / first.low
+    return Bounds(least, most)
 
 
 def _median(x: Floats, y: Floats) -> float:
@@ -711,9 +732,15 @@ class Take(NamedTuple):
     is_place: bool = False  # the value is an x
     is_of_draws: bool = True  # taken in each draw of a cost model's constants
 
+    def of(self, rows: pd.DataFrame, y: Iterable[float]) -> float:
+        """Return what is taken of rows with these y."""
+        values = np.fromiter(y, dtype=float)
+        return self.measured(rows.x.to_numpy(), values)
+
     def value(self, rows: pd.DataFrame) -> Value:
-        measured = self.measured(rows.x.to_numpy(), rows.y.to_numpy())
-        return Value(measured, *self.bounds(self, rows))
+        measured = self.of(rows, rows.y)
+        low, high = self.bounds(self, rows)
+        return Value(measured, low, high)
 
 
 TAKES: Mapping[str, Take] = {
@@ -754,16 +781,20 @@ def verdict(experiment: str, table: pd.DataFrame) -> str:
     _, is_figure, number = experiment.partition("fig")
     if judged.empty and is_figure:
         # Fig 1 is not Fig 10. The later paper on SARATHI-Serve has figures of the same numbers.
-        judged = table[table.source.str.contains(rf"^SARATHI,.*Fig {int(number)}(?!\d)")]
+        source = rf"^SARATHI,.*Fig {int(number)}(?!\d)"
+        judged = table[table.source.str.contains(source)]
     if judged.empty:
         return "- No claim is read from it."
     lines = []
+    is_measured = judged.verdict != NOT_MEASURED
     for claim, rows in judged.groupby("claim", sort=False):
         values = []
-        for row in rows[rows.verdict != NOT_MEASURED].to_dict("records"):
-            values.append(f"{row['device']} **{in_words(row)}** ({row['verdict']})")
+        for row in rows[is_measured[rows.index]].to_dict("records"):
+            value = in_words(row)
+            values.append(f"{row['device']} **{value}** ({row['verdict']})")
         described = "; ".join(values) or NOT_MEASURED
-        lines.append(f"- {claim} ({rows.expected.iloc[0]}): {described}.")
-    if (judged.verdict == NOT_MEASURED).all():
+        expected = rows.expected.iloc[0]
+        lines.append(f"- {claim} ({expected}): {described}.")
+    if not is_measured.any():
         lines.append("- No device has recorded results of it.")
     return "\n".join(lines)

@@ -158,18 +158,24 @@ def _compared_with(best: _Best, comparison: _Comparison) -> list[pd.DataFrame]:
     """
     runs = comparison.runs
     is_reference = runs["policy"] == comparison.base
-    compared = [_on_same_work(runs[is_reference], best, comparison)]
-    if "swept" in runs:
-        swept = analysis.without_baselines(runs)
-        is_other = ~swept["policy"].isin([comparison.base, best.policy])
-        others = _on_same_work(swept[is_other], best, comparison)
-        # A policy that equals the best one is named by `_equal_runs`.
-        names = list(comparison.names)
-        is_equal = (others[names] == best.runs[names].median()).all(axis="columns")
-        others = others[~is_equal]
-        if len(others):
-            compared.append(_best(others, comparison).runs)
-    return [others for others in compared if len(others)]
+    references = _on_same_work(runs[is_reference], best, comparison)
+    compared = []
+    if len(references):
+        compared.append(references)
+    if "swept" not in runs:
+        return compared
+    swept = analysis.without_baselines(runs)
+    is_other = ~swept["policy"].isin([comparison.base, best.policy])
+    others = _on_same_work(swept[is_other], best, comparison)
+    # A policy that equals the best one is named by `_equal_runs`.
+    names = list(comparison.names)
+    of_best = best.runs[names].median()
+    is_equal = (others[names] == of_best).all(axis="columns")
+    others = others[~is_equal]
+    if len(others):
+        next_best = _best(others, comparison)
+        compared.append(next_best.runs)
+    return compared
 
 
 def _on_same_work(runs: pd.DataFrame, best: _Best, comparison: _Comparison) -> pd.DataFrame:

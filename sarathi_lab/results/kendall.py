@@ -23,7 +23,8 @@ def rising_pvalue(values: ArrayLike) -> float:
     Returns:
         A probability; NaN for fewer than two values, or if all are equal.
     """
-    signs = np.sign(_differences(values))
+    differences = _differences(values)
+    signs = np.sign(differences)
     if not signs.any():
         return math.nan
     if signs.all():
@@ -32,7 +33,8 @@ def rising_pvalue(values: ArrayLike) -> float:
         return _share_of_orders(np.size(values), num_inversions)
     deviation = math.sqrt(_variance(values))
     score = float(signs.sum()) / deviation
-    return 0.5 * math.erfc(score / math.sqrt(2))
+    distance = score / math.sqrt(2)
+    return 0.5 * math.erfc(distance)
 
 
 def median_slope(x: ArrayLike, y: ArrayLike) -> float:
@@ -47,8 +49,10 @@ def median_slope(x: ArrayLike, y: ArrayLike) -> float:
 def _differences(values: ArrayLike) -> Floats:
     """Return the differences of all pairs of values, the later less the earlier."""
     array = np.asarray(values, dtype=float)
-    earlier, later = np.triu_indices(len(array), k=1)
-    return array[later] - array[earlier]
+    number = len(array)
+    earlier, later = np.triu_indices(number, k=1)
+    differences: Floats = array[later] - array[earlier]
+    return differences
 
 
 def _share_of_orders(number: int, most_inversions: int) -> float:
@@ -56,7 +60,8 @@ def _share_of_orders(number: int, most_inversions: int) -> float:
     shares = np.ones(1)  # by the number of inversions
     for size in range(2, number + 1):
         # The next value is less than 0 to size - 1 of those before it, each as likely.
-        shares_of_value = np.full(size, 1 / size)
+        share_of_value = 1 / size
+        shares_of_value = np.full(size, share_of_value)
         shares = np.convolve(shares, shares_of_value)
     end = most_inversions + 1
     return float(shares[:end].sum())
@@ -73,5 +78,5 @@ def _variance(values: ArrayLike) -> float:
 
 def _variance_of_distinct(number: int) -> float:
     """Return the variance of rising less falling pairs of values that all differ."""
-    num_pairs = number * (number - 1) // 2
+    num_pairs = math.comb(number, 2)
     return num_pairs * (2 * number + 5) / 9

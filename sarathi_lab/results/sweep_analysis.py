@@ -25,6 +25,7 @@ REFERENCES = ("orca", "request_level")  # the first one present is what runs are
 IDENTITY = ("model", "device")  # runs of different ones are never one series
 DETERMINISTIC = 1.0  # noise of a simulation
 WELL_KNOWN = ("throughput", "ttft_p50", "tbt_p99")  # quantities that an error suggests
+NUMERIC = ("integer", "floating", "mixed-integer-float")  # of pandas
 NOT_WORK = ("baselines", "output", "resume", "limit", "tracking", "repeat", "plot")
 
 
@@ -71,7 +72,8 @@ def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame
 def _are_swept(runs: pd.DataFrame) -> pd.Series:
     """Return which runs are no baselines."""
     swept = without_baselines(runs)
-    return pd.Series(runs.index.isin(swept.index), runs.index)
+    is_swept = runs.index.isin(swept.index)
+    return pd.Series(is_swept, runs.index)
 
 
 def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
@@ -146,14 +148,15 @@ def unsteady(runs: pd.DataFrame) -> pd.Series:
     if "is_steady" not in runs:  # no run was long enough to be judged
         return pd.Series(0.0, runs.index)
     is_steady = runs.is_steady.fillna(1.0)  # so is a run that was not judged
-    return 1.0 - is_steady.astype(float)
+    share_steady = is_steady.astype(float)
+    return 1.0 - share_steady
 
 
 def is_numeric(runs: pd.DataFrame, name: str) -> bool:
     """Return whether a setting has numbers only."""
     values = runs[name].dropna()
     kind = pd.api.types.infer_dtype(values)
-    return kind in ("integer", "floating", "mixed-integer-float")
+    return kind in NUMERIC
 
 
 def values_of(runs: pd.DataFrame, name: str) -> list[str]:
@@ -217,7 +220,8 @@ def columns_named(name: str, columns: Sequence[str]) -> list[str]:
     """Return the column `name`, else those that it ends."""
     if name in columns:
         return [name]
-    return [column for column in columns if column.endswith(f".{name}")]
+    ending = f".{name}"
+    return [column for column in columns if column.endswith(ending)]
 
 
 def no_column(name: str, columns: Sequence[str], settings: Sequence[str]) -> UserError:
@@ -296,9 +300,11 @@ def group_keys(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     """Return equal texts for runs that agree in `keys`."""
     if not keys:
         return pd.Series("", index=runs.index)
-    columns = [runs[key].map(text) for key in keys]
-    texts_of_runs = zip(*columns, strict=True)
-    return pd.Series(list(texts_of_runs), index=runs.index)
+    columns = []
+    for key in keys:
+        columns.append(runs[key].map(text))
+    texts_of_runs = list(zip(*columns, strict=True))
+    return pd.Series(texts_of_runs, index=runs.index)
 
 
 def references(runs: pd.DataFrame) -> list[str]:
@@ -422,7 +428,8 @@ def noise(runs: pd.DataFrame) -> float:
 def are_steady(runs: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     """Return whether more than half of the runs of each group by `by` are steady, by the group."""
     groups = group_keys(runs, by)
-    share_unsteady = unsteady(runs).groupby(groups).mean()
+    is_unsteady = unsteady(runs)
+    share_unsteady = is_unsteady.groupby(groups).mean()
     return share_unsteady < 0.5
 
 

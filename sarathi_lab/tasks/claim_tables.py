@@ -38,6 +38,7 @@ LEVELS = ("profiled", "analytic")
 # Where claims are judged: by kernels measured on GPUs, on a CPU, at each level of the cost model.
 TWO_CORES = "two CPU cores"
 SIMULATED_PROFILED = "simulated, profiled"
+IdsByVerdict = dict[str, dict[str, bool]]
 EVIDENCE = (COMPOSED_SOURCE, TWO_CORES, SIMULATED_SOURCE, SIMULATED_PROFILED)
 # The claims of the front page, by their names in claims.yaml.
 FIRST = ["decode_tenfold", "sarathi_over_orca", "bubbles"]
@@ -48,8 +49,10 @@ def readme_table(table: pd.DataFrame) -> str:
     device, one for simulated.
     """
     devices = _measured_devices(table)
-    rows = [["claim", "source", "expected", COMPOSED_SOURCE, *devices, "simulated"]]
-    of_sarathi = table[~_is_after(table)]
+    headings = ["claim", "source", "expected", COMPOSED_SOURCE, *devices, "simulated"]
+    rows = [headings]
+    is_after = _is_after(table)
+    of_sarathi = table[~is_after]
     for _, judged in of_sarathi.groupby("id", sort=False):
         first = judged.iloc[0]
         cells = _cells(judged, devices)
@@ -105,20 +108,23 @@ def _measured(table: pd.DataFrame) -> pd.DataFrame:
     return table[table.verdict != NOT_MEASURED]
 
 
-def ids_by_verdict(table: pd.DataFrame) -> dict[str, dict[str, dict[str, bool]]]:
+def ids_by_verdict(table: pd.DataFrame) -> dict[str, IdsByVerdict]:
     """Return the claims by `EVIDENCE` and verdict, and whether a claim has the verdict by values
     alone that are no predictions. A claim stands under every verdict that it has on one of several
     GPUs, and as not measured where it has none.
     """
-    ids = {}
     evidence = table.device.map(_evidence_of)
+    ids = {}
     for name in EVIDENCE:
         measured = _measured(table[evidence == name])
-        is_fitted = measured.mark == FITTED
         kinds = measured.verdict.map(kind_of)
-        by_verdict: dict[str, dict[str, bool]] = {verdict: {} for verdict in VERDICTS}
-        for (kind, claim), marks in is_fitted.groupby([kinds, measured.id], sort=False):
-            by_verdict[str(kind)][str(claim)] = bool(marks.all())
+        is_fitted = measured.mark == FITTED
+        fitted_by_claim = is_fitted.groupby([kinds, measured.id], sort=False).all()
+        by_verdict: IdsByVerdict = {}
+        for verdict in VERDICTS:
+            by_verdict[verdict] = {}
+        for (kind, claim), is_fitted_alone in fitted_by_claim.items():
+            by_verdict[kind][claim] = is_fitted_alone
         missing = table.id[~table.id.isin(measured.id)]
         by_verdict[NOT_MEASURED] = dict.fromkeys(missing, False)
         ids[name] = by_verdict
@@ -241,10 +247,12 @@ def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
     and by verdict the simulated ones.
     """
     records = _measured(rows).to_dict("records")
-    cells = [_by_verdict(records, COMPOSED)]
+    composed = _by_verdict(records, COMPOSED)
+    simulated = _by_verdict(records, SIMULATED)
+    measured = []
     for device in devices:
-        cells.append(_on_device(records, device))
-    cells.append(_by_verdict(records, SIMULATED))
+        measured.append(_on_device(records, device))
+    cells = [composed, *measured, simulated]
     return [cell or NOT_MEASURED for cell in cells]
 
 
@@ -269,8 +277,9 @@ def _by_verdict(records: Sequence[Row], prefix: str = "") -> str:
         if not device.startswith(prefix):
             continue
         name = device.removeprefix(prefix).replace(PROFILED, " profiled")
+        value = in_words(row)
         of_verdict = values.setdefault(row["verdict"], [])
-        of_verdict.append(f"{name} {in_words(row)}")
+        of_verdict.append(f"{name} {value}")
     cells = []
     for verdict, texts in values.items():
         joined = ", ".join(texts)
@@ -285,7 +294,8 @@ def blocks(table: pd.DataFrame) -> Iterator[tuple[Path, str, str]]:
     yield README, "names", names_table(table)
     yield FRONT, "claims", front_lines(table)
     yield README, "counts", count_table(table)
-    yield PAPER, "errors", errors_of_paper(error_table(points_of()))
+    errors = error_table(points_of())
+    yield PAPER, "errors", errors_of_paper(errors)
 
 
 def between(text: str, name: str) -> tuple[str, str, str]:
@@ -296,7 +306,9 @@ def between(text: str, name: str) -> tuple[str, str, str]:
     block, mark, after = rest.partition(end)
     if not mark:
         raise ValueError(f"no {begin} and {end}")
-    return before + begin, block, end + after
+    head = before + begin
+    tail = end + after
+    return head, block, tail
 
 
 def write_page(path: Path, name: str, block: str) -> None:

@@ -178,7 +178,7 @@ def test_settings_are_columns_as_they_are_typed(local, output):
     assert own["baselines.orca"].notna().all()
     assert runs[runs.is_baseline].chunk.isna().all()
     (name,) = lab.find_sweeps(output)
-    assert ", 2 runs: executor=simulated" in name
+    assert ", 2 runs: -m executor=simulated" in name
     assert " chunk=128,256" in name
 
 
