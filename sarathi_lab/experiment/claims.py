@@ -546,12 +546,14 @@ def _moved_ratios(pair: Row) -> dict[str, float]:
 
     A shape of only one of the two values leaves the other value as it is.
     """
+    value: float = pair["y"]
+    value_over: float = pair["y_over"]
     own: dict[str, float] = pair["moved"]
     over: dict[str, float] = pair["moved_over"]
     ratios = {}
     for shape in own | over:
-        moved = own.get(shape, pair["y"])
-        moved_over = over.get(shape, pair["y_over"])
+        moved = own.get(shape, value)
+        moved_over = over.get(shape, value_over)
         ratios[shape] = moved / moved_over
     return ratios
 

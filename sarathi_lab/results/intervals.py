@@ -378,10 +378,12 @@ def wider(value: float, of_seeds: Interval | Ends, of_draws: Ends) -> Ends:
         return Ends(of_seeds.low, of_seeds.high, of_seeds.confidence)
     if math.isnan(of_seeds.low):
         return of_draws._replace(confidence=of_seeds.confidence)
+    below_by_seeds, above_by_seeds = _distances(value, of_seeds)
+    below_by_draws, above_by_draws = _distances(value, of_draws)
     # Independent errors: their squares add up.
-    below = math.hypot(value - of_seeds.low, value - of_draws.low)
-    above = math.hypot(of_seeds.high - value, of_draws.high - value)
-    return Ends(value - below, value + above, of_seeds.confidence)
+    low = value - math.hypot(below_by_seeds, below_by_draws)
+    high = value + math.hypot(above_by_seeds, above_by_draws)
+    return Ends(low, high, of_seeds.confidence)
 
 
 def without(value: float, of_both: Ends, of_draws: Ends) -> Ends:
@@ -390,11 +392,20 @@ def without(value: float, of_both: Ends, of_draws: Ends) -> Ends:
     """
     if math.isnan(of_draws.low):
         return of_both
-    below = (value - of_both.low) ** 2 - (value - of_draws.low) ** 2
-    above = (of_both.high - value) ** 2 - (of_draws.high - value) ** 2
-    low = value - math.sqrt(max(below, 0.0))
-    high = value + math.sqrt(max(above, 0.0))
+    below, above = _distances(value, of_both)
+    below_by_draws, above_by_draws = _distances(value, of_draws)
+    square_below = below**2 - below_by_draws**2
+    square_above = above**2 - above_by_draws**2
+    low = value - math.sqrt(max(square_below, 0.0))
+    high = value + math.sqrt(max(square_above, 0.0))
     return Ends(low, high, of_both.confidence)
+
+
+def _distances(value: float, ends: Interval | Ends) -> tuple[float, float]:
+    """Return how far the ends of an interval are below and above a value."""
+    below = value - ends.low
+    above = ends.high - value
+    return below, above
 
 
 def farther(value: float, end: float, times: float) -> float:
@@ -402,8 +413,10 @@ def farther(value: float, end: float, times: float) -> float:
     logarithm where both have one.
     """
     if value > 0 and end > 0:
-        return value * (end / value) ** times
-    return value + times * (end - value)
+        factor = end / value
+        return value * factor**times
+    difference = end - value
+    return value + times * difference
 
 
 def _deviation(of_draws: NDArray[np.float64], of_shapes: NDArray[np.float64], sides: int) -> float:

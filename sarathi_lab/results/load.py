@@ -261,7 +261,8 @@ def with_texts(points: pd.DataFrame) -> pd.DataFrame:
     """Return points with all of `TEXTS`, empty ones without missing values: by these pandas would
     leave points out of groups and merges.
     """
-    texts = points.reindex(columns=TEXTS).fillna("").astype(str)
+    stated = points.reindex(columns=TEXTS)
+    texts = stated.fillna("").astype(str)
     others = points.drop(columns=TEXTS, errors="ignore")
     return pd.concat([others, texts], axis="columns")
 
@@ -297,8 +298,9 @@ def save(table: pd.DataFrame, experiment: str, device: str, root: Path, ending: 
     """Record a table, replacing the previous one; returns its path. Further tables of an experiment
     have an `ending`, such as "-serving".
     """
-    group = group_of(experiment)
-    folder = root / group / experiment / "results" / device
+    folder_of_experiment = root / group_of(experiment) / experiment
+    folder = folder_of_experiment / "results" / device
     make_folder(folder, "task.record")
     text = table.to_csv(index=False, float_format="%.6g")
-    return write_csv(folder / f"{experiment}{ending}.csv", text)
+    name = f"{experiment}{ending}.csv"
+    return write_csv(folder / name, text)

@@ -358,14 +358,18 @@ def device_idle_fraction(iterations: pd.DataFrame) -> float:
     """Return the share of time in which a device idles although there are requests: between
     iterations and while it waits for launches (`starved_time`).
     """
-    instances = iterations.instance if "instance" in iterations else [0] * len(iterations)
+    instances = pd.Series(0, iterations.index)
+    if "instance" in iterations:
+        instances = iterations.instance
     next_start = iterations.groupby(instances).start.shift(-1)
     gaps = next_start - iterations.end
-    had_work = iterations.num_running + iterations.num_waiting > 0
+    num_requests = iterations.num_running + iterations.num_waiting
+    had_work = num_requests > 0
     between = float(gaps[had_work].clip(lower=0.0).sum())
     starved = float(starved_time(iterations).sum())
     busy = float(iterations.busy.sum())
-    return (between + starved) / (between + busy)
+    idle = between + starved
+    return idle / (between + busy)
 
 
 def starved_time(iterations: pd.DataFrame) -> pd.Series:
@@ -374,10 +378,13 @@ def starved_time(iterations: pd.DataFrame) -> pd.Series:
     """
     took = iterations.end - iterations.start
     launching = iterations.launching_time
+    is_launched_to_the_end = launching >= STARVED * took
     is_replayed = iterations.is_replayed.astype(bool)
-    is_starved = ~is_replayed & (launching > 0) & (launching >= STARVED * took)
-    work = iterations.roofline if "roofline" in iterations else 0.0
-    return (took - work).clip(lower=0.0).where(is_starved, 0.0)
+    is_starved = ~is_replayed & (launching > 0) & is_launched_to_the_end
+    beyond = took
+    if "roofline" in iterations:
+        beyond = took - iterations.roofline
+    return beyond.clip(lower=0.0).where(is_starved, 0.0)
 
 
 OUTSIDE = "others"  # packing, launches, and what else was not timed

@@ -70,7 +70,7 @@ MAIN = (  # of a run; -v prints the others
 COUNTED_TIME = "counted time [s]"
 MOST_NAMED = 3  # runs in a sentence
 NOT_IN_CSV = ("sweep", "status", "swept")
-_cautioned: set[tuple[str, str]] = set()  # by sweep
+_cautioned: defaultdict[str, set[str]] = defaultdict(set)  # cautions by sweep
 
 
 class SweepAxes(TypedDict, total=False):
@@ -107,8 +107,9 @@ def print_cautions(cautions: Iterable[str], context: RunContext) -> None:
 
 def first_of_sweep(cautions: Iterable[str], context: RunContext) -> list[str]:
     """Return the cautions that no run of this sweep has shown, which count as shown from now on."""
-    new = [caution for caution in cautions if (context.group, caution) not in _cautioned]
-    _cautioned.update((context.group, caution) for caution in new)
+    shown = _cautioned[context.group]
+    new = [caution for caution in cautions if caution not in shown]
+    shown.update(new)
     return new
 
 

@@ -119,12 +119,12 @@ def ids_by_verdict(table: pd.DataFrame) -> dict[str, IdsByVerdict]:
         measured = _measured(table[evidence == name])
         kinds = measured.verdict.map(kind_of)
         is_fitted = measured.mark == FITTED
-        fitted_by_claim = is_fitted.groupby([kinds, measured.id], sort=False).all()
+        by_kind_and_claim = is_fitted.groupby([kinds, measured.id], sort=False)
         by_verdict: IdsByVerdict = {}
         for verdict in VERDICTS:
             by_verdict[verdict] = {}
-        for (kind, claim), is_fitted_alone in fitted_by_claim.items():
-            by_verdict[kind][claim] = is_fitted_alone
+        for (kind, claim), are_fitted in by_kind_and_claim:
+            by_verdict[str(kind)][str(claim)] = bool(are_fitted.all())
         missing = table.id[~table.id.isin(measured.id)]
         by_verdict[NOT_MEASURED] = dict.fromkeys(missing, False)
         ids[name] = by_verdict
