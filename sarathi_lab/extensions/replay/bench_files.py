@@ -11,6 +11,7 @@
 | inference-perf | `per_request_lifecycle_metrics.json`, or `summary_lifecycle_metrics.json` |
 | `evalscope perf` | `benchmark_data.db`, or `benchmark_summary.json` |
 | the table that vLLM's or SGLang's client prints | text, with any number of tables |
+| `benchmark_vLLM.py` of ppas-vllm | its output, with means of a run a line |
 
 Files may be packed by gzip. Of a summary only means are compared.
 """
@@ -29,6 +30,7 @@ from sarathi_lab.extensions.replay.readers import (
     guidellm,
     inference_perf,
     llmperf,
+    ppas,
     printed,
     vllm,
 )
@@ -38,7 +40,7 @@ from sarathi_lab.workload.files import OUTPUT_LENGTHS, TURNS
 from sarathi_lab.workload.text_files import json_rows, kind_of_text, read_text
 
 CLIENTS = "vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf, genai-perf, LLMPerf"
-FIX = f"name a file of {CLIENTS}, inference-perf or evalscope"
+FIX = f"name a file of {CLIENTS}, inference-perf, evalscope or ppas-vllm"
 
 
 def all_objects(content: Content) -> Sequence[Object]:
@@ -66,6 +68,7 @@ class Reader:
 
 
 READERS = (
+    Reader(ppas.is_of_ppas, ppas.runs_of_ppas, ppas.read_ppas),
     Reader(has_keys("metadata", "metrics"), whole_file, aiperf.read_aiperf),
     Reader(has_keys("benchmarks"), guidellm.loads_of_guidellm, guidellm.read_guidellm),
     Reader(vllm.is_of_vllm, all_objects, vllm.read_vllm),

@@ -106,6 +106,7 @@ class Load:
         rows: All requests, with columns of `Recording.requests`: tokens and seconds. None: the file
             is a summary.
         record: Of a summary, the client's file that has each request.
+        arrivals: Of a summary whose requests were sent at known times, these (seconds).
         numbers: What the file states of all its requests: mean waits (seconds) as ttft, tpot and
             latency, num_requests, num_failed, prompt_len and output_len (mean tokens), and others
             of metrics.md.
@@ -119,6 +120,7 @@ class Load:
     client_name: str
     rows: Iterable[Row] | None = None
     record: str = ""
+    arrivals: Sequence[float] | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
     client: Client = CLOCK
     labels: Mapping[str, object] = field(default_factory=dict)
@@ -213,7 +215,11 @@ def _of_summary(benchmark: Benchmark, load: Load, path: Path) -> Benchmark:
     columns: dict[str, float] = {name: max(1, round(numbers[name])) for name in LENGTHS}
     columns["latency"] = load.means.get("latency", load.means.get("ttft", 0.0))
     requests = pd.DataFrame(columns, index=range(number))
-    requests, client = _with_drawn_arrivals(requests, load.client)
+    client = load.client
+    if load.arrivals is None:
+        requests, client = _with_drawn_arrivals(requests, client)
+    else:
+        requests = requests.assign(arrival=load.arrivals)
     requests = requests[LENGTHS].assign(arrival_time=requests.arrival)
     return replace(
         benchmark,
@@ -228,7 +234,10 @@ def _of_summary(benchmark: Benchmark, load: Load, path: Path) -> Benchmark:
 def _cautions_of_summary(load: Load, requests: pd.DataFrame, num_failed: int) -> list[str]:
     cautions = []
     number = len(requests)
-    if not load.client.is_stated:
+    sending = load.client.sending
+    if load.arrivals is not None:
+        sending = "at the client's times"
+    elif not load.client.is_stated:
         cautions.append("the file does not state how requests were sent, as workload.users may")
     num_incomplete = count_of(load.numbers.get("num_incomplete"))
     left_out = {"failed": num_failed, "incomplete": num_incomplete}
@@ -236,7 +245,7 @@ def _cautions_of_summary(load: Load, requests: pd.DataFrame, num_failed: int) ->
     first = requests.iloc[0]
     cautions.append(
         f"the file has means only: {number} requests of {first.prompt_len:.0f} prompt and "
-        f"{first.output_len:.0f} output tokens are sent {load.client.sending}, and only means "
+        f"{first.output_len:.0f} output tokens are sent {sending}, and only means "
         "are compared"
     )
     return list(filter(None, cautions))

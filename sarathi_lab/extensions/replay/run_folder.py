@@ -162,14 +162,17 @@ def read_surroundings(path: Path) -> Surroundings:
     if is_folder and config_path.is_file():
         config = read_object(config_path, FIX)
     instance = _first_instance(config)
-    # What the server states of its share of the memory counts, as the last statement.
-    share = {"gpu_memory_utilization": as_object(instance.get("npu_mem")).get("mem_util")}
-    statements = [read_arguments("vllm", share, str(config_path))]
+    statements = list[Statement]()
     meta_path = folder / META
     meta: Mapping[str, object] = {}
     if is_folder or meta_path.is_file():
         meta = read_object(meta_path, FIX)
         statements.append(_of_meta(meta_path, meta))
+    # What the server states of its share of the memory counts before LLMServingSim's.
+    share = as_object(instance.get("npu_mem")).get("mem_util")
+    if not any("cache.memory_share" in statement.settings for statement in statements):
+        of_memory = {"gpu_memory_utilization": share}
+        statements.append(read_arguments("vllm", of_memory, str(config_path)))
     device_name = instance.get("hardware") or as_object(meta.get("hardware")).get("device_name")
     hardware = str(device_name) if device_name else None
     timeline = pd.DataFrame(columns=SERIES, dtype=float)

@@ -86,6 +86,21 @@ SGLANG |= {
         "version": "0.5.23",
     }
 }
+PPAS = {
+    "trace_id": 0,
+    "configured_prompt_tokens": 100,
+    "configured_output_tokens": 4,
+    "phase_schedule": "2:2.0,2:4.0",
+    "seed": 0,
+    "config_name": "mbt_512_s8",
+    "max_num_batched_tokens": 512,
+    "max_num_seqs": 8,
+    "avg_latency": 0.5,
+    "avg_ttft": 0.2,
+    "avg_tpot": 0.1,
+    "failed": 0,
+}
+MODEL_OF_PPAS = "START SERVER: vllm serve meta-llama/Llama-3.1-8B --port 8000"
 ITERATION = (
     "(APIServer pid=1) INFO 11-25 10:04:33 [loggers.py:199] Engine 000: Iteration({}): "
     "{} context requests, {} context tokens, {} generation requests, {} generation tokens, "
@@ -169,6 +184,7 @@ def test_a_file_is_replayed_with_the_servers_arguments_beside_it(tmp_path):
         (json.dumps({**VLLM, "errors": 3 * ["timeout"]}), "0 of 3 requests replayed; 3 failed"),
         (json.dumps({**VLLM, "ttfts": [0.1]}), "ttfts has 1 entries, input_lens has 3"),
         (json.dumps({**SGLANG, "request_rate": 0}), "request_rate=0 is not above 0"),
+        (str({**PPAS, "phase_schedule": "2:0"}), "is damaged"),
         ('{"benchmarks": [{"requests": {"successful": []}}]}', "it has no request"),
         (json.dumps({**VLLM, "ttfts": 3 * [float("nan")]}), "row 1: first_token is missing"),
         (json.dumps({**VLLM, "output_lens": [-1, -2, 0]}), "2 damaged (row 1: output_len=-1)"),
@@ -223,6 +239,23 @@ def test_prompts_that_the_card_could_not_compute_are_refused_as_cached(prompt_le
     cfg = config_of("task=validate", f"task.run={path}", "hardware=a100")
     with pytest.raises(UserError, match=f"{said} .* TFLOP/s, more than the 312 of hardware a100"):
         build(cfg.task).check(cfg)
+
+
+def test_means_of_ppas_logs_are_held_against_their_arrivals_drawn_again(tmp_path):
+    path = tmp_path / "log.txt"
+    others = {"config_name": "ppas_1k_s8", "max_num_batched_tokens": 1024}
+    path.write_text(f"{MODEL_OF_PPAS}\n{PPAS}\nSTOP SERVER\n{PPAS | others}\n")
+    settings = ["task=validate", f"task.run={path}", "hardware=a100", "host=vllm_0_19"]
+    cfg = config_of(*settings)
+    first, second = build(cfg.task).check(cfg)
+    assert (first.as_run.engine.policy.name, first.as_run.engine.policy.budget) == ("vllm_v1", 512)
+    assert (second.as_run.engine.policy.name, second.as_run.engine.batch_size) == ("p_pas", 8)
+    table = run(tmp_path, *settings).tables["validation"]
+    assert table.metric.tolist() == ["ttft", "tpot", "latency"]
+    assert table.real.tolist() == pytest.approx([0.2, 0.1, 0.5])
+    path.write_text(str(PPAS)[:200])
+    with pytest.raises(UserError, match="is damaged"):
+        checked(*settings)
 
 
 def test_a_log_of_iterations_is_timed_alone_and_compared_beside_a_clients_file(tmp_path):

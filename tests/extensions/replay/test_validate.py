@@ -32,6 +32,12 @@ def test_a_run_of_the_lab_is_found_from_any_folder(tmp_path, monkeypatch):
     assert len(real.requests) == 300
 
 
+@pytest.mark.parametrize("folder", [DENSE, MIXTURE])
+def test_the_files_of_a_pinned_run_do_not_differ(folder):
+    (real,) = read_runs(folder / "run")
+    assert "differ" not in " ".join(real.settings.notes())
+
+
 @pytest.mark.parametrize(("folder", "largest"), [(DENSE, 0.05), (MIXTURE, 0.08)])
 def test_the_replay_of_a_pinned_run_is_off_by_little(folder, largest, tmp_path):
     settings = [f"task.run={folder / 'run'}", f"hardware.tables={folder / 'tp1'}"]
