@@ -238,7 +238,7 @@ def _sentence(best: _Best, others: pd.DataFrame, comparison: _Comparison) -> str
     judged = comparison.names
     unsteady = _unsteady(pair)
     if unsteady:
-        clauses.append(f"waits are not compared (not steady: {', '.join(unsteady)})")
+        clauses.append(f"{unsteady}, so that waits are not compared")
         judged = [OF_ANY_LENGTH]
     in_words = defaultdict(list)
     for name in judged:
@@ -256,13 +256,17 @@ def _sentence(best: _Best, others: pd.DataFrame, comparison: _Comparison) -> str
     return f"{best_name} beside {base_name}: {'; '.join(clauses)}."
 
 
-def _unsteady(runs: pd.DataFrame) -> list[str]:
-    """Return the policies whose runs are mostly not steady."""
-    policies = []
+def _unsteady(runs: pd.DataFrame) -> str:
+    """State which policies' runs are mostly not steady; "" if all are."""
+    states = []
     for policy, of_policy in runs.groupby("policy", sort=False):
-        if analysis.unsteady(of_policy).mean() >= 0.5:
-            policies.append(str(policy))
-    return policies
+        if analysis.unsteady(of_policy).mean() < 0.5:
+            continue
+        state = "is not steady"
+        if "is_overloaded" in of_policy and (of_policy["is_overloaded"] == 1).all():
+            state = "does not keep up with the load"
+        states.append(f"{policy} {state}")
+    return " and ".join(states)
 
 
 def _verdict(

@@ -226,16 +226,18 @@ def unsteady_note(runs: pd.DataFrame) -> list[str]:
     is_short = (runs["is_steady"] == 0) & (runs["is_overloaded"] == 0)
     lines = []
     if is_overloaded.any():
+        names = _names_of(runs, is_overloaded.to_numpy())
         lines.append(
-            f"overloaded ({UNSTEADY}), {is_overloaded.sum()} of {len(runs)} runs: requests come "
-            "faster than they are served, so that times grow with the length of the run; lower the "
-            f"load or use task=capacity{_where_batch_is_full(runs[is_overloaded])}"
+            f"overloaded ({UNSTEADY}): {names}; requests come faster than they are served, so that "
+            "times grow with the length of the run; lower the load or use "
+            f"task=capacity{_where_batch_is_full(runs[is_overloaded])}"
         )
     if is_short.any():
+        names = _names_of(runs, is_short.to_numpy())
         longer = longer_run(runs[is_short]) or "a longer run"
         lines.append(
-            f"too short ({UNSTEADY}), {is_short.sum()} of {len(runs)} runs: whether requests come "
-            f"faster than they are served, {longer} may show"
+            f"too short ({UNSTEADY}): {names}; whether requests come faster than they are served, "
+            f"{longer} may show"
         )
     return lines
 
@@ -262,28 +264,29 @@ def assumptions(runs: pd.DataFrame) -> list[str]:
             indices[defaults].append(index)
     lines = []
     for defaults, of_runs in indices.items():
-        names = _names_of(runs, runs.index.isin(of_runs))
+        is_meant = runs.index.isin(of_runs)
+        names = "" if is_meant.all() else f", for {_names_of(runs, is_meant)}"
         lines.append(f"assumed unless stated{names}: {defaults}")
     return lines
 
 
 def _names_of(runs: pd.DataFrame, is_meant: NDArray[np.bool_]) -> str:
-    """Name the runs that are meant, a policy by its name alone if all of its runs are; "" for all
-    runs of a sweep.
-    """
-    if is_meant.all():
-        return ""
+    """Name the runs that are meant, a policy by its name alone if all of its runs are."""
     settings = sweep_analysis.varied(runs)
     names: dict[str, None] = {}
     for policy, of_policy in runs[is_meant].groupby("policy", sort=False):
-        name = str(policy)
-        if len(of_policy) < (runs["policy"] == policy).sum():
-            name = ", ".join(name_of(run, settings) for _, run in of_policy.iterrows())
-        names[name] = None
+        num_runs = (runs["policy"] == policy).sum()
+        if len(of_policy) == num_runs:
+            names[str(policy)] = None
+            continue
+        for _, run in of_policy.iterrows():
+            name = name_of(run, settings)
+            names[name] = None
     listed = ", ".join(list(names)[:MOST_NAMED])
-    if len(names) > MOST_NAMED:
-        listed += f" and {len(names) - MOST_NAMED} others"
-    return f", for {listed}"
+    num_others = len(names) - MOST_NAMED
+    if num_others > 0:
+        listed += f" and {num_others} others"
+    return listed
 
 
 def _save_table(folder: Path, runs: pd.DataFrame) -> Path:

@@ -174,11 +174,13 @@ def test_a_sweep_states_which_runs_are_not_steady() -> None:
     names = swept(**{"policy._target_": targets}).assign(swept="[policy._target_,workload.rate]")
     assert list(sweep_table(names, "All").rows[0])[:2] == ["policy", "rate"]
     overloaded, short = unsteady_note(swept())
-    assert overloaded.startswith("overloaded (!), 2 of 6 runs: requests come faster")
+    assert overloaded.startswith(
+        "overloaded (!): orca workload.rate=8, vllm_v1 workload.rate=8; requests"
+    )
     assert overloaded.endswith("lower the load or use task=capacity")
     full, _ = unsteady_note(swept(fitting_sequences=[math.nan, 32, 24, 32, 32, 32]))
     assert full.endswith("; the KV cache has room for about batch=32 (--max-num-seqs)")
-    assert short.startswith("too short (!), 1 of 6 runs: whether")
+    assert short.startswith("too short (!): sglang workload.rate=8; whether")
     drawn = {"workload.arrivals": "poisson", "workload.num_requests": 180}
     assert unsteady_note(swept(**drawn))[1].endswith("workload.num_requests=1440 may show")
 
@@ -192,17 +194,18 @@ def test_a_steady_run_with_short_waits_is_best_and_waits_without_a_limit_are_not
     assert first.endswith("equal in TTFT P50.")
     # Of runs that are not steady the most tokens/s decide.
     words = (
-        "sglang workload.rate=8 beside orca: waits are not compared (not steady: sglang, orca); "
+        "sglang workload.rate=8 beside orca: sglang is not steady and orca does not keep up with"
     )
     assert second.startswith(words)
     assert second.endswith("better in throughput 110 against 100 tokens/s (1.10 times).")
     # The other server on each workload.
     assert of_steady.startswith("vllm_v1 workload.rate=2 beside sglang: better in")
     assert "P99 0.17 against 17 s (0.01 times); worse in TTFT P50 200 against 100" in of_steady
-    words = "sglang workload.rate=8 beside vllm_v1: waits are not compared (not steady: sglang, v"
+    words = "sglang workload.rate=8 beside vllm_v1: sglang is not steady and vllm_v1 does not"
     assert of_unsteady.startswith(words)
     keeps_up = swept().assign(is_steady=[1, 0, 1, 1, 1, 0])
-    assert "waits are not compared (not steady: orca)" in conclusion(keeps_up)[2]
+    steady_beside_unsteady = conclusion(keeps_up)[2]
+    assert "orca does not keep up with the load, so that waits are not" in steady_beside_unsteady
 
 
 def test_a_replay_says_how_far_it_misses_and_asks_for_no_other_draw() -> None:
