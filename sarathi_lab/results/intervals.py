@@ -100,7 +100,9 @@ def effect(low: float, high: float) -> str:
 
 def within_range(ends: Ends, unit: str) -> Ends:
     """Return the part of an interval in which a quantity of the unit can lie."""
-    lower_bound, upper_bound = RANGES.get(unit, (-math.inf, math.inf))
+    if unit not in RANGES:
+        return ends
+    lower_bound, upper_bound = RANGES[unit]
     low = max(ends.low, lower_bound)  # NaN stays, as the first of the two
     high = min(ends.high, upper_bound)
     return ends._replace(low=low, high=high)
@@ -427,8 +429,10 @@ def _deviation(of_draws: NDArray[np.float64], of_shapes: NDArray[np.float64], si
     shared = 0.0
     if len(of_draws):
         shared = float(np.mean(of_draws**2))
-    own = float(np.sum(of_shapes**2)) / sides
-    return math.sqrt(shared + own)
+    squares = float(np.sum(of_shapes**2))
+    own = squares / sides
+    variance = shared + own
+    return math.sqrt(variance)
 
 
 def _confidence(k: int, number: int, num_independent: int) -> float:

@@ -209,9 +209,11 @@ def load_paper(figure: str) -> pd.DataFrame:
     """Load the paper's points (panel, series, x, y, unit) of a figure or table, such as "fig09"."""
     path = EXPERIMENTS / "sarathi" / "paper" / f"{figure}.csv"
     if not path.is_file():
-        figures = sorted(file.stem for file in path.parent.glob("*.csv"))
+        files = path.parent.glob("*.csv")
+        figures = sorted(file.stem for file in files)
         require_one_of("figure", figure, figures)
-    points = pd.read_csv(path, dtype={"panel": str, "series": str}, keep_default_na=False)
+    texts = {"panel": str, "series": str}
+    points = pd.read_csv(path, dtype=texts, keep_default_na=False)
     return points.astype({"x": float})
 
 

@@ -255,9 +255,12 @@ def pipeline_metrics(
 ) -> dict[str, float]:
     """Return the bubbles of a pipeline of `num_stages` from the ledger's table."""
     # Bubbles are summed over all stages, busy time is counted once an iteration.
-    idle = (bubbles.end - bubbles.start).sum() / num_stages
-    share = float(idle / (idle + iterations.busy.sum()))
-    return {"bubble_fraction": share, **quantiles("bubble_time", requests.bubble_time)}
+    seconds = bubbles.end - bubbles.start
+    idle = seconds.sum() / num_stages
+    busy = iterations.busy.sum()
+    share = float(idle / (idle + busy))
+    bubble_times = quantiles("bubble_time", requests.bubble_time)
+    return {"bubble_fraction": share, **bubble_times}
 
 
 def compare(
@@ -289,10 +292,11 @@ def compare(
 
 def throughput(requests: pd.DataFrame, duration: float) -> dict[str, float]:
     """Return counts and rates of finished `requests` over `duration` seconds."""
+    num_requests = len(requests)
     num_prompt_tokens = requests.prompt_len.sum()
     num_output_tokens = requests.output_len.sum()
-    tokens = rates(num_prompt_tokens, num_output_tokens, len(requests), duration)
-    return {"num_requests": len(requests), **tokens}
+    tokens = rates(num_prompt_tokens, num_output_tokens, num_requests, duration)
+    return {"num_requests": num_requests, **tokens}
 
 
 def rates(

@@ -96,7 +96,8 @@ def describe_model(spec: ModelSpec, backend: Backend) -> str:
     facts = [spec.size, backend.dtype_of(spec)]
     if spec.stored is not None:
         facts.append(f"weights in {spec.stored.name}")
-    return f"{spec.name} ({', '.join(facts)})"
+    described = ", ".join(facts)
+    return f"{spec.name} ({described})"
 
 
 def print_cautions(cautions: Iterable[str], context: RunContext) -> None:
@@ -121,9 +122,13 @@ def graph_use_lines(shares_by_kind: Mapping[str, Mapping[str, float]]) -> list[s
         return []
     kinds = []
     for kind, shares in shares_by_kind.items():
-        uses = [f"{share:.0%} {GRAPH_USES[use]}" for use, share in shares.items()]
-        kinds.append(f"{ITERATION_KINDS[kind]} {', '.join(uses)}")
-    return [f"  CUDA graphs: {'; '.join(kinds)}"]
+        uses = []
+        for use, share in shares.items():
+            uses.append(f"{share:.0%} {GRAPH_USES[use]}")
+        listed = ", ".join(uses)
+        kinds.append(f"{ITERATION_KINDS[kind]} {listed}")
+    described = "; ".join(kinds)
+    return [f"  CUDA graphs: {described}"]
 
 
 def summary_line(summary: Mapping[str, float]) -> str:
@@ -397,7 +402,8 @@ def _headings(
         scales[name], unit = _unit(name, runs[name])
         is_in_pairs = "_vs_" in name and num_samples > 1
         pairing = "\nin pairs" if is_in_pairs else ""
-        headings[name] = f"{label}{pairing}{unit}\n{_better_side(name)}"
+        side = _better_side(name)
+        headings[name] = f"{label}{pairing}{unit}\n{side}"
     return headings, scales
 
 
@@ -436,10 +442,13 @@ def _row_keys(runs: pd.DataFrame) -> list[str]:
     """Return what the rows of a sweep's table differ in."""
     settings = sweep_analysis.varied(runs)
     target = "policy._target_"
-    if target in settings and runs.groupby("policy")[target].nunique().max() == 1:
+    if target in settings:
+        num_classes = runs.groupby("policy")[target].nunique()
         # The policy's name tells classes apart in fewer columns of text than their modules.
-        settings.remove(target)
-    return list(dict.fromkeys(["policy", *settings, "is_baseline"]))
+        if num_classes.max() == 1:
+            settings.remove(target)
+    keys = dict.fromkeys(["policy", *settings, "is_baseline"])
+    return list(keys)
 
 
 def _has_room_for_decodes(row_keys: Collection[str]) -> bool:
@@ -454,10 +463,12 @@ def _lacks_steady_part(runs: pd.DataFrame) -> bool:
 
 def _unit(name: str, values: pd.Series) -> tuple[float, str]:
     """Return the factor of values of this size, and the unit of times as a heading's end."""
-    scale, _ = display_unit(name, float(values.max()))
+    largest = float(values.max())
+    scale, _ = display_unit(name, largest)
     if factor(name) != MILLISECONDS:
         return scale, ""
-    return scale, "\n[ms]" if scale == MILLISECONDS else "\n[s]"
+    unit = "ms" if scale == MILLISECONDS else "s"
+    return scale, f"\n[{unit}]"
 
 
 def _better_side(name: str) -> str:
@@ -494,7 +505,8 @@ def cell(name: str, value: float | None) -> str:
 
 def operation_display(table: pd.DataFrame) -> DisplayTable:
     """Display an operation table, longest first."""
-    rows = table.sort_values("seconds", ascending=False).drop(columns="roofline")
+    longest_first = table.sort_values("seconds", ascending=False)
+    rows = longest_first.drop(columns="roofline")
     rows = rows.rename(columns={"share": "of all", "time_over_roofline": "/ roofline"})
     formats = {"seconds": ".3f", "of all": ".1%", "/ roofline": ".2f"}
     return DisplayTable(rows.to_dict("records"), left=["operation"], formats=formats)

@@ -83,9 +83,12 @@ def is_share(name: str) -> bool:
 
 def display_unit(name: str, largest: float) -> tuple[float, str]:
     """Return factor and heading of values up to `largest` [SI]: long times in seconds."""
-    if factor(name) == MILLISECONDS and largest >= LONG:
-        return 1.0, heading(name).replace("[ms", "[s")
-    return factor(name), heading(name)
+    scale = factor(name)
+    label = heading(name)
+    if scale == MILLISECONDS and largest >= LONG:
+        scale = 1.0
+        label = label.replace("[ms", "[s")
+    return scale, label
 
 
 def rows_of_run(quantities: Mapping[str, float], labels: Mapping[str, Any]) -> pd.DataFrame:

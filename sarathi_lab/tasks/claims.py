@@ -198,7 +198,11 @@ def _asked_for(claims: Sequence[Claim], names: Sequence[str]) -> Sequence[Claim]
     """Return the claims that are named, by themselves or by their experiment; all without names."""
     if not names:
         return claims
-    return [claim for claim in claims if claim.id in names or claim.experiment in names]
+    chosen = []
+    for claim in claims:
+        if claim.id in names or claim.experiment in names:
+            chosen.append(claim)
+    return chosen
 
 
 def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[str]:
@@ -258,9 +262,12 @@ def _jobs(options: argparse.Namespace, names: Sequence[str], costs: Path) -> lis
     """List what is run: the experiment, and how. Raises UserError if nothing can be."""
     jobs = []
     if options.run:
-        jobs += [(name, MEASURED) for name in names if _is_measurable(name)]
+        for name in names:
+            if _is_measurable(name):
+                jobs.append((name, MEASURED))
     if options.simulate:
-        jobs += [(name, SIMULATED) for name in names]
+        for name in names:
+            jobs.append((name, SIMULATED))
     if not jobs:
         raise UserError(f"{', '.join(names)} can't be measured here; use --simulate")
     # What has finished has a cost; records have none, and begin anew.
