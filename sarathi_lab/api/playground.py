@@ -105,6 +105,7 @@ class PlaygroundRun:
         num_tokens = sum(request.total_len for request in self.plan.load.requests)
         for name, iterations in self.iterations.items():
             seconds = float(iterations.end.max())
+            times = latency(self.requests[name])
             decodes = iterations.num_decode_tokens
             # A decode rides along where its iteration also computes tokens of a prompt.
             has_prompts = iterations.num_prefill_tokens > 0
@@ -112,9 +113,10 @@ class PlaygroundRun:
             rows[name] = {
                 "throughput": num_tokens / seconds,
                 "riding": num_riding / max(1, decodes.sum()),
-                **latency(self.requests[name]),
+                **times,
             }
-        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
+        table = pd.DataFrame.from_dict(rows, orient="index")
+        table = table.rename_axis("policy")
         reference = table.throughput.iloc[-1]
         return table.assign(gain=table.throughput / reference)
 
@@ -125,12 +127,11 @@ class PlaygroundRun:
         serves = f"{chosen.name} serves {chosen.throughput:,.0f} tokens/s"
         if len(self.ledgers) == 1:
             return f"{serves}, which others are held against."
-        gaps = f"{_gap(chosen)} between tokens at P99 where {base.name} has {_gap(base)}"
+        baseline = base.name
+        gain = f"{chosen.gain:.2f} times {baseline}'s"
+        gaps = f"{_gap(chosen)} between tokens at P99 where {baseline} has {_gap(base)}"
         riding = f"{chosen.riding:.0%} of its decodes ride along with prompts"
-        return (
-            f"{serves}, {chosen.gain:.2f} times {base.name}'s, with {gaps}: {riding}, "
-            f"{base.riding:.0%} of {base.name}'s."
-        )
+        return f"{serves}, {gain}, with {gaps}: {riding}, {base.riding:.0%} of {baseline}'s."
 
 
 def _gap(outcome: pd.Series) -> str:

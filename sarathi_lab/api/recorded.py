@@ -67,7 +67,8 @@ def verdicts() -> str:
         devices = group.device.str.removeprefix("simulated-")
         for verdict in columns:
             has_verdict = group.verdict == verdict
-            cells.append(", ".join(devices[has_verdict]))
+            names = devices[has_verdict]
+            cells.append(", ".join(names))
         rows.append(cells)
     return markdown(rows)
 

@@ -39,12 +39,20 @@ class Results:
     """
 
     def __init__(
-        self, runs: pd.DataFrame, settings: Collection[str], tables: Tables | None = None
+        self,
+        runs: pd.DataFrame,
+        settings: Collection[str],
+        tables: Tables | None = None,
     ) -> None:
         self.runs = runs
         self.settings = [name for name in map(str, runs) if name in settings]
+        # Readers of empty tables, so that every run has one.
         no_tables = [pd.DataFrame] * len(runs)
-        self._tables: Tables = {"requests": no_tables, "iterations": no_tables, **(tables or {})}
+        self._tables: dict[str, Sequence[Reader]] = {}
+        for kind in ("requests", "iterations"):
+            self._tables[kind] = no_tables
+        if tables is not None:
+            self._tables.update(tables)
 
     def __repr__(self) -> str:
         num_runs = len(sweep_analysis.without_baselines(self.runs))
@@ -133,9 +141,9 @@ class Results:
         # Of several settings all values, as in "throughput_vs_sarathi_256".
         ending = "_".join(map(str, wanted.values()))
         named_ratios = ratios.add_suffix(f"_vs_{ending}")
-        columns = ["policy", *self.varying, *shown]
-        columns = list(dict.fromkeys(columns))  # the policy may be among what varies
-        return runs[columns].join(named_ratios)
+        columns = dict.fromkeys(["policy", *self.varying, *shown])
+        compared = runs[list(columns)]
+        return compared.join(named_ratios)
 
     def _refuse_several(self, base: pd.DataFrame, keys: Sequence[str], to: object) -> None:
         """Raise UserError where several runs of `base` agree in `keys`."""
@@ -145,10 +153,11 @@ class Results:
             return
         # As texts: lists can't be compared by pandas.
         values = base.loc[is_repeated, self.varying].map(str)
-        differ = values.columns[values.nunique() > 1]
+        varies = values.nunique() > 1
+        differing = ", ".join(values.columns[varies]) or "nothing"
         raise UserError(
-            f"to={to} is {len(values)} runs that differ in {', '.join(differ) or 'nothing'}; "
-            'name one, as in to={"policy": ..., "chunk": 256}'
+            f"to={to} is {len(values)} runs that differ in {differing}; name one, as in "
+            'to={"policy": ..., "chunk": 256}'
         )
 
     def plot(
