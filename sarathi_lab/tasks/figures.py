@@ -75,7 +75,11 @@ def redraw(root: Path = EXPERIMENTS) -> int:
         group = path.relative_to(root).parts[0]
         # A page of another group, such as the leaderboard's, may have a picture of that name.
         is_experiment = path.stem in names and load.group_of(path.stem) == group
-        picture = draw(path.stem) if is_experiment else _redrawn_sweep(path)
+        picture: Picture | None
+        if is_experiment:
+            picture = draw(path.stem)
+        else:
+            picture = _redrawn_sweep(path)
         if picture is not None:
             save_figure(picture, path)
             print_place("figure", path)
@@ -90,7 +94,9 @@ def _redrawn_sweep(path: Path) -> Picture | None:
     runs = pd.read_csv(table)
     # Other tables beside pictures have no runs.
     is_sweep = {"policy", "is_baseline"} <= set(runs)
-    return draw_sweep(runs) if is_sweep else None
+    if not is_sweep:
+        return None
+    return draw_sweep(runs)
 
 
 def _main(options: argparse.Namespace) -> int:
@@ -196,7 +202,8 @@ def lines(device: str, table: pd.DataFrame) -> DisplayTable:
     """Each line's least and most with their intervals, and what is missing."""
     rows = []
     for (panel, series), line in table.groupby(["panel", "series"], sort=False):
-        by_value = line.dropna(subset="y").sort_values("y")
+        with_value = line.dropna(subset="y")
+        by_value = with_value.sort_values("y")
         row = {
             "panel": str(panel),
             "line": str(series),
@@ -209,7 +216,8 @@ def lines(device: str, table: pd.DataFrame) -> DisplayTable:
         if len(missing):
             row["points"] += f", {len(missing)} missing: {missing.reason.iloc[0]}"
         rows.append(row)
-    title = f"{table.figure.iloc[0]} on {device}: {_brackets(table)}"
+    figure = table.figure.iloc[0]
+    title = f"{figure} on {device}: {_brackets(table)}"
     texts = ("panel", "line", "points", "unit")
     return DisplayTable(rows, left=texts, title=title, keys=("panel", "line"))
 

@@ -34,16 +34,19 @@ def draw(board: pd.DataFrame) -> Figure:
     num_columns = min(2, len(panels))
     num_rows = math.ceil(len(panels) / num_columns)
     # Inches: a line of text for each policy, and room for title and axis.
-    panel_height = 0.8 + 0.16 * board.policy.nunique()
-    size = (style.WIDTH, 1.2 + num_rows * panel_height)
-    grid = PanelLayout(panels, num_columns, size)
+    height_of_policies = 0.16 * board.policy.nunique()
+    panel_height = 0.8 + height_of_policies
+    height = 1.2 + num_rows * panel_height
+    grid = PanelLayout(panels, num_columns, size=(style.WIDTH, height))
     figure, axes = plot(marks, x="goodput", y="height", grid=grid)
     for panel, rows in marks.groupby("panel", sort=False):
-        _label(axes[panel], rows)
+        ax = axes[panel]
+        _label(ax, rows)
     keys = [look.key() for look in looks.values()]
     style.legend_below(figure, keys)
     workload = board.workload.iloc[0]
-    return style.finished(figure, f"{workload}: requests within the objective")
+    title = f"{workload}: requests within the objective"
+    return style.finished(figure, title)
 
 
 def _looks() -> dict[tuple[str, bool], Look]:
@@ -57,8 +60,21 @@ def _looks() -> dict[tuple[str, bool], Look]:
     ):
         default = f"default budget, {group}"
         best = f"best budget of the grid, {group}"
-        looks[DEFAULT, is_first_group] = Look(default, "C0", "", "o", size, is_hollow=True)
-        looks[BEST, is_first_group] = Look(best, "C1", "", "D", size)
+        looks[DEFAULT, is_first_group] = Look(
+            default,
+            colour="C0",
+            dash="",
+            marker="o",
+            size=size,
+            is_hollow=True,
+        )
+        looks[BEST, is_first_group] = Look(
+            best,
+            colour="C1",
+            dash="",
+            marker="D",
+            size=size,
+        )
     return looks
 
 
@@ -85,13 +101,13 @@ def _marks(board: pd.DataFrame, looks: dict[tuple[str, bool], Look]) -> pd.DataF
 
 def _label(ax: Axes, rows: pd.DataFrame) -> None:
     """Name the panel and its policies, and join the markers of each by a line."""
-    by_policy = rows.groupby(["height", "policy"])
-    goodputs = by_policy.goodput.agg(["min", "max"])
-    goodputs = goodputs.reset_index()
-    heights = goodputs.height
-    ax.hlines(heights, goodputs["min"], goodputs["max"], color="0.7", lw=1)
-    ax.set_yticks(heights, goodputs.policy, fontsize=7)
-    ax.set_ylim(-1, len(goodputs))
+    names = rows.groupby("height").policy.first()
+    goodputs = rows.groupby("height").goodput
+    lowest = goodputs.min()
+    highest = goodputs.max()
+    ax.hlines(names.index, lowest, highest, color="0.7", lw=1)
+    ax.set_yticks(names.index, names, fontsize=7)
+    ax.set_ylim(-1, len(names))
     contest = rows.iloc[0]  # as every row
     title = f"{contest.model}, {gpu(contest)}, {contest.objective}"
     ax.set_title(title, fontsize=9)

@@ -92,34 +92,46 @@ def choose_axes(
         if name:
             stated[axis] = analysis.find_column(runs, name)
     swept = analysis.without_baselines(runs)
-    free = analysis.independent(swept, analysis.varied(runs), num_chosen=1)
+    varied = analysis.varied(runs)
+    free = analysis.independent(swept, varied, num_chosen=1)
     remaining = [name for name in free if name not in stated.values()]
     remaining.sort(key=lambda name: swept[name].nunique(), reverse=True)
     along = stated.get("x") or _best_x(swept, remaining)
     remaining = _without(remaining, along)
     colours = stated.get("hue")
-    if colours is None and remaining:
-        colours = "policy" if "policy" in remaining else remaining[0]
+    if colours is None and "policy" in remaining:
+        colours = "policy"
+    elif colours is None and remaining:
+        colours = remaining[0]
     remaining = _without(remaining, colours)
     panels = stated.get("col")
 
     num_shown = len({*free, *stated.values()})
     if kind == "heat" and num_shown < 2:
         raise UserError("kind=heat needs two settings that vary; use kind=line")
-    is_crowded = num_shown > 2 or len(_values(runs, colours)) > MOST_COLOURS
-    is_map = kind == "heat" or (kind is None and hue is None and is_crowded)
+    is_left_open = kind is None and hue is None
+    is_map = kind == "heat" or (is_left_open and _is_crowded(runs, num_shown, colours))
     most_facets = MOST_FACETS
     if is_map:
-        most_facets = MOST_CELLS // len(values_of(swept, along))
+        num_along = len(values_of(swept, along))
+        most_facets = MOST_CELLS // num_along
         if colours is None:  # a map needs a setting upwards more than one with panels
             colours = panels
             panels = None
-    elif colours is None and runs.policy.nunique() > 1 and "policy" not in (along, panels):
+    elif colours is None and "policy" not in (along, panels) and runs.policy.nunique() > 1:
         colours = "policy"  # of the baselines
-    if panels is None and remaining and len(values_of(swept, remaining[-1])) <= most_facets:
-        panels = remaining.pop()
-    others = tuple(_without(remaining, panels))
-    return PlotAxes("heat" if is_map else "line", along, colours, panels, others)
+    if panels is None and remaining:
+        fewest_values = remaining[-1]
+        if len(values_of(swept, fewest_values)) <= most_facets:
+            panels = fewest_values
+    others = _without(remaining, panels)
+    return PlotAxes(
+        kind="heat" if is_map else "line",
+        x=along,
+        hue=colours,
+        col=panels,
+        others=tuple(others),
+    )
 
 
 def _best_x(swept: pd.DataFrame, names: Sequence[str]) -> str:
@@ -132,11 +144,14 @@ def _best_x(swept: pd.DataFrame, names: Sequence[str]) -> str:
     return in_order_of_choice[0]
 
 
-def _values(runs: pd.DataFrame, setting: str | None) -> list[str]:
-    """Return the values of a setting, none without one."""
-    if setting is None:
-        return []
-    return values_of(runs, setting)
+def _is_crowded(runs: pd.DataFrame, num_shown: int, hue: str | None) -> bool:
+    """Return whether lines would need more panels and colours than a reader tells apart."""
+    if num_shown > 2:
+        return True
+    if hue is None:
+        return False
+    num_colours = len(values_of(runs, hue))
+    return num_colours > MOST_COLOURS
 
 
 def _without(names: Sequence[str], left_out: str | None) -> list[str]:
@@ -161,13 +176,16 @@ def check_stated(
         require_one_of("plot.kind", axes["kind"], KINDS)
     columns = list(dict.fromkeys([*settings, *own, *HEADINGS]))
     for axis in ("x", "hue", "col", "y"):
-        stated = axes[axis] or []
-        names = [stated] if isinstance(stated, str) else stated
+        names = axes[axis] or []
+        if isinstance(names, str):
+            names = [names]
         for name in map(str, names):
             if is_quantity(name):
                 continue
-            if len(analysis.columns_named(name, columns)) != 1:
-                raise UserError(f"plot.{axis}={analysis.no_column(name, columns, swept)}")
+            matching = analysis.columns_named(name, columns)
+            if len(matching) != 1:
+                problem = analysis.no_column(name, columns, swept)
+                raise UserError(f"plot.{axis}={problem}")
 
 
 def choose_quantities(runs: pd.DataFrame, axes: PlotAxes) -> list[str]:

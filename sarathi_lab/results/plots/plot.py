@@ -193,9 +193,13 @@ class _Panel:
         is_point = rows["width"].isna()
         bars = rows[~is_point]
         at = bars[self.x]
-        self.ax.bar(at, bars[self.y], bars["width"], color=look.colour)
-        self.ax.vlines(at, bars["low"], bars["high"], color="black", linewidth=0.9)
-        self._draw_points(rows[is_point], look)
+        height = bars[self.y]
+        self.ax.bar(at, height, bars["width"], color=look.colour)
+        low = bars["low"]
+        high = bars["high"]
+        self.ax.vlines(at, low, high, color="black", linewidth=0.9)
+        points = rows[is_point]
+        self._draw_points(points, look)
 
     def _draw_across(self, rows: pd.DataFrame, look: Look) -> None:
         """Draw lines of what has no place along x, with the bands of their intervals."""

@@ -54,12 +54,13 @@ def _of_stated_names(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
 
 def _panels_of_quantities(rows: pd.DataFrame, spec: PlotSpec) -> pd.Series:
     """Return a panel for each data set and objective, and for each of several quantities."""
+    dataset = rows.dataset
     has_slo = rows.slo != ""
-    dataset_and_slo = rows.dataset + ", " + rows.slo
-    panel = rows.dataset.mask(has_slo, dataset_and_slo)
-    if len(spec.quantities) > 1:
-        return panel + ": " + rows.quantity
-    return panel
+    dataset_and_slo = dataset + ", " + rows.slo
+    panel = dataset.mask(has_slo, dataset_and_slo)
+    if len(spec.quantities) == 1:
+        return panel
+    return panel + ": " + rows.quantity
 
 
 def best_sources(rows: pd.DataFrame) -> pd.DataFrame:
@@ -70,9 +71,11 @@ def best_sources(rows: pd.DataFrame) -> pd.DataFrame:
     """
     is_composed = rows.source == COMPOSED_SOURCE
     is_chosen = _is_of_chosen_kernels(rows, is_composed)
-    is_worse_level = is_simulated(rows) & ~_is_best_level(rows)
     is_other_gpu = is_composed & ~is_chosen
-    return rows[~(is_worse_level | is_other_gpu)]
+    is_best_level = _is_best_level(rows)
+    is_worse_level = is_simulated(rows) & ~is_best_level
+    is_left_out = is_worse_level | is_other_gpu
+    return rows[~is_left_out]
 
 
 def _is_best_level(rows: pd.DataFrame) -> pd.Series:
@@ -89,11 +92,11 @@ def _is_best_level(rows: pd.DataFrame) -> pd.Series:
 
 def _is_of_chosen_kernels(rows: pd.DataFrame, is_composed: pd.Series) -> pd.Series:
     """Mark the kernels of one GPU, in the panels of which it has two series, or all there are."""
-    keys_of_panel = rows.groupby("panel").key
-    num_in_panel = keys_of_panel.transform("nunique")
+    in_panel = rows.groupby("panel")
+    num_in_panel = in_panel.key.transform("nunique")
     num_needed = num_in_panel.clip(upper=2)
-    keys_of_device = rows.groupby(["device", "panel"]).key
-    num_of_device = keys_of_device.transform("nunique")
+    in_panel_of_device = rows.groupby(["device", "panel"])
+    num_of_device = in_panel_of_device.key.transform("nunique")
     is_comparable = is_composed & (num_of_device >= num_needed)
     comparable = rows[is_comparable]
     if comparable.empty:

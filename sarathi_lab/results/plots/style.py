@@ -118,7 +118,10 @@ def axis_name(name: str) -> str:
     if name not in UNITS:
         return short_name(name)
     label, _, _ = heading(name).partition(" [")
-    return f"{label} [{UNITS[name]}]" if UNITS[name] else label
+    unit = UNITS[name]
+    if not unit:
+        return label
+    return f"{label} [{unit}]"
 
 
 def marker(i: int) -> str:
@@ -142,10 +145,12 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     others = names_of.pop(None, [])
     colour_of: dict[str, str] = {}
     for policy, same in names_of.items():
-        colour = PALETTE[POLICIES.index(str(policy))]
-        shades = _shades(colour, len(same))
-        colour_of |= zip(sorted(same, key=len), shades, strict=True)
-    free = [colour for colour in COLOURS if colour not in colour_of.values()]
+        place = POLICIES.index(str(policy))
+        shades = _shades(PALETTE[place], len(same))
+        shortest_first = sorted(same, key=len)
+        colour_of |= zip(shortest_first, shades, strict=True)
+    used = set(colour_of.values())
+    free = [colour for colour in COLOURS if colour not in used]
     colour_of |= zip(others, cycle(free or COLOURS), strict=False)
     return {name: colour_of[name] for name in names}
 
@@ -169,7 +174,8 @@ def _policy_in(name: str) -> str | None:
     if name in POLICIES:
         return name
     plain = re.sub(r"[^a-z0-9]+", "_", name.lower())
-    for policy in [*sorted(POLICIES, key=len, reverse=True), *BASELINES]:
+    longest_first = sorted(POLICIES, key=len, reverse=True)
+    for policy in [*longest_first, *BASELINES]:
         if re.search(rf"(?<![a-z0-9]){policy}(?![a-z])", plain):
             return BASELINES.get(policy, policy)
     return None
@@ -207,10 +213,12 @@ def scale_x(ax: Axes, places: NDArray[np.float64], *, is_log: bool) -> None:
         ax.xaxis.set_major_formatter("{x:g}")
         at = np.log(places)
     labels = [f"{x:g}" for x in places]
-    longest_label = LETTER * max(map(len, labels))
-    inches_of_range = inches_wide(ax) / max(np.ptp(at), 1e-9)
-    inches_apart = inches_of_range * np.diff(at)
-    if len(places) <= MOST_TICKS and (inches_apart >= longest_label).all():
+    letters = max(map(len, labels))
+    range_of_places = max(np.ptp(at), 1e-9)
+    inches_of_unit = inches_wide(ax) / range_of_places
+    inches_apart = inches_of_unit * np.diff(at)
+    has_room = (inches_apart >= LETTER * letters).all()
+    if has_room and len(places) <= MOST_TICKS:
         ax.set_xticks(places, labels)
     elif not is_log:
         ax.xaxis.set_major_locator(MaxNLocator(4))
@@ -222,24 +230,34 @@ def legend_below(figure: Figure, keys: Sequence[Artist], title: str = "") -> Non
         return
     lines: list[str] = []
     for key in keys:
-        label = textwrap.fill(str(key.get_label()), LONGEST_KEY)
+        name = str(key.get_label())
+        label = textwrap.fill(name, LONGEST_KEY)
         key.set_label(label)
         lines += label.split("\n")
     letters = max(map(len, lines))
-    num_fitting = int(figure.get_figwidth() / (KEY + LETTER * letters))
+    width_of_key = KEY + LETTER * letters
+    num_fitting = int(figure.get_figwidth() / width_of_key)
     columns = max(1, min(num_fitting, len(keys)))
-    num_lines = math.ceil(len(lines) / columns) + len(title.splitlines())
-    figure.set_figheight(figure.get_figheight() + LINE * num_lines)
-    figure.legend(handles=list(keys), loc="outside lower center", ncols=columns, title=title)
+    num_lines = math.ceil(len(lines) / columns)
+    num_lines += len(title.splitlines())
+    height = figure.get_figheight() + LINE * num_lines
+    figure.set_figheight(height)
+    figure.legend(
+        handles=list(keys),
+        loc="outside lower center",
+        ncols=columns,
+        title=title,
+    )
 
 
 def finished(figure: Figure, title: str = "") -> Figure:
     """Close the figure, which a notebook would draw twice otherwise, and return it."""
     if title:
         letters = int(10 * figure.get_figwidth())
-        wrapped = []
+        lines = []
         for line in title.split("\n"):
-            wrapped.append(textwrap.fill(line, letters, break_on_hyphens=False))
-        figure.suptitle("\n".join(wrapped))
+            wrapped = textwrap.fill(line, letters, break_on_hyphens=False)
+            lines.append(wrapped)
+        figure.suptitle("\n".join(lines))
     plt.close(figure)
     return figure
