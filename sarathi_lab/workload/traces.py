@@ -59,15 +59,21 @@ class Trace(Arriving):
     `arrivals` and `users` are then those of conversations.
 
     Rows with more than `max_len` tokens in all (None: what the model takes), or without a prompt or
-    an output token, damaged ones and those after `max_requests` usable ones are dropped and
-    counted.
+    an output token, damaged ones and those outside the `max_requests` usable ones are dropped and
+    counted: `part` 0 has the first ones, 1 the next, its times from its first row.
     """
 
     name: ClassVar[str] = "trace"
     path: str | None = None
     max_requests: int | None = whole(None, minimum=1, fix="use null for the whole trace")
+    part: int = whole(0, minimum=0, fix="use 0 for the first max_requests rows")
     max_len: int | None = whole(None, minimum=2, fix="use null for what the model takes")
     block_size: int | None = whole(None, minimum=1, fix="use null for what the file's ids say")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_requests is None:
+            refuse_unread(self, ("part",), " without max_requests; add it", "workload.")
 
     @property
     def arrival_kind(self) -> ArrivalKind | None:
@@ -145,17 +151,24 @@ class Trace(Arriving):
         if self.max_len is not None:
             room = self.max_len - filled.output_len
             short = filled[filled.prompt_len <= room]
-        used = short[: self.max_requests]
+        used = short
+        if self.max_requests is not None:
+            first = self.part * self.max_requests
+            used = short[first:][: self.max_requests]
         recording = trace.recording
         reason_of_damaged = "damaged"
         if recording.example:
             reason_of_damaged = f"damaged ({recording.example})"
-        limit = f"workload.max_requests={self.max_requests}"
+        reason_of_others = (
+            f"after workload.max_requests={self.max_requests}, of which null takes all"
+        )
+        if self.part:
+            reason_of_others = f"outside part={self.part}"
         dropped = {
             reason_of_damaged: sum(recording.left_out.values()),
             "without prompt or output": len(table) - len(filled),
             f"over max_len={self.max_len}": len(filled) - len(short),
-            f"after {limit}, of which null takes all": len(short) - len(used),
+            reason_of_others: len(short) - len(used),
         }
         if used.empty:
             reasons = []
@@ -189,6 +202,8 @@ class Trace(Arriving):
             times_of_arrivals = self.times(num_arrivals)
             return times_of_arrivals[numbers]
         times = used.arrival.to_numpy()
+        if self.part:  # the clock starts with its first request
+            times = times - times[0]
         if self.rate is None:
             return times
         duration = times[-1] - times[0]

@@ -64,6 +64,17 @@ def test_azure_rows_reconcile_and_seven_digits_count(load):
     assert load(text).requests[2].arrival_time == 1.5000003
 
 
+def test_parts_are_successive_rows_each_from_its_first_time(load):
+    rows = "".join(f"2023-11-16 18:15:5{i}.0,{i + 1},{i + 2}\n" for i in range(5))
+    parts = [rows_of(load(AZURE + rows, max_requests=2, part=i)) for i in range(3)]
+    assert [shape for part in parts for _, *shape in part] == [[i + 1, i + 2] for i in range(5)]
+    assert [[time for time, *_ in part] for part in parts] == [[0, 1], [0, 1], [0]]
+    with pytest.raises(UserError, match=r"workload\.part=1 has no effect without max_requests"):
+        load(AZURE + rows, part=1)
+    with pytest.raises(UserError, match="5 outside part=3"):
+        load(AZURE + rows, max_requests=2, part=3)
+
+
 def test_burstgpt_counts_seconds_and_columns_may_be_added(load):
     rows = BURST + "5,ChatGPT,472,18,490,API log\n45.5,GPT-4,30,7,37,Conversation log\n"
     assert rows_of(load(rows)) == [(0.0, 472, 18), (40.5, 30, 7)]
