@@ -148,9 +148,10 @@ def _with_times_of_run(requests: pd.DataFrame) -> pd.DataFrame:
     # The shortest way to the queue counts as zero: what all take is in no simulated time either.
     shortest = (requests.queued_ts - requests.arrival).min()
     requests = requests.assign(arrival_time=requests.arrival - requests.arrival.min())
-    for name in ("first_scheduled_time", "first_token_time", "finish_time"):
-        requests[name] -= shortest
-    return in_ledgers_columns(requests)
+    times = ["first_scheduled_time", "first_token_time", "finish_time"]
+    requests[times] -= shortest
+    columns = ["arrival_time", "prompt_len", "output_len", *times]
+    return in_ledgers_columns(requests[columns])
 
 
 def read_surroundings(path: Path) -> Surroundings:
