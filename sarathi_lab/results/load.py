@@ -15,7 +15,7 @@ from sarathi_lab.config.csv_files import csv_files, csv_name, write_csv
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_object, readable
 from sarathi_lab.config.run_context import SweepRecord
-from sarathi_lab.results.table import MEASURED, RESULTS
+from sarathi_lab.results.table import MEASURED, RESULTS, Quantities
 from sarathi_lab.results.table import SIMULATED as SIMULATED_SOURCE
 
 POINTS = "figure.parquet"  # recomputed figures of the paper
@@ -36,6 +36,10 @@ POINT = ["figure", "panel", "series", "x", "y", "low", "high", "num_pairs", "uni
 TEXTS = ["panel", "series", "dataset", "slo", "hardware", "level", "model", "method"]
 # Measured points have the level of the interval and the samples in their order, too.
 POINT_COLUMNS = [*POINT, "confidence", "samples", "draws", "moved", "model", "dtype", "device_name"]
+
+
+Tree = Mapping[str, object]  # of a configuration, with trees as values
+Settings = dict[str, object]  # of a run, by the names that they are typed by
 
 
 def find_runs(*roots: Path) -> list[Path]:
@@ -106,7 +110,7 @@ def load_runs(*roots: Path | str) -> pd.DataFrame:
     return runs
 
 
-def load_settings(path: Path) -> dict[str, object]:
+def load_settings(path: Path) -> Settings:
     """Return the settings of the run in `path`, by the names that a user types (`workload.rate`).
 
     The run's labels override them: "auto" is resolved there, and what the policy does not read is
@@ -127,7 +131,7 @@ def load_settings(path: Path) -> dict[str, object]:
         return merge_settings(labels, config)
 
 
-def merge_settings(labels: Mapping[str, object], config: Mapping[str, object]) -> dict[str, object]:
+def merge_settings(labels: Tree, config: Tree) -> Settings:
     """Return the settings of a run with these labels and configuration, as `load_settings` does."""
     named = _flat(labels)
     read = without_unread(config)
@@ -138,7 +142,7 @@ def merge_settings(labels: Mapping[str, object], config: Mapping[str, object]) -
     return named | stated | named
 
 
-def without_unread(config: Mapping[str, object]) -> dict[str, object]:
+def without_unread(config: Tree) -> Settings:
     """Return a run's configuration without the groups that its executor does not read."""
     executor = config.get("executor")
     unread = SHARED
@@ -151,11 +155,9 @@ def without_unread(config: Mapping[str, object]) -> dict[str, object]:
     return read
 
 
-def _flat(
-    node: Mapping[Any, object], prefix: str = "", leaving: Collection[str] = ()
-) -> dict[str, object]:
+def _flat(node: Mapping[Any, object], prefix: str = "", leaving: Collection[str] = ()) -> Settings:
     """Return the leaves of a tree by their dotted names, without those that are named."""
-    flat: dict[str, object] = {}
+    flat: Settings = {}
     for key, value in node.items():
         name = f"{prefix}{key}"
         if name in leaving:
@@ -184,7 +186,7 @@ def _as_typed(value: object) -> str:
     return str(value)
 
 
-def load_summary(path: Path | str) -> dict[str, float]:
+def load_summary(path: Path | str) -> Quantities:
     """Return the quantities of the run in `path` by name."""
     rows = _parquet(Path(path) / RESULTS)
     return dict(zip(rows["quantity"], rows["value"], strict=True))

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sarathi_lab.results.kendall import rising_pvalue
+from sarathi_lab.results.table import Quantities
 from sarathi_lab.results.window import NUM_BATCHES, Trend, batch_means, delay_trend
 
 LEVEL = 0.01  # of both tests for a trend, one-sided
@@ -77,7 +78,7 @@ class LoadTrend(NamedTuple):
     def is_steady(self) -> bool:
         return not (self.is_overloaded or self.crowd.is_short)
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Quantities:
         """Return the quantities of metrics.md."""
         return {
             "is_steady": float(self.is_steady),

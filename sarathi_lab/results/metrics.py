@@ -15,6 +15,7 @@ from sarathi_lab.model.roofline import TILE, Peaks, operation_rooflines, rooflin
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.decode_cost import DecodeCost
 from sarathi_lab.results.serving_metrics import QUANTILES, latency, quantiles
+from sarathi_lab.results.table import Quantities
 
 WAITS = ("ttft", "tbt", "request_gap", "tpot", "latency", "normalised_latency", "bubble_time")
 # Compared with a baseline: <name>_vs_<baseline> is the run's value divided by the baseline's.
@@ -88,13 +89,13 @@ def summarise(
     peaks: Peaks,
     decode_cost: DecodeCost | None,
     spec: ModelSpec | None = None,
-) -> dict[str, float]:
+) -> Quantities:
     """Return a run's quantities by name, without those that it does not have.
 
     The arguments are those of `RunTables`.
     """
     run = RunTables(iterations, requests, peaks, decode_cost, spec)
-    summary: dict[str, float] = {}
+    summary: Quantities = {}
     for metric in METRICS:
         summary |= metric(run)
     return {name: float(value) for name, value in summary.items() if np.isfinite(value)}
@@ -103,12 +104,12 @@ def summarise(
 # -- the metrics of every run ----------------------------------------------------------------------
 
 
-def _counts_and_rates(run: RunTables) -> dict[str, float]:
+def _counts_and_rates(run: RunTables) -> Quantities:
     rates_of_run = throughput(run.requests, run.iterations.end.max())
     return {"num_iterations": len(run.iterations), **rates_of_run}
 
 
-def _decodes(run: RunTables) -> dict[str, float]:
+def _decodes(run: RunTables) -> Quantities:
     """Return the tokens of decodes, their times alone and beside chunks, and their rate."""
     iterations = run.iterations
     cost = run.decode_cost
@@ -121,7 +122,7 @@ def _decodes(run: RunTables) -> dict[str, float]:
     num_alone = tokens[is_decode_only].sum()
     num_hybrid = tokens[~is_decode_only].sum()
     seconds = iterations.busy[is_decode_only].sum()
-    summary: dict[str, float] = {"num_decode_tokens": num_alone + num_hybrid}
+    summary: Quantities = {"num_decode_tokens": num_alone + num_hybrid}
     has_all_times = num_hybrid == 0
     if cost is not None:
         summary |= _cost_of_decodes(cost)
@@ -134,7 +135,7 @@ def _decodes(run: RunTables) -> dict[str, float]:
     return summary
 
 
-def _cost_of_decodes(cost: DecodeCost) -> dict[str, float]:
+def _cost_of_decodes(cost: DecodeCost) -> Quantities:
     summary = {
         "num_piggybacked_decodes": cost.num_decodes,
         "num_chunk_tokens": cost.num_chunk_tokens,
@@ -148,7 +149,7 @@ def _cost_of_decodes(cost: DecodeCost) -> dict[str, float]:
     return summary
 
 
-def drafts(iterations: pd.DataFrame) -> dict[str, float]:
+def drafts(iterations: pd.DataFrame) -> Quantities:
     """Return the share of right drafts and the tokens that a decode emits; empty without drafts."""
     if "num_draft_tokens" not in iterations:
         return {}
@@ -164,11 +165,11 @@ def drafts(iterations: pd.DataFrame) -> dict[str, float]:
     return summary
 
 
-def _drafts(run: RunTables) -> dict[str, float]:
+def _drafts(run: RunTables) -> Quantities:
     return drafts(run.iterations)
 
 
-def _kv_reads(run: RunTables) -> dict[str, float]:
+def _kv_reads(run: RunTables) -> Quantities:
     # Section 4.2: each chunk reads the keys and values of the ones before it again.
     num_read = run.iterations.prefill_kv_tokens.sum()
     num_computed = run.iterations.num_prefill_tokens.sum()
@@ -178,11 +179,11 @@ def _kv_reads(run: RunTables) -> dict[str, float]:
     }
 
 
-def _latencies(run: RunTables) -> dict[str, float]:
+def _latencies(run: RunTables) -> Quantities:
     return latency(run.requests)
 
 
-def _rooflines(run: RunTables) -> dict[str, float]:
+def _rooflines(run: RunTables) -> Quantities:
     """Return the time beside the roofline's, in all and by kind of iteration."""
     busy = run.iterations.busy.sum()
     # NaN, not the sum of what is there, for a model without formulas.
@@ -194,7 +195,7 @@ def _rooflines(run: RunTables) -> dict[str, float]:
     return summary
 
 
-def _utilisation(run: RunTables) -> dict[str, float]:
+def _utilisation(run: RunTables) -> Quantities:
     """Return the device's peaks, and the shares of them that the run used."""
     iterations = run.iterations
     busy = iterations.busy.sum()
@@ -209,7 +210,7 @@ def _utilisation(run: RunTables) -> dict[str, float]:
     }
 
 
-def _overheads(run: RunTables) -> dict[str, float]:
+def _overheads(run: RunTables) -> Quantities:
     """Return a real device's overheads; empty where no host time was measured."""
     iterations = run.iterations
     if not iterations.host_time.any():
@@ -224,7 +225,7 @@ def _overheads(run: RunTables) -> dict[str, float]:
     }
 
 
-def _preemptions(run: RunTables) -> dict[str, float]:
+def _preemptions(run: RunTables) -> Quantities:
     return {"num_preemptions": run.iterations.num_preemptions.sum()}
 
 
@@ -244,7 +245,7 @@ METRICS: Sequence[Metric] = (
 # -- metrics of some runs, and comparisons ---------------------------------------------------------
 
 
-def prefix_hits(requests: pd.DataFrame) -> dict[str, float]:
+def prefix_hits(requests: pd.DataFrame) -> Quantities:
     """Return the share of prompt tokens that were cached, of runs that share prefixes."""
     num_cached = requests.prefix_hit_tokens.sum()
     return {"prefix_hit_rate": float(num_cached / requests.prompt_len.sum())}
@@ -252,7 +253,7 @@ def prefix_hits(requests: pd.DataFrame) -> dict[str, float]:
 
 def pipeline_metrics(
     iterations: pd.DataFrame, requests: pd.DataFrame, bubbles: pd.DataFrame, num_stages: int
-) -> dict[str, float]:
+) -> Quantities:
     """Return the bubbles of a pipeline of `num_stages` from the ledger's table."""
     # Bubbles are summed over all stages, busy time is counted once an iteration.
     seconds = bubbles.end - bubbles.start
@@ -268,7 +269,7 @@ def compare(
     baseline: Mapping[str, float],
     name: str,
     own: Collection[str] = (),
-) -> dict[str, float]:
+) -> Quantities:
     """Return the ratios of `summary` to the `baseline` called `name`.
 
     They are of the compared quantities, and of a user's `own`, that both have. Where a part of
@@ -290,7 +291,7 @@ def compare(
     return ratios
 
 
-def throughput(requests: pd.DataFrame, duration: float) -> dict[str, float]:
+def throughput(requests: pd.DataFrame, duration: float) -> Quantities:
     """Return counts and rates of finished `requests` over `duration` seconds."""
     num_requests = len(requests)
     num_prompt_tokens = requests.prompt_len.sum()
@@ -301,7 +302,7 @@ def throughput(requests: pd.DataFrame, duration: float) -> dict[str, float]:
 
 def rates(
     num_prompt_tokens: float, num_output_tokens: float, num_requests: float, duration: float
-) -> dict[str, float]:
+) -> Quantities:
     """Return token counts and rates over `duration` seconds."""
     return {
         "num_prompt_tokens": num_prompt_tokens,

@@ -9,11 +9,12 @@ import pandas as pd
 
 from sarathi_lab.results.load_trend import load_trend
 from sarathi_lab.results.serving_metrics import Slo, bounded_of, quantiles, waits
+from sarathi_lab.results.table import Quantities
 
 OF_GAPS = ("tbt", "tpot")  # bounds of times between tokens, which the chunk decides, not the rate
 
 
-def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
+def outcome(requests: pd.DataFrame, slo: Slo) -> Quantities:
     """Hold a run against an objective.
 
     Returns:
@@ -28,7 +29,7 @@ def outcome(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
         whose waits grow is not within an objective, as a longer one would exceed any bound.
     """
     times = waits(requests)
-    held: dict[str, float] = {}
+    held: Quantities = {}
     uses: list[float] = []
     gap_uses: list[float] = []
     for name, value in bounded_of(times, slo).items():

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sarathi_lab.config.checked import check_fields, number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.results.table import Quantities
 
 QUANTILES = (0.5, 0.9, 0.99)
 CLASS_QUANTILES = (0.5, 0.99)
@@ -29,6 +30,8 @@ SECONDS = "use seconds, or null for no bound"
 SHARE = "use a share of the tokens or requests, such as 0.99"
 TWO_LENGTHS = "use the tokens from which prompts are of medium length, and long, such as [512,2048]"
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]  # of requests [R]
+Classes = NDArray[np.str_]  # of requests, by the lengths of their prompts [R]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +155,7 @@ class Targets:
 
 def quantiles(
     name: str, values: pd.Series | Floats, chosen: Sequence[float] = QUANTILES
-) -> dict[str, float]:
+) -> Quantities:
     """Return `<name>_mean` and `<name>_p50` and so on of the values that are not NaN."""
     array = np.asarray(values, dtype=float)
     is_defined = ~np.isnan(array)
@@ -213,9 +216,9 @@ def waits(requests: pd.DataFrame) -> dict[str, Floats]:
     }
 
 
-def latency(requests: pd.DataFrame) -> dict[str, float]:
+def latency(requests: pd.DataFrame) -> Quantities:
     """Return mean and quantiles of all latencies."""
-    summary: dict[str, float] = {}
+    summary: Quantities = {}
     for name, seconds in waits(requests).items():
         summary |= quantiles(name, seconds)
     return summary
@@ -223,7 +226,7 @@ def latency(requests: pd.DataFrame) -> dict[str, float]:
 
 def serving_summary(
     requests: pd.DataFrame, seconds: float, targets: Targets, alone: Floats | None = None
-) -> dict[str, float]:
+) -> Quantities:
     """Return stalls, latency by prompt class, goodput and fairness of `requests` served in
     `seconds`; `alone` is the time of each on an idle engine [R], None if unknown.
     """
@@ -240,13 +243,14 @@ def serving_summary(
     return summary
 
 
-def stalls(requests: pd.DataFrame, threshold: float) -> dict[str, float]:
+def stalls(requests: pd.DataFrame, threshold: float) -> Quantities:
     """Return gaps above `threshold` seconds and the longest gap (Sarathi-Serve, Fig 1a)."""
     between = gaps(requests)
     if not len(between):
         return {}
     above = between[between > threshold]
-    is_stalled = request_gaps(requests) > threshold
+    longest_gaps = request_gaps(requests)
+    is_stalled = longest_gaps > threshold
     return {
         "stall_threshold": threshold,
         "num_stalls": float(len(above)),
@@ -256,25 +260,27 @@ def stalls(requests: pd.DataFrame, threshold: float) -> dict[str, float]:
     }
 
 
-def prompt_classes(requests: pd.DataFrame, bounds: Sequence[int]) -> NDArray[np.str_]:
+def prompt_classes(requests: pd.DataFrame, bounds: Sequence[int]) -> Classes:
     """Return the class of each request [R] by the bounds [tokens] where medium and long begin."""
+    names = np.array(CLASSES)
     numbers = np.searchsorted(bounds, requests.prompt_len, side="right")
-    return np.array(CLASSES)[numbers]
+    return names[numbers]
 
 
-def by_class(requests: pd.DataFrame, classes: NDArray[np.str_]) -> dict[str, float]:
+def by_class(requests: pd.DataFrame, classes: Classes) -> Quantities:
     """Return latencies of each class present; empty if all requests are of one."""
-    summary: dict[str, float] = {}
+    summary: Quantities = {}
     for name, is_in in _masks(classes).items():
-        times = waits(requests[is_in])
-        summary[f"num_requests_{name}"] = float(is_in.sum())
+        of_class = requests[is_in]
+        times = waits(of_class)
+        summary[f"num_requests_{name}"] = float(len(of_class))
         for quantity in ("ttft", "tbt", "tpot"):
-            of_class = f"{quantity}_{name}"
-            summary |= quantiles(of_class, times[quantity], CLASS_QUANTILES)
+            name_of_class = f"{quantity}_{name}"
+            summary |= quantiles(name_of_class, times[quantity], CLASS_QUANTILES)
     return summary
 
 
-def _masks(classes: NDArray[np.str_]) -> dict[str, NDArray[np.bool_]]:
+def _masks(classes: Classes) -> dict[str, Mask]:
     """Return a mask [R] for each class present; empty if all requests are of one."""
     masks = {}
     for name in CLASSES:
@@ -286,7 +292,7 @@ def _masks(classes: NDArray[np.str_]) -> dict[str, NDArray[np.bool_]]:
     return masks
 
 
-def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
+def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, Mask]:
     """Return by bound whether each request meets it [R] (one without such a time does), and under
     "all" whether it meets every bound. Gaps of a request count by the objective's quantile.
     """
@@ -312,14 +318,14 @@ def _gap_quantiles(requests: pd.DataFrame, share: float) -> Floats:
     return quantile_of_each
 
 
-def bounded(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
+def bounded(requests: pd.DataFrame, slo: Slo) -> Quantities:
     """Return the quantile of the run's times that each bound of `slo` limits [s], by the bound's
     name. NaN where no request has such a time: outputs of one token have no time between tokens.
     """
     return bounded_of(waits(requests), slo)
 
 
-def bounded_of(times: Mapping[str, Floats], slo: Slo) -> dict[str, float]:
+def bounded_of(times: Mapping[str, Floats], slo: Slo) -> Quantities:
     """Return the quantile that each bound is for, by its name, from a run's `waits` (`times`)."""
     bounded_quantiles = {}
     for name in slo.bounds:
@@ -340,9 +346,7 @@ def is_met(requests: pd.DataFrame, slo: Slo) -> bool:
     return not any(values[name] > bound for name, bound in slo.bounds.items())
 
 
-def goodput(
-    requests: pd.DataFrame, seconds: float, slo: Slo, classes: NDArray[np.str_]
-) -> dict[str, float]:
+def goodput(requests: pd.DataFrame, seconds: float, slo: Slo, classes: Classes) -> Quantities:
     """Return share and rate of the requests within every bound, and shares by bound and class."""
     if not slo.bounds:
         return {}
@@ -362,16 +366,20 @@ def goodput(
 
 def jain_index(values: Floats) -> float:
     """Return (Σ x)² / (n Σ x²): 1 if all are equal, at least 1/n (Jain et al., 1984)."""
+    number = len(values)
     square_of_sum = values.sum() ** 2
-    sum_of_squares = (values**2).sum()
-    return float(square_of_sum / (len(values) * sum_of_squares))
+    squares = values**2
+    largest = number * squares.sum()
+    return float(square_of_sum / largest)
 
 
-def fairness(requests: pd.DataFrame, alone: Floats, classes: NDArray[np.str_]) -> dict[str, float]:
+def fairness(requests: pd.DataFrame, alone: Floats, classes: Classes) -> Quantities:
     """Return slowdowns (latency over `alone` [R]), their Jain index, worst class over best."""
     # A long request waits longer by itself: fairness is of times over those on an idle engine.
-    slowdown = waits(requests)["latency"] / alone
-    summary = {**quantiles("slowdown", slowdown), "slowdown_jain": jain_index(slowdown)}
+    times = waits(requests)
+    slowdown = times["latency"] / alone
+    summary = quantiles("slowdown", slowdown)
+    summary["slowdown_jain"] = jain_index(slowdown)
     means = []
     for name, is_in in _masks(classes).items():
         mean = float(slowdown[is_in].mean())

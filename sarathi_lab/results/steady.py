@@ -70,8 +70,10 @@ def sequences_in_cache(
         engine: What ran, with the cache of an instance.
     """
     most_used = max(1, int(blocks_used.max()))
-    is_in_use = batch_in_flight(requests, engine.num_slots) == engine.num_slots
-    if not is_in_use or most_used > NEARLY_FULL * engine.num_blocks:
+    num_in_flight = batch_in_flight(requests, engine.num_slots)
+    is_in_use = num_in_flight == engine.num_slots
+    is_nearly_full = most_used > NEARLY_FULL * engine.num_blocks
+    if not is_in_use or is_nearly_full:
         return None
     return engine.batch_size * engine.num_blocks // most_used
 
@@ -106,7 +108,8 @@ def drift(requests: pd.DataFrame, part: RunPart, num_slots: int) -> float:
         batches differ anyway, and for a single batch.
     """
     lengths = requests[["prompt_len", "output_len"]]
-    if len(lengths.drop_duplicates()) > 1:
+    num_kinds = len(lengths.drop_duplicates())
+    if num_kinds > 1:
         return 0.0
     admitted = _ascending(requests, ADMISSION)
     size = batch_in_flight(requests, num_slots)

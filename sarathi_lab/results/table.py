@@ -27,6 +27,7 @@ import pandas as pd
 
 # A row of a table by its columns, as `to_dict("records")` has it: text, numbers, NaN for nothing.
 Row = Mapping[Any, Any]
+Quantities = dict[str, float]  # of a run, in SI units, by the names of metrics.md
 COLUMNS = ["case", "quantity", "value", "low", "high", "unit", "device", "level", "seed", "commit"]
 RESULTS = "results.parquet"
 # Levels of runs, and sources of experiments' points.

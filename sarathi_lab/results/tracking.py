@@ -22,7 +22,7 @@ from sarathi_lab.config.checked import check_fields, number, text
 from sarathi_lab.config.errors import UserError, require_bool
 from sarathi_lab.config.paths import make_folder, write_json
 from sarathi_lab.results import wandb_writer
-from sarathi_lab.results.table import MILLISECONDS, factor
+from sarathi_lab.results.table import MILLISECONDS, Quantities, factor
 from sarathi_lab.results.wandb_writer import (
     LOST,
     PENDING,
@@ -198,7 +198,7 @@ def _end_writer() -> None:
 
 def summary_columns(
     summary: Mapping[str, float], baselines: Mapping[str, Mapping[str, float]]
-) -> dict[str, float]:
+) -> Quantities:
     """Return a run's summary with its baselines' quantities as NAME_BASELINE.
 
     Times that are displayed in milliseconds are there as ms/NAME, too.
@@ -211,7 +211,7 @@ def summary_columns(
     return columns
 
 
-def _with_milliseconds(summary: Mapping[str, float]) -> dict[str, float]:
+def _with_milliseconds(summary: Mapping[str, float]) -> Quantities:
     times = [name for name in summary if factor(name) == MILLISECONDS]
     columns = dict(summary)
     for name in times:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sarathi_lab.config.errors import RunError, UserError, require_number
 from sarathi_lab.results.kendall import median_slope, rising_pvalue
 from sarathi_lab.results.metrics import rates
+from sarathi_lab.results.table import Quantities
 from sarathi_lab.workload import LoadedRequests
 
 ROUNDING = 1e-9  # 29 % of 100 are 29, not 28.999999999999996
@@ -122,7 +123,9 @@ class RunPart(NamedTuple):
 
     def requests(self, requests: pd.DataFrame) -> pd.DataFrame:
         """Return the requests that arrived, or were admitted, in it."""
-        return requests[requests[self.column].between(self.start, self.end, inclusive="left")]
+        times = requests[self.column]
+        is_in_part = times.between(self.start, self.end, inclusive="left")
+        return requests[is_in_part]
 
     def spans(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the iterations, or bubbles of a pipeline, that count.
@@ -131,20 +134,22 @@ class RunPart(NamedTuple):
         as many as ended in it.
         """
         if self.column == ADMISSION:
-            return table[table.start.between(self.start, self.end, inclusive="left")]
+            begins_in_part = table.start.between(self.start, self.end, inclusive="left")
+            return table[begins_in_part]
         has_begun = table.start >= self.start
         has_ended = table.end <= self.end
         return table[has_begun & has_ended]
 
-    def throughput(self, requests: pd.DataFrame) -> dict[str, float]:
+    def throughput(self, requests: pd.DataFrame) -> Quantities:
         """Return counts and rates (metrics.md) of tokens emitted in this part by all `requests`."""
         token_times = np.concatenate([np.empty(0), *requests.token_times])
+        is_in_part = self._came_in(token_times)
         is_first = self._came_in(requests.first_token_time.to_numpy(dtype=float))
         is_finished = self._came_in(requests.finish_time.to_numpy(dtype=float))
-        num_prompt_tokens = float(requests.prompt_len.to_numpy()[is_first].sum())
+        prompt_lens = requests.prompt_len.to_numpy()
         rates_of_part = rates(
-            num_prompt_tokens,
-            num_output_tokens=float(self._came_in(token_times).sum()),
+            num_prompt_tokens=float(prompt_lens[is_first].sum()),
+            num_output_tokens=float(is_in_part.sum()),
             num_requests=float(is_finished.sum()),
             duration=self.end - self.start,
         )
@@ -154,7 +159,8 @@ class RunPart(NamedTuple):
         """Mark the tokens of the iterations in it. Tokens come at the end of their iteration."""
         # The iteration that ends when the part starts did its work before the part.
         is_after_start = times > self.start
-        in_part: NDArray[np.bool_] = is_after_start & (times <= self.end)
+        is_before_end = times <= self.end
+        in_part: NDArray[np.bool_] = is_after_start & is_before_end
         return in_part
 
 
@@ -186,16 +192,20 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
     """
     ordered = requests.sort_values("arrival_time", kind="stable")
     arrivals = ordered.arrival_time.to_numpy(dtype=float)
-    if len(ordered) < 2 * NUM_BATCHES or arrivals[-1] <= arrivals[0]:
+    is_short = len(ordered) < 2 * NUM_BATCHES
+    if is_short or arrivals[-1] <= arrivals[0]:
         return None
-    delays = (ordered.first_scheduled_time - ordered.arrival_time).to_numpy(dtype=float)
+    starts = ordered.first_scheduled_time.to_numpy(dtype=float)
+    delays = starts - arrivals
     times = batch_means(arrivals, NUM_BATCHES)
     means = batch_means(delays, NUM_BATCHES)
     slope = median_slope(times, means)
-    is_growing = rising_pvalue(means) < 0.01 and slope >= LEAST_SLOPE
+    is_rising = rising_pvalue(means) < 0.01
+    is_growing = is_rising and slope >= LEAST_SLOPE
     return Trend(means[0], means[-1], slope, is_growing)
 
 
 def batch_means(values: NDArray[np.float64], num_batches: int) -> list[float]:
     """Return the means of batches of about as many values each."""
-    return [float(batch.mean()) for batch in np.array_split(values, num_batches)]
+    batches = np.array_split(values, num_batches)
+    return [float(batch.mean()) for batch in batches]
