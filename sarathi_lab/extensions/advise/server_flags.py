@@ -244,7 +244,7 @@ def _longest_of_workload(plan: Plan) -> int:
         return max(plan.max_model_len, min(bound, plan.spec.max_position))
     workload = build(plan.cfg.workload, Workload)
     if isinstance(workload, Trace):
-        all_rows = replace(workload, max_requests=None).within(plan.spec.max_position)
+        all_rows = replace(workload, max_requests=None, part=0).within(plan.spec.max_position)
         return max(request.total_len for request in all_rows.generate(None).requests)
     return plan.max_model_len
 
