@@ -9,6 +9,7 @@ import platform
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from glob import glob
 from pathlib import Path
 from typing import NamedTuple
 from warnings import catch_warnings
@@ -64,7 +65,9 @@ STREAM_BYTES = {"cpu": 192 << 20, "cuda": 512 << 20}
 # Parameters of glibc's malloc.h.
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
-DEVICE_NODES = Path("/dev")  # where a GPU is a file, nvidia0
+# Where there is a GPU of NVIDIA's: a node of Linux, or the driver that Windows hands to WSL2, which
+# has no node of its own.
+GPU_FILES = ("/dev/nvidia[0-9]*", "/usr/lib/wsl/lib/libcuda.so*")
 # Memory errors without a class in torch: of a CPU, the driver, cuBLAS, and another process.
 OUT_OF_MEMORY = (
     "can't allocate memory",
@@ -93,7 +96,8 @@ def resolve_device(name: str) -> torch.device:
             raise UserError(f"device={name}, but there are only {count} GPUs; count from cuda:0")
         return torch.device("cuda", number)
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
-    if any(DEVICE_NODES.glob("nvidia[0-9]*")) and not is_hidden:
+    has_gpu = any(glob(pattern) for pattern in GPU_FILES)
+    if has_gpu and not is_hidden:
         built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
         raise UserError(
             f"device={name}, but torch {torch.__version__}, built {built}, can't use the GPU here; "

@@ -43,14 +43,17 @@ def test_a_gpu_that_is_not_there(monkeypatch):
         devices.resolve_device("cuda:2")
 
 
+@pytest.mark.parametrize("file", ["nvidia0", "wsl/libcuda.so.1"])
 @pytest.mark.parametrize(("cuda", "built"), [("13.0", "for CUDA 13.0"), (None, "without CUDA")])
-def test_a_gpu_that_torch_cant_use_is_never_passed_over(cuda, built, tmp_path, monkeypatch):
+def test_a_gpu_that_torch_cant_use_is_never_passed_over(file, cuda, built, tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(devices, "DEVICE_NODES", tmp_path)
+    files = (f"{tmp_path}/nvidia[0-9]*", f"{tmp_path}/wsl/libcuda.so*")
+    monkeypatch.setattr(devices, "GPU_FILES", files)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     assert devices.resolve_device("auto") == CPU  # there is none
-    (tmp_path / "nvidia0").touch()
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
     for name in ("auto", "cuda"):
         with pytest.raises(UserError) as raised:
             devices.resolve_device(name)

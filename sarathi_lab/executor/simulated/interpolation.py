@@ -68,8 +68,8 @@ class Grid:
         return clamped
 
     def corners(self, point: Point) -> list[tuple[int, float]]:
-        """Return the corners of the cell around a point as pairs of a place in the grid's values,
-        the last axis fastest, and a weight: one corner at first, up to twice as many an axis.
+        """Return the corners of the cell around a point, as offsets into the grid's values (the
+        last axis fastest) and weights: one corner at first, up to twice as many an axis.
         """
         corners = [(0, 1.0)]
         for x, axis in zip(point, self._axes, strict=True):
@@ -81,10 +81,10 @@ class Grid:
             before = corners
             corners = []
             for end, end_share in ends:
-                for place_before, share_before in before:
-                    place = place_before * length + end
+                for offset_before, share_before in before:
+                    offset = offset_before * length + end
                     share = share_before * end_share
-                    corners.append((place, share))
+                    corners.append((offset, share))
         return corners
 
 
@@ -103,8 +103,8 @@ class GridInterpolation(Grid):
     def at(self, point: Point) -> float:
         """Interpolate at `point`."""
         value = 0.0
-        for place, weight in self.corners(point):
-            value += self._values[place] * weight
+        for offset, weight in self.corners(point):
+            value += self._values[offset] * weight
         return value
 
 

@@ -222,7 +222,7 @@ class ProductTable:
         shares: dict[Shape, float] = {near: 1.0}
         if near not in self.rows:
             corners = self._logs.corners([math.log(size) for size in near])
-            shares = {self._shapes[place]: share for place, share in corners}
+            shares = {self._shapes[offset]: share for offset, share in corners}
 
         @cache
         def time(tokens: int) -> float:
