@@ -320,7 +320,8 @@ def measure(
             if narrow and number + 1 >= FEWEST_PAIRS and _are_narrow(samples, points, narrow):
                 due.remove(part)
         if number == 0:
-            advance(0.0, max(seconds, FEWEST_PAIRS * (time.monotonic() - begun)))
+            of_a_round = time.monotonic() - begun
+            advance(0.0, max(seconds, FEWEST_PAIRS * of_a_round))
     for part in parts:
         if id(part) not in longest:
             # Their points are in the table, with the reason why they have no number.

@@ -317,7 +317,8 @@ class MeasuredCostModel:
         undisturbed: list[list[float]] = []
         start = time.perf_counter()
         for number in range(MAX_TURNS):
-            if number >= FEWEST_TURNS and time.perf_counter() - start >= ALTERNATED:
+            is_over = time.perf_counter() - start >= ALTERNATED
+            if is_over and number >= FEWEST_TURNS:
                 break
             step = 1 if number % 2 else -1  # forwards or backwards
             stolen_before = self.stolen_by_core()
@@ -327,9 +328,10 @@ class MeasuredCostModel:
                 seconds.append(iteration.seconds)
             if number == 0:
                 continue  # the first turn warms up
-            turns.append(seconds[::step])
+            turn = seconds[::step]  # in the order of `batches`
+            turns.append(turn)
             if self._had_cores(stolen_before, seconds):
-                undisturbed.append(seconds[::step])
+                undisturbed.append(turn)
         return np.array(undisturbed or turns)
 
     def rows(self, model: str, dtype_bytes: int) -> list[dict[str, object]]:
@@ -348,8 +350,9 @@ class MeasuredCostModel:
                 "bytes": float(self.spec.min_bytes(batch, dtype_bytes)),
             }
             milliseconds = [1e3 * seconds for seconds in measurement.seconds]
+            of_operations = sum(measurement.operations.values())
             iteration = summary(milliseconds, "ms")
-            iteration["value"] = 1e3 * sum(measurement.operations.values())
+            iteration["value"] = 1e3 * of_operations
             iteration["host_share"] = measurement.host_share
             iteration["operation_share"] = measurement.operation_share
             values = {"iteration": iteration}
@@ -358,7 +361,8 @@ class MeasuredCostModel:
                     values[name] = {"value": 1e3 * seconds, "unit": "ms"}
             for name, value in values.items():
                 timing = measurement.timings[name]
-                rows.append({**shape, "operation": name, "timing": timing, **value})
+                row = {**shape, "operation": name, "timing": timing, **value}
+                rows.append(row)
         return rows
 
 

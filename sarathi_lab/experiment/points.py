@@ -227,7 +227,8 @@ def table_of(
     labels: dict[str, None] = {}
     for point, values in samples.items():
         interval = median_of(values, max_spread, of=point.total, is_series=is_series)
-        row = {**point._asdict(), **vars(interval), "figure": figure, **dict(point.labels)}
+        row = {"figure": figure, **point._asdict(), **vars(interval)}
+        row |= point.labels
         ends = _ends_over_rounds(point, interval)
         if drawn:
             median = _drawn_median(point, interval.median, values, drawn)
@@ -248,9 +249,11 @@ def table_of(
         within = within_range(ends, point.unit)
         row["low"] = within.low
         row["high"] = within.high
-        row["samples"] = " ".join(map(point.resolution.text_of, values))
+        texts = map(point.resolution.text_of, values)
+        row["samples"] = " ".join(texts)
         rows.append(row)
-        labels |= dict.fromkeys(name for name, _ in point.labels)
+        names = [name for name, _ in point.labels]
+        labels |= dict.fromkeys(names)
     columns = [*POINT, *OF_SAMPLES]
     if drawn:
         columns += ["draws", "moved"]
@@ -277,7 +280,7 @@ def _drawn_median(
     if point.kind == "curve":
         return Estimate(median)  # its x is a time, which every draw changes
     values_by_draw = [of_draw.get(point, []) for of_draw in drawn]
-    num_rounds = {len(values_of_draw) for values_of_draw in values_by_draw}
+    num_rounds = set(map(len, values_by_draw))
     drawn_medians = (math.nan,) * len(drawn)
     if num_rounds == {len(values)}:
         drawn_medians = draws_of_median(values, values_by_draw)

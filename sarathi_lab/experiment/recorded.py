@@ -103,8 +103,12 @@ def _recorded(name: str) -> pd.DataFrame:
     tables = [load.load(name)]
     for path in csv_files(EXPERIMENTS, f"*/{name}/results/*/{name}-{COUNTED}.csv"):
         counted = pd.read_csv(path)
-        tables.append(counted.assign(is_simulated=True, device=path.parent.name, method=COUNTED))
-    table = load.with_texts(pd.concat(tables, ignore_index=True))
+        counted["is_simulated"] = True
+        counted["device"] = path.parent.name
+        counted["method"] = COUNTED
+        tables.append(counted)
+    points = pd.concat(tables, ignore_index=True)
+    table = load.with_texts(points)
     device = _device_and_model(table)
     if CATALOG[name].has_paper:  # the name of what was simulated has level, model and method
         device = device.where(~table.is_simulated, table.device_name)
@@ -138,11 +142,12 @@ def compare(points: pd.DataFrame) -> pd.DataFrame:
 
 def _gpus_of_paper() -> pd.DataFrame:
     """Return the GPUs that the paper used, a row for each figure and GPU."""
-    pairs: dict[tuple[str, str], None] = {}
+    pairs = []
     for name in PAPERS:
         for platform in CATALOG[name].papers:
-            pairs[name, platform.hardware] = None
-    return pd.DataFrame(list(pairs), columns=["figure", "hardware"])
+            pairs.append((name, platform.hardware))
+    table = pd.DataFrame(pairs, columns=["figure", "hardware"])
+    return table.drop_duplicates()
 
 
 def error_table(points: pd.DataFrame) -> pd.DataFrame:
@@ -158,7 +163,8 @@ def error_table(points: pd.DataFrame) -> pd.DataFrame:
             chosen = of_figure.query(error_row.where)
             for labels, group in chosen.groupby(OF_ROW, sort=False):
                 row: dict[str, object] = {"row": error_row.name}
-                row |= dict(zip(OF_ROW, labels, strict=True))
+                labels_of_row = zip(OF_ROW, labels, strict=True)
+                row.update(labels_of_row)
                 row |= _errors(error_row, group)
                 rows.append(row)
     return pd.DataFrame(rows, columns=ERRORS)

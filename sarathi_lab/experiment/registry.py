@@ -267,8 +267,10 @@ class SimulatedJob:
     def device(self) -> str:
         """The simulated device with the level, model and method."""
         backend = self.backend
-        names = [backend.device_name, backend.cost_model, self.spec.name, self.method]
-        return ", ".join(filter(None, names))
+        names = [backend.device_name, backend.cost_model, self.spec.name]
+        if self.method:
+            names.append(self.method)
+        return ", ".join(names)
 
 
 @dataclass(frozen=True)

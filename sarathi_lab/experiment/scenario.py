@@ -153,9 +153,10 @@ def serve(
         # happens in between repeats with every batch.
         admitted = served.first_scheduled_time.to_numpy()
         first = 2 * batch_size - 2
+        last = len(admitted) - 1
         start = admitted[first]
-        end = admitted[-1]
-        count = len(admitted) - 1 - first
+        end = admitted[last]
+        count = last - first
     within = iterations[iterations.start.between(start, end, inclusive="left")]
     waits = latency(served)
     return Served(

@@ -28,14 +28,16 @@ def simulate(jobs: Sequence[SimulatedJob], processes: int | None = None) -> list
     calls = []
     number_of_call = []
     # Jobs of few parts first: their parts are large, and would keep one process busy at the end.
-    few_first = sorted(range(len(jobs)), key=lambda number: len(jobs[number].parts))
+    num_parts = [len(job.parts) for job in jobs]
+    few_first = sorted(range(len(jobs)), key=num_parts.__getitem__)
     for number in few_first:
         job = jobs[number]
         for part in job.parts:
             call = delayed(_points)(key, job, part)
             calls.append(call)
             number_of_call.append(number)
-    if any(job.experiment.is_chained for job in jobs):
+    is_chained = any(job.experiment.is_chained for job in jobs)
+    if is_chained:
         processes = 1  # a part begins where the one before ended, on the same bench
     names = dict.fromkeys(job.experiment.name for job in jobs)
     title = f"computing {', '.join(names)}"

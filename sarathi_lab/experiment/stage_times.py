@@ -158,9 +158,12 @@ def _turnarounds(run: StagedRun, stage: int) -> Floats:
         pipeline_was_free = run.ends[:-num_stages, -1]
         stage_was_free = run.ends[num_stages - 1 : -1, 0]
         could_begin = np.maximum(pipeline_was_free, stage_was_free)
-        gaps: Floats = run.starts[num_stages:, 0] - could_begin
+        begun = run.starts[num_stages:, 0]
+        gaps: Floats = begun - could_begin
         return gaps
     was_free = run.ends[:-1, stage]
     got_input = run.ends[1:, stage - 1]
-    gaps_of_all = run.starts[1:, stage] - was_free
-    return gaps_of_all[got_input < was_free]
+    begun = run.starts[1:, stage]
+    gaps_of_all = begun - was_free
+    had_input = got_input < was_free
+    return gaps_of_all[had_input]

@@ -130,8 +130,9 @@ class Search:
             seconds = requests.finish_time.max()
             goodput = is_in_time.sum() / seconds
             yield labelled("goodput", "1/s", name, goodput, kind="share")
-        if "niyama" in misses and misses[usual]:
-            ratio = misses["niyama"] / misses[usual]
+        of_usual = misses[usual]
+        if "niyama" in misses and of_usual:
+            ratio = misses["niyama"] / of_usual
             yield labelled(f"misses / {usual}", "ratio", "niyama", ratio, kind="share")
         if "lprs" in policies:
             aged = policies["lprs"]
@@ -222,7 +223,8 @@ def p_pas_gain(
     dataset = next(iter(sizes["datasets"]))
     policies: dict[str, Policy] = {}
     small = sizes["budget"]
-    for name, budget in (("vllm_v1", small), ("vllm_v1", large), ("p_pas", large)):
+    named = [("vllm_v1", small), ("vllm_v1", large), ("p_pas", large)]
+    for name, budget in named:
         policies[f"{name} {budget}"] = bench.policy(name, budget)
     for load, stated in phases.items():
         arriving = in_phases(bench, dataset, stated, seed)
@@ -257,11 +259,12 @@ def phased(phases: Sequence[Sequence[float]], seed: int) -> list[float]:
     start = 0.0
     times = []
     for seconds, rate in phases:
+        end = start + seconds
         time = start + dice.expovariate(rate)
-        while time < start + seconds:
+        while time < end:
             times.append(time)
             time += dice.expovariate(rate)
-        start += seconds
+        start = end
     return times
 
 

@@ -192,8 +192,8 @@ class FindCapacity(Task):
         if isinstance(workload.get("num_requests"), int):
             workload.num_requests *= 2**self.doublings
         kind = workload.get("arrivals")
-        has_rate = "rate" in workload and (kind in ("closed", *SCALED) or _is_drawn(config))
-        if not has_rate:
+        may_have_rate = kind in ("closed", *SCALED) or _is_drawn(config)
+        if "rate" not in workload or not may_have_rate:
             return config
         if workload.rate is not None:
             raise UserError(

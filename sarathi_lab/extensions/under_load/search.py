@@ -72,7 +72,8 @@ class Server:
     def saturation_rate(self, requests: Sequence[Request]) -> float:
         """Return the requests per second that it serves of `requests`, all there at once."""
         at_once = [replace(request, arrival_time=0.0) for request in requests]
-        table = self.serve(at_once).requests()
+        ledger = self.serve(at_once)
+        table = ledger.requests()
         seconds = float(table.finish_time.max())
         return len(at_once) / seconds
 
@@ -176,8 +177,8 @@ class Capacity:
         if len(self.steps) < 2:
             return False
         # By the number of requests, ascending.
-        *_, before, newest = self.steps.values()
-        low, high = sorted((self._rate_of(before), self._rate_of(newest)))
+        rates = [self._rate_of(step) for step in self.steps.values()]
+        low, high = sorted(rates[-2:])
         step_above = low * (1 + self.grid.precision)
         return high <= step_above * (1 + ROUNDING)
 
@@ -343,7 +344,8 @@ class RateSearch:
         """
         least_share, most_share = LIMITS
         highest = self.grid.step(most_share * saturation)
-        lowest = min(highest, self.grid.step(max(least, least_share * saturation)))
+        lowest_rate = max(least, least_share * saturation)
+        lowest = min(highest, self.grid.step(lowest_rate))
         step = self.grid.step(start)
         steps: dict[int, int] = {}
         for number in lengths:
@@ -354,8 +356,11 @@ class RateSearch:
             capacity = Capacity(self.grid, lowest, highest, dict(steps))
             if not capacity.is_settled:
                 continue
+            if not is_confirmed:
+                break
             # Of few requests one late one may fail every rate.
             is_none = step < lowest
-            if not is_confirmed or self.passes(slo, lengths[-1], max(step, lowest)) != is_none:
+            passes_longest = self.passes(slo, lengths[-1], max(step, lowest))
+            if passes_longest != is_none:
                 break
         return capacity
