@@ -157,8 +157,8 @@ def _reason_of(error: Exception, path: Path) -> str:
 def _what_json_it_is(content: Content) -> str:
     """Name what is in an object that no client writes as it is."""
     if _holds_prompts(content):
-        fix = f"serve them by workload=prompts workload.path={content.path}"
-        return f"has prompts without results; {fix}"
+        remedy = f"serve them by workload=prompts workload.path={content.path}"
+        return f"has prompts without results; {remedy}"
     if "experiments" in content.first:
         return f"has genai-perf's responses without lengths; name its {GENAI_PERF_SUMMARY}"
     keys = ", ".join(map(str, content.first))[:100]

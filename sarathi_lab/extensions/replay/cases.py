@@ -81,9 +81,9 @@ class Replay:
         """Seconds between an answer and the next request of its user."""
         return 0.0 if self.loop is None else self.loop.think_time
 
-    def does_the_same_as(self, other: Replay) -> bool:
+    def does_the_same_as(self, replay: Replay) -> bool:
         own = (self.engine, self.backend, self.spec, self.loop)
-        return own == (other.engine, other.backend, other.spec, other.loop)
+        return own == (replay.engine, replay.backend, replay.spec, replay.loop)
 
     def executor(self) -> Executor:
         return self.backend.build(self.spec, None, self.engine.sizes())

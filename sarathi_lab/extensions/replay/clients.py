@@ -195,8 +195,8 @@ def asked_client(
     """
     users: int | None = None
     if workload.get("users") is not None:
-        fix = "use the number of users, such as 8"
-        users = require_int("workload.users", workload["users"], 1, fix)
+        remedy = "use the number of users, such as 8"
+        users = require_int("workload.users", workload["users"], 1, remedy)
     think_time = workload.get("think_time")
     if think_time is not None:
         require_number("workload.think_time", think_time, minimum=0, fix="use seconds, such as 1.0")

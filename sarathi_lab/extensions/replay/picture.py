@@ -83,10 +83,10 @@ def picture(
 def _use(load: ReplayedLoad, changed: Sequence[ReplayedLoad]) -> pd.DataFrame:
     """Return what is in use over time, also with changed settings."""
     use = over_time(load)
-    for other in changed:
-        use_of_other = over_time(other)
+    for changed_load in changed:
+        changed_use = over_time(changed_load)
         for name in USE_LABELS:
-            use[f"{name} {CHANGED}"] = use_of_other[f"{name} {SIMULATED}"]
+            use[f"{name} {CHANGED}"] = changed_use[f"{name} {SIMULATED}"]
     return use.assign(at=use.time)
 
 

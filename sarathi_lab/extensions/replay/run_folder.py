@@ -109,7 +109,7 @@ def read_folder(folder: Path) -> Benchmark:
     if rows is None:
         raise UserError(f"{path} is empty or not JSON; {FIX}")
     table = pd.DataFrame(list(rows.objects), index=list(rows.lines))
-    numbers, check = _checked(table, path, "line")
+    numbers, check = _checked(table, path, [*LENGTHS, *TIMES], "line")
     for before, after in pairwise(ENGINE_TIMES):
         check.require(table[after], ~(numbers[after] < numbers[before]))
     numbers = numbers.rename(columns=OF_LEDGER).assign(arrival=numbers.arrival_time)
@@ -127,19 +127,24 @@ def read_folder(folder: Path) -> Benchmark:
     )
 
 
-def _checked(table: pd.DataFrame, path: Path, unit: str) -> tuple[pd.DataFrame, RowCheck]:
+def _checked(
+    table: pd.DataFrame,
+    path: Path,
+    columns: Sequence[str],
+    unit: str,
+) -> tuple[pd.DataFrame, RowCheck]:
     """Read the numbers of a file's columns, and check its rows, which are counted in a `unit`.
     Raises UserError for a missing column.
     """
-    needed = SERIES if path.name == TIMELINE else [*LENGTHS, *TIMES]
-    missing = [name for name in needed if name not in table]
-    if missing:
-        raise UserError(f"{path} has no {missing[0]}; it needs {', '.join(needed)}: record them")
     check = RowCheck(table.index, unit)
     numbers = pd.DataFrame(index=table.index)
-    for name in needed:
+    for name in columns:
+        if name not in table:
+            needed = ", ".join(columns)
+            raise UserError(f"{path} has no {name}; it needs {needed}: record them")
         is_length = name in LENGTHS
-        numbers[name] = check.numbers(table[name], int(is_length), is_whole=is_length)
+        least = 1 if is_length else 0
+        numbers[name] = check.numbers(table[name], least, is_whole=is_length)
     return numbers, check
 
 
@@ -205,7 +210,7 @@ def _timeline(path: Path) -> pd.DataFrame:
     """Read the samples of a run's use. Raises UserError for a damaged file."""
     with readable(path, "correct it, or delete it"):
         table = pd.read_csv(path)
-    numbers, check = _checked(table, path, "row")
+    numbers, check = _checked(table, path, SERIES, "row")
     return numbers[check.is_usable].reset_index(drop=True)
 
 
