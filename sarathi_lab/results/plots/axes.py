@@ -74,11 +74,14 @@ def scale_of(rows: pd.DataFrame, *, is_ratio: bool, is_log: bool) -> Scale:
 
 
 def _scale_beside_one(low: float, top: float) -> Scale:
+    """Return the scale of ratios that shows 1, from the smallest ratio to the `top`."""
     bottom = min(1.0, low)
     end = max(1.0, top)
     span = end - bottom
-    missing = max(0.0, LEAST_RANGE * end - span)
-    margin = missing / 2 + (HEADROOM - 1) * span  # below and above
+    least_span = LEAST_RANGE * end
+    missing = max(0.0, least_span - span)
+    margin = missing / 2  # below and above
+    margin += (HEADROOM - 1) * span
     num_steps = math.floor((bottom - margin) / STEP)
     start = max(0.0, STEP * num_steps)
     note = ""

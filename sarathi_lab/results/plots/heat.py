@@ -183,8 +183,9 @@ def _keys(cells: pd.DataFrame, notes: Sequence[str], not_run: str) -> list[Artis
     colours: dict[str, Any] = {}  # of matplotlib
     if (cells["scale"] == GAIN).any():
         shades = plt.get_cmap(GAINS)
+        band = 100 * BAND
         colours[f"worse by {STRONGEST} % or more"] = shades(0.0)
-        colours[f"within {100 * BAND:g} %"] = shades(0.5)
+        colours[f"within {band:g} %"] = shades(0.5)
         colours[f"better by {STRONGEST} % or more"] = shades(1.0)
     if not_run:
         colours[not_run] = GREY

@@ -204,15 +204,18 @@ class _Styles:
 
     def keys(self, row: pd.Series, look: Look) -> list[Look]:
         """Return what explains a series: its colour and dash, and the marker of its variant."""
-        is_baseline_of_a_value = row["is_baseline"] and text(row[self.hue]) in self.colours
-        if is_baseline_of_a_value and self.hue != "policy" and not self.is_listed:
+        value = text(row[self.hue])
+        is_of_a_value = self.hue != "policy" and value in self.colours
+        if row["is_baseline"] and is_of_a_value and not self.is_listed:
             look = replace(look, colour="black")  # it has the colours of all values
         if not self.has_variants:
             return [look]
-        keys = [replace(look, marker="")]
-        if row["variant"]:
-            keys.append(Look(row["variant"], "black", "", look.marker))
-        return keys
+        without_marker = replace(look, marker="")
+        variant = row["variant"]
+        if not variant:
+            return [without_marker]
+        marker_alone = Look(variant, "black", dash="", marker=look.marker)
+        return [without_marker, marker_alone]
 
 
 def _looks(rows: pd.DataFrame, axes: PlotAxes) -> tuple[pd.Series, list[Artist]]:
@@ -260,10 +263,12 @@ def _labels(rows: pd.DataFrame, axes: PlotAxes, hue: str) -> pd.Series:
     policies = names_of(rows, "policy")
     if hue == "policy":
         return policies
-    labels = pd.Series([named(row, [hue]) for _, row in rows.iterrows()], rows.index)
+    values = [named(row, [hue]) for _, row in rows.iterrows()]
+    labels = pd.Series(values, rows.index)
     if axes.x == "policy":  # rows are named by it
         return labels
-    return labels.mask(rows["is_baseline"].astype(bool), policies)
+    is_baseline = rows["is_baseline"].astype(bool)
+    return labels.mask(is_baseline, policies)
 
 
 def _joint_names(rows: pd.DataFrame, axes: PlotAxes) -> dict[str, str]:

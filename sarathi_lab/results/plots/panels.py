@@ -206,10 +206,13 @@ def _by_device(rows: pd.DataFrame) -> pd.DataFrame:
     grouped = others.assign(group=others.device)
     # Where the paper's rows belong.
     places = grouped[["group", "panel", "hardware"]]
-    of_hardware = places[places.hardware != ""]
-    of_any_hardware = places[is_simulated(others)].assign(hardware="")
-    groups_of_hardware = pd.concat([of_hardware, of_any_hardware]).drop_duplicates()
-    of_paper = rows[is_paper].merge(groups_of_hardware, on=["panel", "hardware"])
+    has_hardware = places.hardware != ""
+    predicted = places[is_simulated(others)]
+    of_any_hardware = predicted.assign(hardware="")
+    places_of_hardware = pd.concat([places[has_hardware], of_any_hardware])
+    each_once = places_of_hardware.drop_duplicates()
+    papers_rows = rows[is_paper]
+    of_paper = papers_rows.merge(each_once, on=["panel", "hardware"])
     return pd.concat([grouped, of_paper], ignore_index=True)
 
 
@@ -319,9 +322,10 @@ def _bars(rows: pd.DataFrame, looks: Looks) -> pd.DataFrame:
         look=marks.key.map(dict(looks)),
         width=BAR_WIDTH,
     )
-    papers_points = marks[marks.source == PAPER]
-    papers_points = styled(papers_points, HOLLOW)
-    return pd.concat([marks[marks.source != PAPER], papers_points.assign(width=math.nan)])
+    is_point = marks.source == PAPER
+    points = styled(marks[is_point], HOLLOW)
+    points = points.assign(width=math.nan)
+    return pd.concat([marks[~is_point], points])
 
 
 # -- labels ----------------------------------------------------------------------------------------
@@ -333,14 +337,15 @@ def _label(ax: Axes, marks: pd.DataFrame, spec: PlotSpec) -> None:
     # A bar's height is compared with zero, of a ratio, too.
     is_ratio = first.unit in RATIOS and spec.kind != "bar"
     scale = scale_of(marks, is_ratio=is_ratio, is_log=spec.log_y)
-    set_quantity_axis(ax, scale, _quantity(first, spec))
+    y_label = _quantity(first, spec)
+    set_quantity_axis(ax, scale, y_label)
     if spec.kind == "bar":
         _name_bars(ax, marks, spec)
         return
     at = marks["at"]
-    label = spec.xs.get(first.panel, spec.x)
+    x_label = spec.xs.get(first.panel, spec.x)
     is_log = spec.log_x and at.min() > 0
-    set_setting_axis(ax, at, label, is_log=is_log)
+    set_setting_axis(ax, at, x_label, is_log=is_log)
 
 
 def _quantity(row: pd.Series, spec: PlotSpec) -> str:

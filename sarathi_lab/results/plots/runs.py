@@ -87,13 +87,15 @@ def _label_distribution(ax: Axes, milliseconds: pd.Series, name: str) -> None:
     if milliseconds.empty:
         return
     for percent, dash in PERCENTILES.items():
-        value = float(milliseconds.quantile(percent / 100))
+        share = percent / 100
+        value = float(milliseconds.quantile(share))
         percentile = f"P{percent}: {amount(value)} ms"
         ax.axvline(value, color="black", ls=dash, lw=1.0, label=percentile)
     low = float(milliseconds.min())
     high = float(milliseconds.max())
     if low > 0 and high > 3 * low:
-        ax.set(xscale="log", xlabel=f"{label}, {LOG_SCALE}")
+        ax.set_xscale("log")
+        ax.set_xlabel(f"{label}, {LOG_SCALE}")
         style.tick_in_steps(ax.xaxis)
     ax.legend(loc="best", frameon=True)
 

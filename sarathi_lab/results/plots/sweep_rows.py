@@ -29,7 +29,12 @@ def long_rows(runs: pd.DataFrame, axes: PlotAxes, quantities: Sequence[str]) -> 
     """
     if "is_baseline" not in runs:
         runs = runs.assign(is_baseline=False)
-    stated = [axes.x, axes.hue, axes.col, *axes.others]
+    stated = [
+        axes.x,
+        axes.hue,
+        axes.col,
+        *axes.others,
+    ]
     settings = filter(None, stated)
     each_once = dict.fromkeys([*settings, "policy", "is_baseline"])
     grouped_by = list(each_once)
@@ -109,6 +114,8 @@ def named(row: pd.Series, settings: Sequence[str]) -> str:
 def names_of(rows: pd.DataFrame, setting: str) -> pd.Series:
     """Return the values of a setting as texts, in which policies that are baselines are marked."""
     names = rows[setting].map(text)
-    if setting == "policy":
-        return names.mask(rows["is_baseline"].astype(bool), names + BASELINE)
-    return names
+    if setting != "policy":
+        return names
+    is_baseline = rows["is_baseline"].astype(bool)
+    marked = names + BASELINE
+    return names.mask(is_baseline, marked)

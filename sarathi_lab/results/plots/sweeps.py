@@ -121,8 +121,8 @@ def _mark_keys(runs: pd.DataFrame, rows: pd.DataFrame, axes: PlotAxes) -> list[A
     """Explain bars and hollow points, where there are any."""
     keys: list[Artist] = []
     if rows["is_unsteady"].any():
-        unsteady = Look(UNSTEADY_RUNS, "black", dash="", marker=UNSTEADY)
-        keys.append(unsteady.key())
+        crosses = Look(UNSTEADY_RUNS, "black", dash="", marker=UNSTEADY)
+        keys.append(crosses.key())
     samples = _samples_in_words(runs, rows)
     if samples is not None:
         bar = Look(samples, "black", dash="", marker="|", size=12.0)
@@ -131,7 +131,13 @@ def _mark_keys(runs: pd.DataFrame, rows: pd.DataFrame, axes: PlotAxes) -> list[A
     are_decided = rows["is_decided"][has_point]
     if not are_decided.all():
         label = f"hollow: {UNDECIDED}"
-        hollow = Look(label, "black", dash="", marker="o", is_hollow=True)
+        hollow = Look(
+            label,
+            colour="black",
+            dash="",
+            marker="o",
+            is_hollow=True,
+        )
         keys.append(hollow.key())
     return keys
 
