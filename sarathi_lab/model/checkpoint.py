@@ -26,6 +26,13 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors"]
 SHAPE_FILES = ["config.json", QUANTISED_FILE]  # what a simulation reads
 DTYPES = ("F64", "F32", "BF16", "F16")
+# Of an element, by safetensors' names of types.
+ELEMENT_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("BF16", "F16", "I16", "U16"), 2),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1),
+}
 # Buffers that old versions of transformers saved, which follow from the settings.
 UNUSED = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
 
@@ -41,6 +48,13 @@ class Stored:
     @property
     def num_elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Raises UserError for a type that this module does not know."""
+        if self.dtype not in ELEMENT_BYTES:
+            raise UserError(f"{self.file} has tensors of {self.dtype}, whose size is unknown")
+        return self.num_elements * ELEMENT_BYTES[self.dtype]
 
 
 def find_checkpoint(path: str, files: Sequence[str] = HUB_FILES) -> Path:

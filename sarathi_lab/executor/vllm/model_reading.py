@@ -86,10 +86,11 @@ def _lack_on_cpu(shape: vllm.ModelShape) -> str | None:
 
 def _stored_spec(checkpoint: Path, shape: vllm.ModelShape) -> StoredSpec:
     """Return sizes alone: those of the files, and of the cache."""
-    tensors = stored_tensors(checkpoint).values()
-    stored_params = sum(tensor.num_elements for tensor in tensors)
-    files = {tensor.file for tensor in tensors}
-    stored_bytes = sum(file.stat().st_size for file in files)  # headers are a few kB
+    stored_params = 0
+    stored_bytes = 0
+    for tensor in stored_tensors(checkpoint).values():
+        stored_params += tensor.num_elements
+        stored_bytes += tensor.num_bytes
     num_kv_heads = shape.num_kv_heads
     num_cached = 2 * num_kv_heads * shape.head_size
     if shape.is_latent:  # one for all heads
