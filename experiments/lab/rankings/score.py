@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -41,7 +42,6 @@ from sarathi_lab.policy import Policy, VllmV1
 from sarathi_lab.policy.systems import setup_of
 from sarathi_lab.policy.zoo import PPas
 from sarathi_lab.results.intervals import ends_of_median, ends_of_share
-from sarathi_lab.results.provenance import last_commit
 
 HERE = Path(__file__).parent
 LOGS = HERE / "logs.csv.gz"
@@ -351,6 +351,12 @@ def right_by_rule(pairs: pd.DataFrame) -> int:
         is_right = np.where(pairs.burst < rate, pairs.large_first, pairs.small_first)
         counts.append(is_right.sum())
     return int(max(counts))
+
+
+def last_commit(path: Path) -> str:
+    """Return the last commit that changed `path` and its day."""
+    command = ["git", "-C", str(REPOSITORY), "log", "-1", "--format=%h, %as", "--", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def record(name: str, runs: pd.DataFrame, settings: Sequence[str], per_token: float) -> None:
