@@ -40,7 +40,7 @@ EXPLAINED = {
     "users": "the number of users who wait for their answers, such as 8",
     "think_time": "in seconds, such as 1.0",
 }
-LEAST_CV = 0.01  # below, gaps are equal in double precision
+CV_RANGE = (0.01, 100.0)  # beyond, gaps are equal or zero in double precision
 MOST_REQUESTS = 10_000_000  # some 5 GB
 LEVELS = "use whole numbers, lower ones first served, such as [0,1]"
 
@@ -155,7 +155,7 @@ class Arriving:
 
     arrivals: ArrivalKind | None = None
     rate: float | None = number(None, above=0, fix="use requests per second, such as 2.0")
-    cv: float | None = number(None, minimum=LEAST_CV, fix=f"use {EXPLAINED['cv']}")
+    cv: float | None = number(None, minimum=CV_RANGE[0], fix=f"use {EXPLAINED['cv']}")
     users: int | None = whole(
         None,
         minimum=1,
@@ -173,6 +173,8 @@ class Arriving:
     def __post_init__(self) -> None:
         check_fields(self, "workload.")
         self.check_arrivals(self.arrival_kind)
+        if self.cv is not None and self.cv > CV_RANGE[1]:
+            raise UserError(f"workload.cv={self.cv} exceeds {CV_RANGE[1]:g}; use {EXPLAINED['cv']}")
         if self.priorities and len(set(self.priorities)) < 2:
             raise UserError(
                 f"workload.priorities={list(self.priorities)} has no effect: all are equal; "
