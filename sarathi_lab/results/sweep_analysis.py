@@ -60,8 +60,9 @@ def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame
     settings = varied(runs)
     compared: dict[str, None] = {}  # in order, each once
     for name in ("policy", *settings, *names):
+        is_ratio = "_vs_" in name
         # A baseline has no chunk, and a ratio is to the baseline itself.
-        if name != "chunk" and "_vs_" not in name:
+        if name != "chunk" and not is_ratio:
             compared[name] = None
     groups = group_keys(runs, list(compared))
     is_swept = _are_swept(runs)
@@ -325,16 +326,13 @@ def reference(runs: pd.DataFrame) -> str | None:
     return next(iter(references(runs)), None)
 
 
-def medians(
-    runs: pd.DataFrame, by: Sequence[str], *names: str, level: float | None = None
-) -> pd.DataFrame:
+def medians(runs: pd.DataFrame, by: Sequence[str], *names: str) -> pd.DataFrame:
     """Return the long table of a sweep.
 
     Args:
         runs: A row a run.
         by: Settings, each combination of which is a row for each quantity, in the runs' order.
         names: The quantities.
-        level: The noise that a ratio must exceed; None: that of these runs.
 
     Returns:
         The settings `by`, the `quantity`, its median over seeds and repetitions as `value`, `low`,
@@ -343,13 +341,12 @@ def medians(
     """
     rows = []
     settings = list(by)
-    if level is None:
-        level = noise(runs)
+    noise_of_all = noise(runs)
     for name in names:
         with_value = runs.dropna(subset=[name])
         groups = group_keys(with_value, by)
         for _, group in with_value.groupby(groups, sort=False):
-            noise_of_group = level
+            noise_of_group = noise_of_all
             if _are_simulated(group):  # beside measured runs
                 noise_of_group = DETERMINISTIC
             settings_of_group = group[settings].iloc[0]
