@@ -10,8 +10,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
-from hydra._internal.callbacks import Callbacks
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -37,6 +37,7 @@ from sarathi_lab.config.instantiate import (
     name_of,
     settings_without,
 )
+from sarathi_lab.config.job_callbacks import JobCallbacks
 from sarathi_lab.config.jobs import Composer, Job, first_of_compositions
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.config.processes import interrupts_kept_from_children
@@ -78,7 +79,9 @@ class LabSweeper:
             UserError: For settings that nothing reads.
         """
         self.config = config
-        self.hydra_context = HydraContext(loader, Callbacks(config))
+        # Hydra's annotation is a class that it does not publish, with these methods.
+        callbacks = cast("Any", JobCallbacks(config))
+        self.hydra_context = HydraContext(loader, callbacks)
         self.notes: list[str] = []  # for the user
         self.is_sweep = config.hydra.mode == RunMode.MULTIRUN
         self._is_dry_run = arguments.is_dry_run
