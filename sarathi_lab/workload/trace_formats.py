@@ -23,6 +23,13 @@ from sarathi_lab.workload.text_files import JsonRows, json_rows, kind_of_text, r
 SECOND = 10**9
 NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": SECOND}
 DATE = "date"
+NAMES_OF_UNITS = {
+    DATE: "dates",
+    "s": "seconds",
+    "ms": "milliseconds",
+    "us": "microseconds",
+    "ns": "nanoseconds",
+}
 # Numbers from the first of these on are times since 1970 in the unit behind it: as seconds, 1e11
 # is the year 5138.
 FIRST_OF_UNITS = ((1e17, "ns"), (1e14, "us"), (1e11, "ms"), (1e9, "s"))
@@ -180,7 +187,7 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
     if not trace_format.unit:
         unit = _unit_of(file, cells[trace_format.time])
         trace_format = replace(trace_format, unit=unit)
-        notes.append(f"unit of {trace_format.time} taken to be {unit}")
+        notes.append(f"{trace_format.time} read as {NAMES_OF_UNITS[unit]}")
     recording = _recording(cells, trace_format, damaged)
     requests = recording.requests
     if requests.empty:
@@ -210,6 +217,11 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
 
 def _read_cells(file: Path) -> tuple[pd.DataFrame, list[str]]:
     """Read the cells of a trace by number of their line, and list what of the file is none."""
+    if file.is_dir():
+        raise UserError(
+            f"workload.path={file} is a folder; make one file of it, as by jq -c . "
+            f"{file}/*.json > all.jsonl"
+        )
     text = read_text(file, f"workload.path={file}", FIX)
     rows = json_rows(text)
     if rows is None:
@@ -378,12 +390,12 @@ def _has_priorities(cells: pd.DataFrame) -> bool:
 
 
 def _begin_alike(cells: pd.DataFrame) -> bool:
-    """Return whether all conversations begin at 0, on a clock of their own each."""
+    """Return whether all of several conversations begin at 0, on a clock of their own each."""
     if "id" not in cells:
         return False
     first_requests = cells.drop_duplicates("id")
     begin_at_0 = first_requests.t == 0
-    return bool(begin_at_0.all())
+    return len(begin_at_0) > 1 and bool(begin_at_0.all())
 
 
 def _unit_of(file: Path, column: pd.Series) -> str:

@@ -482,6 +482,16 @@ def test_formats_that_look_alike_have_their_own_times(load, text):
     assert rows_of(load(text)) == [(0.0, 74, 9), (2.0, 290, 5)]
 
 
+def test_one_weka_conversation_keeps_its_times(load):
+    requests = [{"t": time, "in": 128, "out": 4, "hash_ids": [0, 1]} for time in (0.0, 5.0)]
+    assert rows_of(load(json.dumps({"requests": requests}))) == [(0.0, 128, 4), (5.0, 128, 4)]
+
+
+def test_a_folder_is_refused_with_how_to_join_its_files(tmp_path):
+    with pytest.raises(UserError, match=r"is a folder; .* jq -c"):
+        Trace(path=str(tmp_path), seed=0).generate(None)
+
+
 def test_a_packed_trace_is_read(tmp_path):
     path = tmp_path / "trace.jsonl.gz"
     path.write_bytes(gzip.compress(mooncake((0, 10, 1), (500, 20, 2)).encode()))
@@ -581,12 +591,12 @@ def test_public_traces_load_whole(name, rows, lengths):
 @pytest.mark.parametrize(
     ("time", "values", "gap", "note"),
     [
-        ("timestamp", (0.5, 2.0), 1.5, "s"),
-        ("timestamp", (1767600000, 1767600002), 2, "s"),
-        ("timestamp", (1767600000000, 1767600001500), 1.5, "ms"),
-        ("timestamp", (1767600000000000, 1767600001500000), 1.5, "us"),
-        ("timestamp", (7, 7), 0, "s"),
-        ("timestamp", ("2026-01-05T08:00:00Z", "2026-01-05T08:00:01.5Z"), 1.5, "date"),
+        ("timestamp", (0.5, 2.0), 1.5, "seconds"),
+        ("timestamp", (1767600000, 1767600002), 2, "seconds"),
+        ("timestamp", (1767600000000, 1767600001500), 1.5, "milliseconds"),
+        ("timestamp", (1767600000000000, 1767600001500000), 1.5, "microseconds"),
+        ("timestamp", (7, 7), 0, "seconds"),
+        ("timestamp", ("2026-01-05T08:00:00Z", "2026-01-05T08:00:01.5Z"), 1.5, "dates"),
         ("arrival_s", (1, 2.5), 1.5, ""),
         ("arrival_time", (0.5, 2.0), 1.5, ""),
         ("arrival_time_s", (1, 2.5), 1.5, ""),
@@ -598,7 +608,7 @@ def test_plain_files_have_times_by_their_name_or_size(load, time, values, gap, n
     text = f"{time},prompt_tokens,completion_tokens\n{first},74,9\n{second},80,8\n"
     loaded = load(text)
     assert rows_of(loaded) == [(0, 74, 9), (pytest.approx(gap), 80, 8)]
-    assert not note or f"unit of timestamp taken to be {note}" in loaded.notes
+    assert not note or f"timestamp read as {note}" in loaded.notes
 
 
 def test_whole_times_without_a_unit_are_refused_with_the_names_that_tell(load):
