@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.model.config_facts import Facts
-from sarathi_lab.model.ignored_modules import Name, ignored_shares
+from sarathi_lab.model.ignored_modules import HEAD, Name, ignored_shares
 from sarathi_lab.model.quantisation import (
     BITS_OF_BYTE,
     FP8,
@@ -61,7 +61,8 @@ def read_quantisation(config: Settings, spec: ModelSpec) -> Quantisation | None:
     if not settings:
         return None
     for name in NOT_COUNTED:
-        if settings.get(name):
+        value = settings.get(name)
+        if value and not _is_of_plain_head(value):
             raise UserError(
                 f"{FIELD}.{name}={settings[name]} gives some weights bits of their own, which "
                 f"have no formula; {UNQUANTISED}"
@@ -77,6 +78,17 @@ def read_quantisation(config: Settings, spec: ModelSpec) -> Quantisation | None:
         return quantisation
     expert_dtype = config.get(EXPERTS_FIELD) or settings.get(EXPERTS_FIELD)
     return _in_parts(quantisation, settings, spec, expert_dtype)
+
+
+def _is_of_plain_head(value: object) -> bool:
+    """Return whether a field names the output head alone, and leaves it in 16 bits."""
+    if not isinstance(value, Mapping):
+        return False
+    for module, own in value.items():
+        is_plain = isinstance(own, Mapping) and own.get("bits", 16) == 16
+        if not is_plain or HEAD not in str(module):
+            return False
+    return True
 
 
 def unused_fields(config: Settings) -> tuple[str, ...]:

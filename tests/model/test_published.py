@@ -739,6 +739,7 @@ def test_all_fields_of_ignored_modules_count_and_no_module_twice() -> None:
     [
         ({**GPTQ, "lm_head": True}, 0.5 + 20 / 8 / 128),
         ({**GPTQ, "lm_head": False}, 2),
+        ({**GPTQ, "extra_config": {"lm_head": {"bits": 16}}}, 2),
         ({**COMPRESSED, "config_groups": {"group_0": {**GROUP, "targets": ["Linear"]}}}, 0.5),
         (
             {
