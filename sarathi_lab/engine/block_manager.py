@@ -99,7 +99,8 @@ class BlockManager:
         room.
         """
         beyond_window = num_blocks - self._extra_blocks[-1]
-        if self.window is None or beyond_window >= len(self._extra_blocks):
+        fills_window = beyond_window >= len(self._extra_blocks)
+        if self.window is None or fills_window:
             return beyond_window * self.block_size
         # The inverse of `blocks_for` within the window.
         without_states = num_blocks - self.state_blocks
@@ -114,7 +115,8 @@ class BlockManager:
         num_of_pool = pool.held_with(num_blocks)
         if num_of_pool == 0:
             return num_blocks
-        room = max(num_blocks, math.floor(num_of_pool / pool.blocks_per_cache_block))
+        beside_pool = math.floor(num_of_pool / pool.blocks_per_cache_block)
+        room = max(num_blocks, beside_pool)
         # The pool has whole blocks, so that the quotient may be one too few.
         while pool.size_beside(room) < num_of_pool:
             room += 1
@@ -122,7 +124,8 @@ class BlockManager:
 
     def window_blocks_for(self, num_tokens: int) -> int:
         """Blocks that a sequence of `num_tokens` holds in the windows' pool; 0 without one."""
-        return self.window_pool.held_with(self.blocks_for(num_tokens))
+        num_blocks = self.blocks_for(num_tokens)
+        return self.window_pool.held_with(num_blocks)
 
     def watermark_blocks(self, watermark: float) -> int:
         """Blocks that admission leaves free, the share `watermark` of all."""
@@ -131,7 +134,8 @@ class BlockManager:
     def can_hold(self, num_tokens: int, watermark: float = 0.0) -> bool:
         """Whether a new sequence of `num_tokens` tokens fits and leaves the `watermark` free."""
         num_blocks = self.blocks_for(num_tokens)
-        if self.window_pool.held_with(num_blocks) > self.window_pool.num_free:
+        num_of_pool = self.window_pool.held_with(num_blocks)
+        if num_of_pool > self.window_pool.num_free:
             return False
         num_needed = num_blocks + self.watermark_blocks(watermark)
         return num_needed <= self.num_free
@@ -144,11 +148,14 @@ class BlockManager:
         pool = self.window_pool
         if pool.blocks_of_window and num_decodes > pool.num_free:
             return False
-        return num_decodes * self._most_a_token <= self.num_free
+        num_needed = num_decodes * self._most_a_token
+        return num_needed <= self.num_free
 
     def num_missing(self, sequence: SequenceState, num_tokens: int) -> int:
         """Blocks that `sequence` needs in addition to hold `num_tokens` tokens."""
-        return max(0, self.blocks_for(num_tokens) - len(sequence.block_ids))
+        num_blocks = self.blocks_for(num_tokens)
+        num_held = len(sequence.block_ids)
+        return max(0, num_blocks - num_held)
 
     def have_room(self, sequences: Sequence[SequenceState]) -> bool:
         """Whether all `sequences` can hold their known tokens at a time."""
@@ -161,14 +168,16 @@ class BlockManager:
 
     def have_room_in_windows(self, sequences: Iterable[SequenceState], num_more: int = 0) -> bool:
         """Whether the windows' pool has room for `sequences` with `num_more` tokens each."""
-        if self.window_pool.blocks_of_window == 0:
+        pool = self.window_pool
+        if pool.blocks_of_window == 0:
             return True
         num_missing = 0
         for sequence in sequences:
+            num_tokens = sequence.num_known + num_more
+            num_in_cache = self.num_missing(sequence, num_tokens)
             num_held = len(sequence.block_ids)
-            num_in_cache = self.num_missing(sequence, sequence.num_known + num_more)
-            num_missing += self.window_pool.missing(num_held, num_held + num_in_cache)
-        return num_missing <= self.window_pool.num_free
+            num_missing += pool.missing(num_held, num_held + num_in_cache)
+        return num_missing <= pool.num_free
 
     def num_slots(self, sequence: SequenceState) -> int:
         """Tokens that `sequence` could compute next without an eviction."""
@@ -176,27 +185,26 @@ class BlockManager:
         pool = self.window_pool
         num_of_pool = pool.num_free + pool.held_by(sequence)
         if num_of_pool < pool.blocks_of_window:  # its window can't fill
-            num_blocks = min(num_blocks, self.state_blocks + num_of_pool)
-        return self.tokens_of(num_blocks) - sequence.num_computed
+            num_with_window = self.state_blocks + num_of_pool
+            num_blocks = min(num_blocks, num_with_window)
+        num_tokens = self.tokens_of(num_blocks)
+        return num_tokens - sequence.num_computed
 
     def grow(self, sequence: SequenceState, num_tokens: int) -> bool:
         """Let `sequence` hold `num_tokens` tokens; False, with nothing changed, if it can't."""
         block_ids = sequence.block_ids
         num_held = len(block_ids)
-        num_missing = self.blocks_for(num_tokens) - num_held
+        num_blocks = self.blocks_for(num_tokens)
+        num_missing = num_blocks - num_held
         if num_missing <= 0:
             return True  # mostly: tokens come one at a time
         pool = self.window_pool
-        num_of_pool = pool.missing(num_held, num_held + num_missing)
+        num_of_pool = pool.missing(num_held, num_blocks)
         if num_of_pool > pool.num_free:
             return False
-        num_to_evict = num_missing - len(self._returned) - self._num_untouched
-        if num_to_evict > 0:
-            if self.prefix is None or num_to_evict > len(self.prefix.unused):
-                return False
-            self._returned.extend(self.prefix.evict(num_to_evict))
-        if num_missing > len(self._returned):
-            self._touch(num_missing - len(self._returned))
+        num_lacking = num_missing - len(self._returned)
+        if num_lacking > 0 and not self._list_more(num_lacking):
+            return False
         # The last block first: neighbours of a fresh cache, in their order.
         next_blocks = self._returned[-num_missing:]
         del self._returned[-num_missing:]
@@ -204,14 +212,23 @@ class BlockManager:
         pool.num_free -= num_of_pool
         return True
 
-    def _touch(self, number: int) -> None:
-        """List blocks that no sequence has held yet, to be handed out after the other empty ones:
-        a fresh cache hands out neighbours, 0 and 1.
+    def _list_more(self, number: int) -> bool:
+        """List `number` more empty blocks: those that no sequence has held yet, and for the rest
+        cached ones; False, with nothing changed, if there are too few.
         """
+        num_touched = min(number, self._num_untouched)
+        num_to_evict = number - num_touched
+        if num_to_evict > 0:
+            if self.prefix is None or num_to_evict > len(self.prefix.unused):
+                return False
+            evicted = self.prefix.evict(num_to_evict)
+            self._returned.extend(evicted)
+        # At the start, to be handed out last: a fresh cache hands out neighbours, 0 and 1.
         first = self.num_blocks - self._num_untouched
-        touched = range(first, first + number)
+        touched = range(first, first + num_touched)
         self._returned[:0] = reversed(touched)
-        self._num_untouched -= number
+        self._num_untouched -= num_touched
+        return True
 
     def look_up(self, sequence: SequenceState) -> SequenceState:
         """Count the cached tokens of a waiting `sequence` as computed, and return it."""
@@ -251,14 +268,16 @@ class BlockManager:
         """
         num_taken = self.num_missing(sequence, num_tokens)
         num_held = len(sequence.block_ids)
-        num_of_pool = self.window_pool.missing(num_held, num_held + num_taken)
+        num_held_after = num_held + num_taken
+        num_of_pool = self.window_pool.missing(num_held, num_held_after)
         if num_of_pool > self.window_pool.num_free:
             return False
         if self.prefix is not None and not sequence.block_ids:
             shared = self.prefix.find(sequence)
             # A shared block is not taken, unless it has no holder yet and counts as free.
-            num_without_holder = len(self.prefix.unused.keys() & shared)
-            num_taken -= len(shared) - num_without_holder
+            without_holder = self.prefix.unused.keys() & shared
+            num_with_holder = len(shared) - len(without_holder)
+            num_taken -= num_with_holder
         num_needed = num_taken + self.watermark_blocks(watermark)
         return num_needed <= self.num_free
 

@@ -37,9 +37,12 @@ class PrefixCache:
             cached = []
         # What was cached at its start is still there, as `evict` and `withdraw` forget the answer:
         # only blocks behind it may have been published since.
-        num_full = (sequence.num_known - 1) // self.block_size
+        # The last token must be computed: logits behind it choose the next one.
+        num_tokens = sequence.num_known - 1
+        num_full = num_tokens // self.block_size
         keys = self._keys_of(sequence, num_full)
-        for key in keys[len(cached) : num_full]:
+        new_keys = keys[len(cached) : num_full]
+        for key in new_keys:
             block = self.blocks.get(key)
             if block is None:
                 break
@@ -50,7 +53,8 @@ class PrefixCache:
     def share(self, sequence: SequenceState, cached: list[int]) -> None:
         """Let `sequence`, which holds no block, hold the result of `find`."""
         # What has a holder again can't be evicted.
-        for block in self.unused.keys() & cached:
+        without_holder = self.unused.keys() & cached
+        for block in without_holder:
             del self.unused[block]
         for block in cached:
             self.num_holders[block] += 1
@@ -87,7 +91,8 @@ class PrefixCache:
         """Take back what was cached of blocks that `sequence` alone holds and has not computed."""
         self._last = (None, [])
         num_full = sequence.num_computed // self.block_size
-        for block in sequence.block_ids[num_full : sequence.num_published]:
+        uncomputed = sequence.block_ids[num_full : sequence.num_published]
+        for block in uncomputed:
             if self.num_holders[block]:
                 self.num_holders[block] = 0
                 del self.blocks[self._keys[block]]
@@ -133,7 +138,8 @@ class PrefixCache:
         start = num_keys * self.block_size
         end = num_blocks * self.block_size
         content = known_tokens(sequence, start, end).tobytes()
-        num_bytes = len(content) // (num_blocks - num_keys)  # of a block
+        num_new = num_blocks - num_keys
+        num_bytes = len(content) // num_new  # of a block
         key = keys[-1] if keys else 0
         for offset in range(0, len(content), num_bytes):
             content_of_block = content[offset : offset + num_bytes]
@@ -152,10 +158,12 @@ def known_tokens(
     assert request.prompt_token_ids is not None, "the request has tokens"
     if end is None:
         end = sequence.num_known
-    prompt = np.asarray(request.prompt_token_ids[start:end], dtype=np.int32)
+    prompt_tokens = request.prompt_token_ids[start:end]
+    prompt = np.asarray(prompt_tokens, dtype=np.int32)
     first_output = max(0, start - request.prompt_len)
     end_of_output = max(0, end - request.prompt_len)
-    output = np.asarray(sequence.output_token_ids[first_output:end_of_output], dtype=np.int32)
+    output_tokens = sequence.output_token_ids[first_output:end_of_output]
+    output = np.asarray(output_tokens, dtype=np.int32)
     # No two requests share a block that ends in a token which is still to be computed.
     placeholder = NO_TOKEN - 1 - request.request_id
     output[output == NO_TOKEN] = placeholder

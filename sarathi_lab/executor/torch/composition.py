@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from sarathi_kernels.attention.plan import PADDING, tiles_of
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.executor.torch.block_table import BlockTable, Ints
+from sarathi_lab.executor.torch.block_table import BlockTable, Int32s, Ints
 from sarathi_lab.executor.torch.fields import Fields
 from sarathi_lab.executor.torch.shapes import Shape
 
-Int32s = NDArray[np.int32]
 Flags = NDArray[np.bool_]
 
 

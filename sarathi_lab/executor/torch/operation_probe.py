@@ -74,8 +74,9 @@ class OperationProbe:
         # The inputs of a shape have the same addresses unless their buffer has grown.
         key = None
         if isinstance(plan, AttentionPlan):
-            places = plan.tiles.shape, plan.decodes.shape, plan.block_table.shape
-            key = (*places, plan.tile_rows, plan.num_parts, plan.block_table.data_ptr())
+            shapes = (plan.tiles.shape, plan.decodes.shape, plan.block_table.shape)
+            address = plan.block_table.data_ptr()
+            key = (*shapes, plan.tile_rows, plan.num_parts, address)
         return self._time("attention", work, batch.num_tokens, key)
 
     @torch.inference_mode()
@@ -85,16 +86,24 @@ class OperationProbe:
         one over their number, rounded as outputs are.
         """
         inputs = self.executor.packed(batch)
-        newest = torch.tensor([chunk.num_tokens for chunk in batch.chunks]).cumsum(0) - 1
+        lengths = torch.tensor([chunk.num_tokens for chunk in batch.chunks])
+        newest = lengths.cumsum(0) - 1  # the last row of each sequence
+        newest_slots = inputs.slots[newest].long()
         keys = self.executor.cache.keys[0]
         values = self.executor.cache.values[0]
         keys.zero_()
-        values.zero_().flatten(0, 1)[inputs.slots[newest].long()] = 1.0
+        values.zero_()
+        values_by_slot = values.flatten(0, 1)
+        values_by_slot[newest_slots] = 1.0
         query = self._random(batch.num_tokens, self.model.spec.num_heads, values.shape[-1])
-        shares = self.model.operations.attend(query, inputs, keys, values)[newest]
+        attended = self.model.operations.attend(query, inputs, keys, values)
+        # Over heads and their elements, which are all equal but for rounding.
+        shares = attended[newest].float().mean(dim=(1, 2))
+        numbers_of_keys = 1 / shares
+        # Measurements that follow attend to this layer, too.
         for tensor in (keys, values):
             tensor.normal_()
-        return float((1 / shares.float().mean(dim=(1, 2))).sum())
+        return float(numbers_of_keys.sum())
 
     @torch.inference_mode()
     def products(self, batch: Batch) -> dict[str, float]:
@@ -165,7 +174,8 @@ class OperationProbe:
             iteration = run_once(self.executor, batch).busy
         finally:
             operations.recorder = before
-        return {**seconds, "others": iteration - sum(seconds.values())}
+        others = iteration - sum(seconds.values())
+        return {**seconds, "others": others}
 
     def _random(self, *sizes: int) -> Tensor:
         """Return normal values: on a GPU, whose graphs need fixed inputs, always the same ones; on
@@ -184,7 +194,8 @@ class OperationProbe:
         """Return the seconds of `work` on so many tokens. Work of equal name, tokens and `key`
         reads the same memory and is captured once; that of None never.
         """
-        repetitions = CUDA_REPETITIONS if self._is_gpu and num_tokens < LONG else 1
+        is_short = num_tokens < LONG
+        repetitions = CUDA_REPETITIONS if self._is_gpu and is_short else 1
         which = (name, num_tokens, key)
         if self._is_gpu and key is not None and which not in self._works:
             self._capture(which, work)
@@ -198,7 +209,8 @@ class OperationProbe:
 
         if self._is_gpu:
             self.timing = "calls"
-        return durations(repeated, self.executor.timeline, 1)[0] / repetitions
+        seconds = durations(repeated, self.executor.timeline, 1)[0]
+        return seconds / repetitions
 
     def _capture(self, which: Hashable, work: Callable[[], object]) -> None:
         """Capture `work` as the newest of KEPT, unless memory does not suffice or it can't be."""

@@ -15,11 +15,10 @@ from sarathi_kernels.attention.plan import PADDING, AttentionPlan
 from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.executor.torch.block_table import BlockTable, Ints
+from sarathi_lab.executor.torch.block_table import BlockTable, Int32s, Ints
 from sarathi_lab.executor.torch.composition import (
     Columns,
     Composition,
-    Int32s,
     columns_of,
     compose,
     put_padded,

@@ -28,6 +28,7 @@ def draw_weights(model: nn.Module, seed: int) -> None:
     with torch.inference_mode():
         for name, parameter in model.named_parameters():
             generator = torch.Generator(parameter.device)
+            # Python's `hash` of a text differs from process to process.
             seed_of_name = zlib.crc32(name.encode())
             generator.manual_seed(seed + seed_of_name)
             _draw(name, parameter.data, generator)
@@ -38,15 +39,21 @@ def _draw(name: str, values: Tensor, generator: torch.Generator) -> None:
     if any(part in kind for part in NO_WEIGHTS):
         return
     if not values.is_floating_point():
-        if "weight" in kind and values.dtype in BYTES:
-            limits = torch.iinfo(values.dtype)
-            values.random_(limits.min, limits.max + 1, generator=generator)
+        is_packed = values.dtype in BYTES
+        if is_packed and "weight" in kind:
+            _draw_bits(values, generator)
     elif values.ndim > 1:
         _draw_floats(name, values, generator)
     elif kind == "bias":
         values.zero_()
     elif kind == "weight":
         values.fill_(1.0)
+
+
+def _draw_bits(values: Tensor, generator: torch.Generator) -> None:
+    limits = torch.iinfo(values.dtype)
+    end = limits.max + 1
+    values.random_(limits.min, end, generator=generator)
 
 
 def _draw_floats(name: str, values: Tensor, generator: torch.Generator) -> None:

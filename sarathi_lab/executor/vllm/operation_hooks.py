@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from sarathi_lab.executor.timeline import Mark
+from sarathi_lab.executor.timeline import Mark, Marks
 
 # By the lab's names. Attention writes the cache, too; products sum over tensor-parallel devices.
 QKV = "qkv_proj"
@@ -28,7 +28,7 @@ class OperationTimer:
 
     def __init__(self, model: nn.Module, is_gpu: bool) -> None:
         self._is_gpu = is_gpu
-        self._iterations: list[list[tuple[str, Mark, Mark]]] = []
+        self._iterations: list[Marks] = []
         self._starts: dict[nn.Module, Mark] = {}
         self._handles = [model.register_forward_pre_hook(self._begin_iteration)]
         for module, operation in operations_of(model).items():
@@ -41,7 +41,7 @@ class OperationTimer:
         iterations = self._iterations
         self._iterations = []
         if self._is_gpu:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize()  # events have times only when the device has passed them
         sums = []
         for marks in iterations:
             seconds: defaultdict[str, float] = defaultdict(float)
@@ -61,7 +61,9 @@ class OperationTimer:
         self._starts[module] = self._mark()
 
     def _end(self, operation: str, module: nn.Module, *hooked: object) -> None:
-        self._iterations[-1].append((operation, self._starts[module], self._mark()))
+        start = self._starts[module]
+        end = self._mark()
+        self._iterations[-1].append((operation, start, end))
 
     def _mark(self) -> Mark:
         if not self._is_gpu:
@@ -71,7 +73,10 @@ class OperationTimer:
         return event
 
     def _seconds(self, start: Mark, end: Mark) -> float:
-        return start.elapsed_time(end) / 1e3 if self._is_gpu else end - start
+        if not self._is_gpu:
+            return end - start
+        milliseconds = start.elapsed_time(end)
+        return milliseconds / 1e3
 
 
 def operations_of(model: nn.Module) -> dict[nn.Module, str]:
@@ -90,15 +95,15 @@ def operations_of(model: nn.Module) -> dict[nn.Module, str]:
     for name, module in modules.items():
         if isinstance(module, AttentionLayerBase):
             operations[module] = ATTENTION
-            block = name.rpartition(".")[0]
-            blocks[block] = modules[block]
+            block_name = _parent_of(name)
+            blocks[block_name] = modules[block_name]
     for name, block in blocks.items():
         for module in block.children():
             if isinstance(module, RowParallelLinear):
                 operations[module] = OUT
             elif isinstance(module, LinearBase):
                 operations[module] = QKV
-        layer = modules[name.rpartition(".")[0]]
+        layer = modules[_parent_of(name)]
         for module in layer.children():
             if module is not block:
                 operations[module] = ELEMENTWISE if _is_norm(module) else FFN
@@ -107,9 +112,14 @@ def operations_of(model: nn.Module) -> dict[nn.Module, str]:
             operations[module] = LOGITS
         elif name.endswith(("embed_tokens", "embed_in")):
             operations[module] = EMBEDDING
-        elif _is_norm(module) and not _is_within(name, blocks) and module not in operations:
+        elif module not in operations and _is_norm(module) and not _is_within(name, blocks):
             operations[module] = ELEMENTWISE  # behind the last layer
     return operations
+
+
+def _parent_of(name: str) -> str:
+    """Return the name of the module that holds module `name`."""
+    return name.rpartition(".")[0]
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -118,5 +128,5 @@ def _is_norm(module: nn.Module) -> bool:
 
 def _is_within(name: str, blocks: dict[str, nn.Module]) -> bool:
     """Return whether a module is within an attention block, or the layer that holds one."""
-    layers = [block.rpartition(".")[0] for block in blocks]
+    layers = [_parent_of(block) for block in blocks]
     return any(name.startswith(f"{layer}.") for layer in layers)
