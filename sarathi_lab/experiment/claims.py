@@ -51,19 +51,48 @@ PARTLY = "partly"
 NOT_AS_CLAIMED = "not as claimed"
 FAILS = "fails"
 VERDICTS = [
-    *(HOLDS, HOLDS_WITHIN, DIRECTION_HOLDS, PARTLY, NOT_AS_CLAIMED, FAILS),
-    *(UNDECIDED, NOT_MEASURED),
+    HOLDS,
+    HOLDS_WITHIN,
+    DIRECTION_HOLDS,
+    PARTLY,
+    NOT_AS_CLAIMED,
+    FAILS,
+    UNDECIDED,
+    NOT_MEASURED,
 ]
 COLUMNS = [
-    *("id", "claim", "source", "device", "expected", "measured", "low", "high", "confidence"),
-    *("is_of_rounds", "mark", "verdict", "unit", "note", "experiment"),
+    "id",
+    "claim",
+    "source",
+    "device",
+    "expected",
+    "measured",
+    "low",
+    "high",
+    "confidence",
+    "is_of_rounds",
+    "mark",
+    "verdict",
+    "unit",
+    "note",
+    "experiment",
 ]
 NO_DEVICE = "none"  # of a claim that was not measured anywhere
 FITTED = "†"  # the mark of a value that is no prediction
 # of a point, for its value; taking all columns of each takes longer than judging it
 READ = [
-    *("x", "y", "low", "high", "confidence", "samples", "draws", "moved", "is_simulated"),
-    *("num_pairs", "reason", "unit"),
+    "x",
+    "y",
+    "low",
+    "high",
+    "confidence",
+    "samples",
+    "draws",
+    "moved",
+    "is_simulated",
+    "num_pairs",
+    "reason",
+    "unit",
 ]
 RATIO = "ratio"  # a unit without bounds
 ABSENT = "not in what was measured"
@@ -73,6 +102,8 @@ FORMULA = "analytic"  # the level
 HELD_BY_FORMULA = 0.89
 HELD_BY_FORMULA_IN = {"fig12": 0.46}  # by experiment, where it is another
 Floats = NDArray[np.float64]
+Rows = pd.DataFrame  # recorded points of an experiment, with the columns `READ`
+Verdicts = pd.DataFrame  # a row per claim and device, with `COLUMNS`
 UNKNOWN_ERROR = "no error of it is known: the cost model states none, or all samples agree"
 
 
@@ -103,10 +134,14 @@ class Bounds(NamedTuple):
     high: float
 
     def encloses(self, value: Value) -> bool:
-        return self.low <= value.low and value.high <= self.high
+        begins_inside = self.low <= value.low
+        ends_inside = value.high <= self.high
+        return begins_inside and ends_inside
 
     def excludes(self, value: Value) -> bool:
-        return value.high < self.low or self.high < value.low
+        is_below = value.high < self.low
+        is_above = self.high < value.low
+        return is_below or is_above
 
 
 @dataclass(frozen=True)
@@ -164,7 +199,10 @@ class Claim:
         side = self._side()
         claimed = self._claimed(tolerance=0)
         tolerated = self._claimed(self.tolerance)
-        if value.high <= side.low or side.high <= value.low:
+        # The value of no effect is on neither side: here ends that meet are apart.
+        is_below = value.high <= side.low
+        is_above = value.low >= side.high
+        if is_below or is_above:
             return FAILS
         is_directed = side.low < value.low and value.high < side.high
         if self.neutral is None:
@@ -198,8 +236,9 @@ class Claim:
         high = math.inf
         if self.neutral is None:
             return Bounds(low, high)
-        is_above = self.expected > self.neutral or self.direction == "at least"
-        if is_above:
+        # "At least" the neutral value itself means a gain, too.
+        is_gain = self.expected > self.neutral or self.direction == "at least"
+        if is_gain:
             low = self.neutral
         else:
             high = self.neutral
@@ -219,7 +258,8 @@ def load_claims(*paths: Path) -> tuple[Claim, ...]:
     entries: list[Any] = []
     for path in paths or CLAIMS:
         with readable(path, "restore it from git", YAMLError, OmegaConfBaseException):
-            loaded: Any = OmegaConf.to_container(OmegaConf.load(path))
+            config = OmegaConf.load(path)
+            loaded: Any = OmegaConf.to_container(config)
         entries += loaded
     claims = []
     for entry in entries:
@@ -227,7 +267,8 @@ def load_claims(*paths: Path) -> tuple[Claim, ...]:
             claims.append(Claim(**entry))
         except TypeError as error:  # which names the field
             reason = str(error).removeprefix("Claim.__init__() ")
-            raise UserError(f"claims.yaml: {entry.get('id')}: {reason}; correct it") from None
+            name = entry.get("id")
+            raise UserError(f"claims.yaml: {name}: {reason}; correct it") from None
     return tuple(claims)
 
 
@@ -235,7 +276,7 @@ def verdicts(
     root: Path = EXPERIMENTS,
     claims: Sequence[Claim] | None = None,
     advance: Callable[[float], None] = lambda steps: None,
-) -> pd.DataFrame:
+) -> Rows:
     """Return a row per claim and device: `COLUMNS`; of simulated devices where they have results.
 
     `expected` is in words, `note` the reason why nothing was measured or nothing can be decided,
@@ -249,10 +290,12 @@ def verdicts(
     judged = []
     for claim in claims:
         rows_by_device = tables.get(claim.experiment, {})
-        devices = dict.fromkeys([*machines, *rows_by_device]) or [NO_DEVICE]
-        for device in devices:
-            row = _judged(claim, device, rows_by_device.get(device))
-            is_predicted = device in rows_by_device and device not in machines
+        devices = dict.fromkeys([*machines, *rows_by_device])
+        for device in devices or [NO_DEVICE]:
+            rows = rows_by_device.get(device)
+            row = _judged(claim, device, rows)
+            # A gap of a machine is worth a row, one of a cost model is not.
+            is_predicted = rows is not None and device not in machines
             if row["verdict"] != NOT_MEASURED or not is_predicted:
                 judged.append(row)
         advance(1)
@@ -260,14 +303,16 @@ def verdicts(
 
 
 # Recorded rows by experiment and device.
-Tables = dict[str, dict[str, pd.DataFrame]]
+Tables = dict[str, dict[str, Rows]]
 
 
 def _recorded_tables(root: Path) -> Tables:
     tables: Tables = {}
     for name in load.recorded(root):
-        by_device = load.load(name, root).groupby("device")
-        tables[name] = {str(device): rows for device, rows in by_device}
+        tables[name] = {}
+        recorded = load.load(name, root)
+        for device, rows in recorded.groupby("device"):
+            tables[name][str(device)] = rows
     return tables
 
 
@@ -281,7 +326,11 @@ def _measured_devices(tables: Tables) -> list[str]:
     return sorted(devices)
 
 
-def _judged(claim: Claim, device: str, rows: pd.DataFrame | None) -> dict[str, object]:
+def _judged(
+    claim: Claim,
+    device: str,
+    rows: Rows | None,
+) -> dict[str, object]:
     """Return the row of a claim on a device, by what that has recorded, None for nothing."""
     value = Value()
     reason: str | None = "no results of this device"
@@ -304,7 +353,7 @@ def _judged(claim: Claim, device: str, rows: pd.DataFrame | None) -> dict[str, o
     }
 
 
-def _as_judged(claim: Claim, value: Value, rows: pd.DataFrame) -> Value:
+def _as_judged(claim: Claim, value: Value, rows: Rows) -> Value:
     """Return a value with the interval that decides: of rounds with the cost model's error, by the
     formula as wide as would have held `LEVEL` of what was compared; else as it is.
     """
@@ -316,8 +365,7 @@ def _as_judged(claim: Claim, value: Value, rows: pd.DataFrame) -> Value:
         factor = (1 + error) ** (DEVIATIONS * DEVIATION)
         low = min(low / factor, low * factor)
         high = max(high / factor, high * factor)
-    is_by_formula = "level" in rows and (rows.level == FORMULA).any()
-    if is_by_formula:
+    if "level" in rows and FORMULA in set(rows.level):
         held = HELD_BY_FORMULA_IN.get(claim.experiment, HELD_BY_FORMULA)
         share_below = (1 + held) / 2
         deviations_held = NormalDist().inv_cdf(share_below)
@@ -327,7 +375,7 @@ def _as_judged(claim: Claim, value: Value, rows: pd.DataFrame) -> Value:
     return value._replace(low=low, high=high)
 
 
-def _cost_model_error(rows: pd.DataFrame) -> float:
+def _cost_model_error(rows: Rows) -> float:
     """Return the relative error that is taken of the values that a device simulated in rounds: the
     largest that its cost model states, NaN if it states none, 0 where the times of batches are no
     cost model's, but were measured in each round.
@@ -363,26 +411,29 @@ def _note_on(claim: Claim, value: Value) -> str:
     return claim.caveat
 
 
-def _value(claim: Claim, rows: pd.DataFrame) -> tuple[Value, str | None]:
+def _value(claim: Claim, rows: Rows) -> tuple[Value, str | None]:
     """Return the claim's value and interval in a device's rows, or none with the reason: a point it
     needs is missing.
     """
     queried = [_query(claim, claim.where, rows)]
     if claim.over is not None:
-        queried.append(_query(claim, claim.over, rows))
+        others = _query(claim, claim.over, rows)
+        queried.append(others)
+    # Each by itself at first: how many hold at once is known when it is known which may be taken.
     candidates = _chosen(claim, queried, at_once=1)
     if TAKES[claim.take].is_line:
         candidates = _line_ends(candidates)
     needed = [candidates]
     if claim.needs is not None:
-        needed.append(_query(claim, claim.needs, rows))
+        also_needed = _query(claim, claim.needs, rows)
+        needed.append(also_needed)
     reason = _missing(needed)
     if reason is not None:
         return Value(), reason
     return _taken(claim, queried, candidates), None
 
 
-def _missing(tables: Sequence[pd.DataFrame]) -> str | None:
+def _missing(tables: Sequence[Rows]) -> str | None:
     """Return the reason why some rows that are needed have no value; None if all have one."""
     if any(rows.empty for rows in tables):
         return ABSENT
@@ -395,7 +446,11 @@ def _missing(tables: Sequence[pd.DataFrame]) -> str | None:
     return ", ".join(texts) or ABSENT
 
 
-def _taken(claim: Claim, queried: Sequence[pd.DataFrame], candidates: pd.DataFrame) -> Value:
+def _taken(
+    claim: Claim,
+    queried: Sequence[Rows],
+    candidates: Rows,
+) -> Value:
     """Return the value that a claim takes of its candidates, with its interval."""
     take = TAKES[claim.take]
     if candidates.draws.map(_is_unknown).any():
@@ -410,18 +465,19 @@ def _taken(claim: Claim, queried: Sequence[pd.DataFrame], candidates: pd.DataFra
         # The best x may as well lie at the next one that was tried.
         tried = Choices(tuple(candidates.x.unique()))
         low, high = tried.widened(value.low, value.high)
-    else:
-        ends = Ends(value.low, value.high, value.confidence)
-        low, high, _ = within_range(ends, candidates.unit.iloc[0])
-    return value._replace(low=low, high=high)
+        return value._replace(low=low, high=high)
+    ends = Ends(value.low, value.high, value.confidence)
+    unit = candidates.unit.iloc[0]
+    possible = within_range(ends, unit)
+    return value._replace(low=possible.low, high=possible.high)
 
 
-def _are_predicted(rows: pd.DataFrame) -> bool:
+def _are_predicted(rows: Rows) -> bool:
     """Return whether all rows have draws of a cost model's constants, and none has samples."""
     return all(rows.draws) and not any(rows.samples)
 
 
-def _are_of_rounds(queried: Sequence[pd.DataFrame]) -> bool:
+def _are_of_rounds(queried: Sequence[Rows]) -> bool:
     """Return whether rows are simulated in rounds, and in no draw of the constants."""
     rows = pd.concat(queried)
     has_samples = rows.samples.map(bool)
@@ -431,7 +487,11 @@ def _are_of_rounds(queried: Sequence[pd.DataFrame]) -> bool:
     return bool(of_rounds.all())
 
 
-def _of_samples(claim: Claim, queried: Sequence[pd.DataFrame], candidates: pd.DataFrame) -> Value:
+def _of_samples(
+    claim: Claim,
+    queried: Sequence[Rows],
+    candidates: Rows,
+) -> Value:
     """Return the value of measured rows, whose intervals are so wide that all hold together."""
     take = TAKES[claim.take]
     eligible = take.eligible(candidates)
@@ -452,7 +512,7 @@ def _of_samples(claim: Claim, queried: Sequence[pd.DataFrame], candidates: pd.Da
     return value._replace(confidence=confidence)
 
 
-def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
+def _in_every_draw(take: Take, rows: Rows) -> Value:
     """Return the value of predicted rows, and its interval by what it is in each draw, and where
     each of the shapes that it may hang on is slower, or faster, by the error of its own.
     """
@@ -462,7 +522,8 @@ def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
         drawn.append(take.of(rows, y_in_draw))
     moved = []
     mirrored = []
-    for shape in _shapes_of(take.eligible(rows)):
+    eligible = take.eligible(rows)
+    for shape in _shapes_of(eligible):
         slower = []
         faster = []
         for y, by_shape in zip(rows.y, rows.moved, strict=True):
@@ -482,7 +543,7 @@ def _in_every_draw(take: Take, rows: pd.DataFrame) -> Value:
     return Value(value, ends.low, ends.high)
 
 
-def _shapes_of(rows: pd.DataFrame) -> list[str]:
+def _shapes_of(rows: Rows) -> list[str]:
     """Return the shapes whose own errors move some of the rows, each once."""
     shapes: dict[str, None] = {}
     for by_shape in rows.moved:
@@ -490,7 +551,11 @@ def _shapes_of(rows: pd.DataFrame) -> list[str]:
     return list(shapes)
 
 
-def _chosen(claim: Claim, queried: Sequence[pd.DataFrame], at_once: float) -> pd.DataFrame:
+def _chosen(
+    claim: Claim,
+    queried: Sequence[Rows],
+    at_once: float,
+) -> Rows:
     """Return the rows that the claim's query chose, or the ratios of the rows of its two queries.
 
     Their intervals are so wide that with the confidence `LEVEL` all `at_once` of them hold.
@@ -502,24 +567,37 @@ def _chosen(claim: Claim, queried: Sequence[pd.DataFrame], at_once: float) -> pd
         rows = _divided(rows, bounded[1], claim.match)
     widened = []
     for row in rows.to_dict("records"):
-        ends = wider(row["y"], _recorded_ends(row), _ends_of_errors(row))
+        ends = wider(
+            row["y"],
+            of_seeds=_recorded_ends(row),
+            of_draws=_ends_of_errors(row),
+        )
         widened.append(dict(row) | ends._asdict())
     return pd.DataFrame(widened, rows.index, rows.columns)
 
 
-def _divided(rows: pd.DataFrame, others: pd.DataFrame, match: Sequence[str]) -> pd.DataFrame:
+def _divided(
+    rows: Rows,
+    others: Rows,
+    match: Sequence[str],
+) -> Rows:
     """Return the ratios of rows over the others with the same `match`, with intervals that hold
     wherever those of both values do.
     """
     both = rows.merge(others, on=list(match), suffixes=("", "_over"))
     pairs = both.to_dict("records")
+    # As objects: pandas would make columns of lists of equal lengths.
+    draws = pd.Series(map(_ratios, pairs), both.index, dtype=object)
+    moved = pd.Series(map(_moved_ratios, pairs), both.index, dtype=object)
+    # Bonferroni: either interval may miss its value.
+    confidence = both.confidence + both.confidence_over - 1
     return both.assign(
         y=both.y / both.y_over,
         low=both.low / both.high_over,
         high=both.high / both.low_over,
-        confidence=both.confidence + both.confidence_over - 1,
-        draws=pd.Series(map(_ratios, pairs), both.index, dtype=object),
-        moved=pd.Series(map(_moved_ratios, pairs), both.index, dtype=object),
+        confidence=confidence,
+        draws=draws,
+        moved=moved,
         unit=RATIO,
         reason=both.reason.fillna(both.reason_over),
     )
@@ -558,7 +636,7 @@ def _moved_ratios(pair: Row) -> dict[str, float]:
     return ratios
 
 
-def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
+def _bounded(rows: Rows, at_once: float) -> Rows:
     """Widen the intervals of samples to what so many at once need."""
     allowed_error = (1 - LEVEL) / at_once
     level = 1 - allowed_error
@@ -589,20 +667,34 @@ def _bounded_row(row: Row, level: float) -> Row:
         low = min(recorded.low, of_samples.low)
         high = max(recorded.high, of_samples.high)
         ends = Ends(low, high, of_samples.confidence)
-    elif any(predicted != value for predicted in (*draws, *row["moved"].values())):
+    elif not _is_exact(row):
         ends = Ends(value, value, math.nan)
     if math.isnan(ends.low):  # an interval that is not known has no width yet
         ends = ends._replace(low=value, high=value)
     return {**row, **ends._asdict(), "draws": draws}
 
 
+def _is_exact(row: Row) -> bool:
+    """Return whether no error of a cost model moves a row's value."""
+    predicted = {*row["draws"], *row["moved"].values()}
+    return predicted <= {row["y"]}
+
+
 def _recorded_ends(row: Row) -> Ends:
-    return Ends(row["low"], row["high"], row["confidence"])
+    return Ends(
+        low=row["low"],
+        high=row["high"],
+        confidence=row["confidence"],
+    )
 
 
 def _ends_of_errors(row: Row) -> Ends:
     """Return the interval of a row's value by the errors of the cost model."""
-    return ends_of_draws(row["y"], row["draws"], row["moved"].values())
+    return ends_of_draws(
+        row["y"],
+        draws=row["draws"],
+        moved=row["moved"].values(),
+    )
 
 
 def _numbers(text: str | float) -> list[float]:
@@ -632,7 +724,7 @@ def _is_unknown(draws: Sequence[float]) -> bool:
     return any(map(math.isnan, draws))
 
 
-def _query(claim: Claim, query: str, rows: pd.DataFrame) -> pd.DataFrame:
+def _query(claim: Claim, query: str, rows: Rows) -> Rows:
     try:
         columns_in_query = {}
         for name in map(str, rows):
@@ -646,15 +738,17 @@ def _query(claim: Claim, query: str, rows: pd.DataFrame) -> pd.DataFrame:
         raise UserError(
             f"claims.yaml: {claim.id}.where can't be evaluated ({error}); correct the query"
         ) from None
+    # A column that is empty in the file has no type.
     types = dict.fromkeys(Ends._fields, float)
-    return chosen.astype(types).assign(
-        samples=[_numbers(text) for text in chosen.samples],
-        draws=[_draws_in(text) for text in chosen.draws],
-        moved=[_moved_in(text) for text in chosen.moved],
+    typed = chosen.astype(types)
+    return typed.assign(
+        samples=list(map(_numbers, chosen.samples)),
+        draws=list(map(_draws_in, chosen.draws)),
+        moved=list(map(_moved_in, chosen.moved)),
     )
 
 
-def _line_ends(rows: pd.DataFrame) -> pd.DataFrame:
+def _line_ends(rows: Rows) -> Rows:
     """Return the rows of the least and largest x, for a ratio; none if these are one."""
     ordered = rows.assign(unit=RATIO).sort_values("x")
     if ordered.x.nunique() < 2:
@@ -662,15 +756,15 @@ def _line_ends(rows: pd.DataFrame) -> pd.DataFrame:
     return ordered.iloc[[0, -1]]
 
 
-def _all(rows: pd.DataFrame) -> pd.DataFrame:
+def _all(rows: Rows) -> Rows:
     return rows
 
 
-def _maybe_largest(rows: pd.DataFrame) -> pd.DataFrame:
+def _maybe_largest(rows: Rows) -> Rows:
     return rows[rows.high >= rows.low.max()]
 
 
-def _maybe_smallest(rows: pd.DataFrame) -> pd.DataFrame:
+def _maybe_smallest(rows: Rows) -> Rows:
     return rows[rows.low <= rows.high.min()]
 
 
@@ -682,7 +776,7 @@ def _smallest(x: Floats, y: Floats) -> float:
     return float(y.min())
 
 
-def _ends_of_both(take: Take, rows: pd.DataFrame) -> Bounds:
+def _ends_of_both(take: Take, rows: Rows) -> Bounds:
     """Return what is taken of all lower ends, and of all upper ones."""
     low = take.of(rows, rows.low)
     high = take.of(rows, rows.high)
@@ -695,7 +789,7 @@ def _x_of_max(x: Floats, y: Floats) -> float:
     return float(x[largest])
 
 
-def _bounds_of_x(take: Take, rows: pd.DataFrame) -> Bounds:
+def _bounds_of_x(take: Take, rows: Rows) -> Bounds:
     return Bounds(rows.x.min(), rows.x.max())
 
 
@@ -703,7 +797,7 @@ def _last_over_first(x: Floats, y: Floats) -> float:
     return float(y[-1] / y[0])
 
 
-def _bounds_of_last_over_first(take: Take, rows: pd.DataFrame) -> Bounds:
+def _bounds_of_last_over_first(take: Take, rows: Rows) -> Bounds:
     first = rows.iloc[0]
     last = rows.iloc[-1]
     least = last.low / first.high
@@ -715,7 +809,7 @@ def _median(x: Floats, y: Floats) -> float:
     return float(np.median(y))
 
 
-def _bounds_of_all(take: Take, rows: pd.DataFrame) -> Bounds:
+def _bounds_of_all(take: Take, rows: Rows) -> Bounds:
     return Bounds(rows.low.min(), rows.high.max())
 
 
@@ -727,19 +821,19 @@ class Take(NamedTuple):
         bounds: The interval of the value by the rows' intervals.
     """
 
-    eligible: Callable[[pd.DataFrame], pd.DataFrame]
+    eligible: Callable[[Rows], Rows]
     measured: Callable[[Floats, Floats], float]
-    bounds: Callable[[Take, pd.DataFrame], Bounds] = _ends_of_both
+    bounds: Callable[[Take, Rows], Bounds] = _ends_of_both
     is_line: bool = False  # of the rows of the least and the largest x alone
     is_place: bool = False  # the value is an x
     is_of_draws: bool = True  # taken in each draw of a cost model's constants
 
-    def of(self, rows: pd.DataFrame, y: Iterable[float]) -> float:
+    def of(self, rows: Rows, y: Iterable[float]) -> float:
         """Return what is taken of rows with these y."""
         values = np.fromiter(y, dtype=float)
         return self.measured(rows.x.to_numpy(), values)
 
-    def value(self, rows: pd.DataFrame) -> Value:
+    def value(self, rows: Rows) -> Value:
         measured = self.of(rows, rows.y)
         low, high = self.bounds(self, rows)
         return Value(measured, low, high)
@@ -775,7 +869,7 @@ def in_words(row: Row) -> str:
     return f"{text} {row['mark']}".rstrip()
 
 
-def verdict(experiment: str, table: pd.DataFrame) -> str:
+def verdict(experiment: str, table: Verdicts) -> str:
     """Summarise the claims of an experiment, or those on its figure that another experiment
     judges, in Markdown, from the table of `verdicts`.
     """
@@ -788,15 +882,17 @@ def verdict(experiment: str, table: pd.DataFrame) -> str:
     if judged.empty:
         return "- No claim is read from it."
     lines = []
-    is_measured = judged.verdict != NOT_MEASURED
     for claim, rows in judged.groupby("claim", sort=False):
         values = []
-        for row in rows[is_measured[rows.index]].to_dict("records"):
+        for row in rows.to_dict("records"):
+            if row["verdict"] == NOT_MEASURED:
+                continue
+            device = row["device"]
             value = in_words(row)
-            values.append(f"{row['device']} **{value}** ({row['verdict']})")
+            values.append(f"{device} **{value}** ({row['verdict']})")
         described = "; ".join(values) or NOT_MEASURED
         expected = rows.expected.iloc[0]
         lines.append(f"- {claim} ({expected}): {described}.")
-    if not is_measured.any():
+    if (judged.verdict == NOT_MEASURED).all():
         lines.append("- No device has recorded results of it.")
     return "\n".join(lines)

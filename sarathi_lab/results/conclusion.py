@@ -13,7 +13,7 @@ from sarathi_lab.config.console import amount
 from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.intervals import LEVEL, ends_of_median, level_of, samples_for
 from sarathi_lab.results.load_trend import longer_than
-from sarathi_lab.results.table import HEADINGS, display_unit, heading, less_is_better
+from sarathi_lab.results.table import HEADINGS, Runs, display_unit, heading, less_is_better
 
 # What is judged where all requests wait from the start, and where they arrive over time.
 CLOSED_VERDICTS = ("throughput", "tbt_p99")
@@ -39,7 +39,7 @@ FEWEST_QUANTITIES = 3  # that runs have in common, so that it says something tha
 MOST_SETS = 3  # of equal runs, in a sentence each
 
 
-def arrive_over_time(runs: pd.DataFrame) -> bool:
+def arrive_over_time(runs: Runs) -> bool:
     """Return whether requests arrive over time; False for runs that do not record it."""
     if "arrives_over_time" in runs:
         over_time = runs["arrives_over_time"]
@@ -64,7 +64,7 @@ class _Comparison:
         noise: See `sweep_analysis.noise`.
     """
 
-    runs: pd.DataFrame
+    runs: Runs
     base: str | None
     names: Sequence[str]
     settings: Sequence[str]
@@ -72,7 +72,7 @@ class _Comparison:
     noise: float
 
     @classmethod
-    def of(cls, runs: pd.DataFrame) -> _Comparison:
+    def of(cls, runs: Runs) -> _Comparison:
         """Return how `runs` are compared."""
         judged: Sequence[str] = CLOSED_VERDICTS
         if arrive_over_time(runs):
@@ -95,7 +95,7 @@ class _Comparison:
 class _Best:
     """The best runs of a workload, all of the same settings, and among how many these were."""
 
-    runs: pd.DataFrame
+    runs: Runs
     num_settings: int
 
     @property
@@ -103,7 +103,7 @@ class _Best:
         return str(self.runs["policy"].iloc[0])
 
 
-def conclusion(runs: pd.DataFrame) -> list[str]:
+def conclusion(runs: Runs) -> list[str]:
     """Compare the best run of each workload with the reference, and with the best one of another
     policy of the sweep: what is better, worse, undecided.
 
@@ -129,7 +129,8 @@ def _verdicts(comparison: _Comparison) -> list[str]:
     one, such as the lowest and the highest rate.
     """
     swept = analysis.without_baselines(comparison.runs)
-    candidates = swept[swept["policy"] != comparison.base]
+    is_candidate = swept["policy"] != comparison.base
+    candidates = swept[is_candidate]
     works = analysis.group_keys(candidates, comparison.work)
     every_best = []
     for _, of_workload in candidates.groupby(works, sort=False):
@@ -152,7 +153,7 @@ def _verdicts(comparison: _Comparison) -> list[str]:
     return sentences
 
 
-def _compared_with(best: _Best, comparison: _Comparison) -> list[pd.DataFrame]:
+def _compared_with(best: _Best, comparison: _Comparison) -> list[Runs]:
     """Return the reference's runs on the workload of the best runs, and in a sweep of policies the
     best ones of the next best policy.
     """
@@ -165,7 +166,8 @@ def _compared_with(best: _Best, comparison: _Comparison) -> list[pd.DataFrame]:
     if "swept" not in runs:
         return compared
     swept = analysis.without_baselines(runs)
-    is_other = ~swept["policy"].isin([comparison.base, best.policy])
+    compared_already = [comparison.base, best.policy]
+    is_other = ~swept["policy"].isin(compared_already)
     others = _on_same_work(swept[is_other], best, comparison)
     # A policy that equals the best one is named by `_equal_runs`.
     names = list(comparison.names)
@@ -178,19 +180,23 @@ def _compared_with(best: _Best, comparison: _Comparison) -> list[pd.DataFrame]:
     return compared
 
 
-def _on_same_work(runs: pd.DataFrame, best: _Best, comparison: _Comparison) -> pd.DataFrame:
+def _on_same_work(runs: Runs, best: _Best, comparison: _Comparison) -> Runs:
     """Return those of `runs` that are on the workload of the best runs."""
     work = comparison.work
+    works = analysis.group_keys(runs, work)
     works_of_best = analysis.group_keys(best.runs, work)
-    is_same = analysis.group_keys(runs, work).isin(works_of_best)
+    is_same = works.isin(works_of_best)
     return runs[is_same]
 
 
-def _best(group: pd.DataFrame, comparison: _Comparison) -> _Best:
+def _best(group: Runs, comparison: _Comparison) -> _Best:
     """Return the best of runs on one workload."""
     keys = analysis.group_keys(group, comparison.settings)
     judged = dict.fromkeys([*comparison.names, OF_ANY_LENGTH])
-    quantities = [name for name in judged if name in group]
+    quantities = []
+    for name in judged:
+        if name in group:
+            quantities.append(name)
     by_settings = group.groupby(keys, sort=False)
     typical = by_settings[quantities].median()
     if OF_ANY_LENGTH in comparison.names:
@@ -215,23 +221,29 @@ def _order_over_time(typical: pd.DataFrame, is_steady: pd.Series) -> pd.DataFram
     order = pd.DataFrame(index=typical.index)
     order["unsteady"] = ~is_steady.reindex(typical.index)
     if "throughput" in typical:
-        order["unserved"] = -typical["throughput"].where(order["unsteady"], 0.0)
+        served = typical["throughput"].where(order["unsteady"], 0.0)
+        order["unserved"] = -served
     if "slo_attainment" in typical:
         order["within_objective"] = -typical["slo_attainment"]
-    waits = [name for name in ("ttft_p99", "request_gap_p99") if name in typical]
-    order["longest_waits"] = typical[waits].sum(axis="columns")
+    # The order of the columns is that of choice: each decides only between runs equal so far.
+    waits = typical.filter(["ttft_p99", "request_gap_p99"])
+    order["longest_waits"] = waits.sum(axis="columns")
     for name in ("tbt_p99", "ttft_p50"):
         if name in typical:
             order[name] = typical[name]
     return order
 
 
-def _sentence(best: _Best, others: pd.DataFrame, comparison: _Comparison) -> str:
+def _sentence(best: _Best, others: Runs, comparison: _Comparison) -> str:
     """Compare the best runs of a workload with those of another policy."""
     base = str(others["policy"].iloc[0])
     base_name = base
     if base != comparison.base:
-        own_settings = [name for name in comparison.settings if name not in comparison.work]
+        # Both ran on the same work: only what else it is run with tells them apart.
+        own_settings = []
+        for name in comparison.settings:
+            if name not in comparison.work:
+                own_settings.append(name)
         base_name = name_of(others.iloc[0], own_settings)
     pair = pd.concat([best.runs, others])
     clauses = []
@@ -245,37 +257,52 @@ def _sentence(best: _Best, others: pd.DataFrame, comparison: _Comparison) -> str
         if name not in pair:
             continue
         with_ratios = analysis.relative(pair, name, base)
-        runs = with_ratios[with_ratios["policy"] != base]
-        verdict, values = _verdict(name, runs, others, best.num_settings, comparison.noise)
+        is_best = with_ratios["policy"] != base
+        verdict, values = _verdict(
+            name,
+            with_ratios[is_best],
+            others,
+            best.num_settings,
+            comparison.noise,
+        )
         in_words[verdict].append(values)
     for verdict in SENTENCE:
         if verdict in in_words:
             quantities = ", ".join(in_words[verdict])
             clauses.append(f"{verdict} in {quantities}")
     best_name = name_of(best.runs.iloc[0], comparison.settings)
-    return f"{best_name} beside {base_name}: {'; '.join(clauses)}."
+    compared = "; ".join(clauses)
+    return f"{best_name} beside {base_name}: {compared}."
 
 
-def _unsteady(runs: pd.DataFrame) -> str:
+def _unsteady(runs: Runs) -> str:
     """State which policies' runs are mostly not steady; "" if all are."""
     states = []
     for policy, of_policy in runs.groupby("policy", sort=False):
-        if analysis.unsteady(of_policy).mean() < 0.5:
+        share_unsteady = analysis.unsteady(of_policy).mean()
+        if share_unsteady < 0.5:
             continue
         state = "is not steady"
-        if "is_overloaded" in of_policy and (of_policy["is_overloaded"] == 1).all():
-            state = "does not keep up with the load"
+        if "is_overloaded" in of_policy:
+            is_overloaded = of_policy["is_overloaded"] == 1
+            if is_overloaded.all():
+                state = "does not keep up with the load"
         states.append(f"{policy} {state}")
     return " and ".join(states)
 
 
 def _verdict(
-    name: str, runs: pd.DataFrame, others: pd.DataFrame, num_settings: int, noise: float
+    name: str,
+    runs: Runs,
+    others: Runs,
+    num_settings: int,
+    noise: float,
 ) -> tuple[str, str]:
     """Return whether a quantity of `runs` is better than that of `others`, worse, equal or
     undecided, and its values in words.
     """
-    quantity = f"{name}_vs_{others['policy'].iloc[0]}"
+    base = others["policy"].iloc[0]
+    quantity = f"{name}_vs_{base}"
     ratios = runs[quantity].fillna(1.0)  # of two zeros
     differences = (ratios - 1).abs()
     if (differences < LEAST_DIFFERENCE).all():
@@ -284,15 +311,25 @@ def _verdict(
     level = 1 - (1 - LEVEL) / num_settings
     ends = ends_of_median(list(ratios), level=level, is_series=False)
     ratio = float(ratios.median())
-    row = {"quantity": quantity, "policy": "", "value": ratio, "num_samples": len(runs)}
-    is_decided = analysis.is_decided(row | ends._asdict(), noise)
+    row = {
+        "quantity": quantity,
+        "policy": "",
+        "value": ratio,
+        "num_samples": len(runs),
+        **ends._asdict(),
+    }
+    is_decided = analysis.is_decided(row, noise)
     times = f"{ratio:.2f} times"
     if len(runs) > 1:
         times = f"in pairs {times}, {ends.low:.2f} to {ends.high:.2f}"
     # Of the runs that these are paired with: a slow phase of the machine is in both.
     paired = (runs[name] / ratios).dropna()
     values_of_base = others[name] if paired.empty else paired
-    values = _in_words(name, runs[name].median(), values_of_base.median())
+    values = _in_words(
+        name,
+        value=runs[name].median(),
+        value_of_base=values_of_base.median(),
+    )
     if 0 < ratio < math.inf and name != "slo_attainment":
         values += f" ({times})"
     if not is_decided:
@@ -351,8 +388,10 @@ def _remark_on_samples(best: _Best, comparison: _Comparison) -> str:
     remark = f"These are {level_of(number):.0%} intervals of {number} samples, each by itself"
     if number < needed:
         enough_samples = f"repeat={needed}"
-        if "seed" in best.runs and best.runs["seed"].nunique() > 1:
-            enough_samples = f"seed=range({needed})"
+        if "seed" in best.runs:
+            num_seeds = best.runs["seed"].nunique()
+            if num_seeds > 1:
+                enough_samples = f"seed=range({needed})"
         remark += f"; {enough_samples} has {LEVEL:.0%}"
         if best.num_settings > 1:
             remark += f" for the best of {best.num_settings}"
@@ -361,16 +400,17 @@ def _remark_on_samples(best: _Best, comparison: _Comparison) -> str:
     return f"{remark}."
 
 
-def _are_drawn(runs: pd.DataFrame) -> bool:
+def _are_drawn(runs: Runs) -> bool:
     """Return whether a seed decides when requests arrive, not a recorded run or a trace."""
     if "workload.arrivals" not in runs or not arrive_over_time(runs):
         return False
     kinds = runs["workload.arrivals"]
-    is_drawn = kinds.notna() & ~kinds.isin(["trace", "recorded"])
+    is_recorded = kinds.isin(["trace", "recorded"])
+    is_drawn = kinds.notna() & ~is_recorded
     return bool(is_drawn.all())
 
 
-def longer_run(runs: pd.DataFrame) -> str:
+def longer_run(runs: Runs) -> str:
     """Return the setting of a run that is long enough to show, perhaps, which server keeps up; ""
     if the requests of these are recorded.
     """
@@ -380,7 +420,7 @@ def longer_run(runs: pd.DataFrame) -> str:
     return f"workload.num_requests={longer_than(num_requests)}"
 
 
-def _equal_runs(runs: pd.DataFrame) -> list[str]:
+def _equal_runs(runs: Runs) -> list[str]:
     """Name runs of different settings that agree in all digits of every quantity, in a sentence for
     each set of them: what sets them apart had no effect.
     """
@@ -397,22 +437,26 @@ def _equal_runs(runs: pd.DataFrame) -> list[str]:
         digits = tuple(format(median, DIGITS) for median in medians)
         name = name_of(of_setting.iloc[0], settings)
         names_by_digits[digits].append(name)
-    sets = [names for names in names_by_digits.values() if len(names) > 1]
     sentences = []
-    for names in sets[:MOST_SETS]:
-        sentences.append(f"Equal in every quantity: {', '.join(names)}.")
-    num_further = len(sets) - MOST_SETS
+    for names in names_by_digits.values():
+        if len(names) > 1:
+            listed = ", ".join(names)
+            sentences.append(f"Equal in every quantity: {listed}.")
+    num_further = len(sentences) - MOST_SETS
     if num_further > 0:
-        sentences.append(f"So are {num_further} further sets of runs.")
+        sentences[MOST_SETS:] = [f"So are {num_further} further sets of runs."]
     return sentences
 
 
-def _caution_of_replay(runs: pd.DataFrame) -> str:
+def _caution_of_replay(runs: Runs) -> str:
     """State by how much replays miss the run that they repeat; "" where they are near."""
     largest = {}
     for name in REPLAY_ERRORS:
-        errors = runs[name].dropna().tolist() if name in runs else []
-        if errors:
+        if name not in runs:
+            continue
+        errors = runs[name].dropna()
+        if len(errors):
+            # With its sign: the sentence states whether the replay is slower or faster.
             largest[name] = max(errors, key=abs)
     return caution_of_replay(largest)
 
@@ -433,8 +477,9 @@ def caution_of_replay(errors: Mapping[str, float]) -> str:
             misses.append(f"{error:+.0%} in {label}")
     if not misses:
         return ""
+    listed = ", ".join(misses)
     return (
-        f"The simulation misses your run by {', '.join(misses)}, so that it does not decide "
+        f"The simulation misses your run by {listed}, so that it does not decide "
         "smaller differences; check hardware, host, and the time that passes outside the server "
         "(network, client)."
     )

@@ -13,7 +13,6 @@ from statistics import median
 from typing import TypedDict
 
 import numpy as np
-import pandas as pd
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
@@ -22,9 +21,12 @@ from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.single_iteration import SingleIteration, single_iteration
 from sarathi_lab.results.serving_metrics import Slo
+from sarathi_lab.results.table import Iterations
 
 REPETITIONS = 5
-MIN_REPETITIONS, MAX_REPETITIONS = 3, 15
+MIN_REPETITIONS = 3
+MAX_REPETITIONS = 15
+Item = tuple[SequenceState, int]  # of a batch: how many tokens of the sequence it computes
 
 
 class Mix(TypedDict):
@@ -54,11 +56,13 @@ class DecodeCost:
     host_share: float | None = None
 
 
-def fullest_hybrid(iterations: pd.DataFrame) -> Mix | None:
+def fullest_hybrid(iterations: Iterations) -> Mix | None:
     """Return the mix of one chunk with the most decodes (the paper's B - 1) in a run, the most
     frequent and then largest such chunk, at median contexts; None if there is none, or with drafts.
     """
-    hybrids = iterations[(iterations.num_prefills == 1) & (iterations.num_decode_tokens > 0)]
+    has_one_chunk = iterations.num_prefills == 1
+    has_decodes = iterations.num_decode_tokens > 0
+    hybrids = iterations[has_one_chunk & has_decodes]
     if hybrids.empty or "num_draft_tokens" in iterations:
         return None
     # With the most decodes their cost stands out most from the noise of a difference.
@@ -66,28 +70,38 @@ def fullest_hybrid(iterations: pd.DataFrame) -> Mix | None:
     fullest = hybrids[hybrids.num_decode_tokens == num_decodes]
     chunk_tokens = int(fullest.num_prefill_tokens.mode().max())
     same = fullest[fullest.num_prefill_tokens == chunk_tokens]
+    # A chunk reads what is before it and itself; each decode emits, a prompt's last chunk does too.
+    starts = same.prefill_kv_tokens - same.num_prefill_tokens
+    emits = same.num_emits > same.num_decode_tokens
+    contexts = same.decode_kv_tokens / same.num_decode_tokens
     return {
         "prefill_tokens": chunk_tokens,
-        "start": int((same.prefill_kv_tokens - same.num_prefill_tokens).median()),
-        "emits": bool((same.num_emits > same.num_decode_tokens).mean() > 0.5),
+        "start": int(starts.median()),
+        "emits": bool(emits.mean() > 0.5),
         "num_decodes": num_decodes,
-        "context": int(np.median(same.decode_kv_tokens / same.num_decode_tokens)),
+        "context": int(np.median(contexts)),
     }
 
 
 def measure_decode_cost(
-    executor: Executor, sizes: Mix, *, num_blocks: int, block_size: int, seconds: float = 1.5
+    executor: Executor,
+    sizes: Mix,
+    *,
+    num_blocks: int,
+    block_size: int,
+    seconds: float = 1.5,
 ) -> DecodeCost:
     """Run the three batches in turn, 3 to 15 times in `seconds`; of a pipeline a stage counts."""
     sizes = _fitted(sizes, num_blocks, block_size)
-    hybrid_batch = make_batch(**sizes, blocks=BlockManager(num_blocks, block_size))
+    blocks = BlockManager(num_blocks, block_size)
+    hybrid_batch = make_batch(**sizes, blocks=blocks)
     items = [(chunk.sequence, chunk.num_tokens) for chunk in hybrid_batch.chunks]
     for sequence, _ in items:
         # `make_batch` marked them as on their way, but each is run several times.
         sequence.in_flight = False
     *decode_items, _ = items  # the prompt's chunk is the last
 
-    def timed(chosen: Sequence[tuple[SequenceState, int]]) -> SingleIteration:
+    def timed(chosen: Sequence[Item]) -> SingleIteration:
         batch = Batch()
         for sequence, num_tokens in chosen:
             batch.add(sequence, num_tokens)
@@ -104,10 +118,13 @@ def measure_decode_cost(
         chunks.append(timed(items[-1:]))
         hybrids.append(timed(items))
         decodes.append(timed(decode_items))
-    added = [hybrid.seconds - chunk.seconds for hybrid, chunk in zip(hybrids, chunks, strict=True)]
+    added = []
+    for hybrid, chunk in zip(hybrids, chunks, strict=True):
+        added.append(hybrid.seconds - chunk.seconds)
     host_share = None
     if executor.num_blocks is not None:
-        host_share = max(_host_share(timings) for timings in (chunks, hybrids, decodes))
+        host_shares = map(_host_share, (chunks, hybrids, decodes))
+        host_share = max(host_shares)
     num_decodes = len(decode_items)
     return DecodeCost(
         alone=median(decode.seconds for decode in decodes) / num_decodes,
@@ -123,21 +140,29 @@ def _host_share(timings: Sequence[SingleIteration]) -> float:
 
 
 def decode_iteration(
-    executor: Executor, num_decodes: int, context: int, *, num_blocks: int, block_size: int
+    executor: Executor,
+    num_decodes: int,
+    context: int,
+    *,
+    num_blocks: int,
+    block_size: int,
 ) -> float:
     """Return the median seconds of an iteration of `num_decodes` decodes at `context` tokens, or as
     many as fit; on a pipeline from the first stage to the last.
     """
+    most_for_decode = num_blocks // num_decodes * block_size
     # A decode has at least a prompt's token and its own.
-    context = max(2, min(context, num_blocks // num_decodes * block_size))
+    context = max(2, min(context, most_for_decode))
     blocks = BlockManager(num_blocks, block_size)
     batch = make_batch(num_decodes=num_decodes, context=context, blocks=blocks)
     seconds = []
     for _ in range(REPETITIONS + 1):
         iteration = single_iteration(executor, batch)
         result = iteration.result
-        # `busy` is of one stage.
-        seconds.append(result.end - result.start if result.stages else iteration.seconds)
+        took = iteration.seconds
+        if result.stages:  # whose `seconds` are of one stage
+            took = result.end - result.start
+        seconds.append(took)
     return median(seconds[1:])  # the first warms up
 
 

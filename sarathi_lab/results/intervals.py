@@ -25,6 +25,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 T = TypeVar("T")
+Floats = NDArray[np.float64]
+LowAndHigh = tuple[float, float]  # ends of an interval, or what is below and above a value
 LEVEL = 0.95
 FEWEST_PAIRS = 6  # below, no interval of the median reaches LEVEL
 DEVIATIONS = 1.96  # standard deviations of a normal error on either side within LEVEL
@@ -89,11 +91,13 @@ def effect(low: float, high: float) -> str:
     """Return what the whole interval of a ratio shows: `GAIN`, `LOSS`, or within `BAND` of one
     `NEUTRAL`; else, and where no interval is known, `UNDECIDED`.
     """
-    if low > 1 + BAND:
+    least_gain = 1 + BAND
+    least_loss = 1 - BAND
+    if low > least_gain:
         return GAIN
-    if high < 1 - BAND:
+    if high < least_loss:
         return LOSS
-    if low >= 1 - BAND and high <= 1 + BAND:
+    if low >= least_loss and high <= least_gain:
         return NEUTRAL
     return UNDECIDED
 
@@ -111,7 +115,7 @@ def within_range(ends: Ends, unit: str) -> Ends:
 class Resolution(Protocol):
     """What a value cannot be told from, as few values are possible or few cases were counted."""
 
-    def widened(self, low: float, high: float) -> tuple[float, float]:
+    def widened(self, low: float, high: float) -> LowAndHigh:
         """Return an interval of such values with all that its ends cannot be told from."""
 
     def text_of(self, value: float) -> str:
@@ -127,7 +131,7 @@ class Resolution(Protocol):
 class WithoutBounds:
     """A resolution of values none of which is a bound."""
 
-    def widened(self, low: float, high: float) -> tuple[float, float]:
+    def widened(self, low: float, high: float) -> LowAndHigh:
         return low, high
 
     def text_of(self, value: float) -> str:
@@ -148,7 +152,7 @@ class Steps(WithoutBounds):
 
     precision: float
 
-    def widened(self, low: float, high: float) -> tuple[float, float]:
+    def widened(self, low: float, high: float) -> LowAndHigh:
         step = 1 + self.precision
         a_step_below = low / step
         a_step_above = high * step
@@ -161,7 +165,8 @@ class Choices(WithoutBounds):
 
     values: tuple[float, ...]
 
-    def widened(self, low: float, high: float) -> tuple[float, float]:
+    def widened(self, low: float, high: float) -> LowAndHigh:
+        # Beyond the first and the last one nothing was tried: the interval ends there.
         below = [value for value in self.values if value < low]
         above = [value for value in self.values if value > high]
         next_below = max(below, default=low)
@@ -180,8 +185,9 @@ class Tried:
     highest: float
     precision: float
 
-    def widened(self, low: float, high: float) -> tuple[float, float]:
-        a_step_below, a_step_above = Steps(self.precision).widened(low, high)
+    def widened(self, low: float, high: float) -> LowAndHigh:
+        grid = Steps(self.precision)
+        a_step_below, a_step_above = grid.widened(low, high)
         if high == 0:
             return low, self.lowest
         if high >= self.highest:
@@ -208,7 +214,7 @@ class Tried:
             return f"< {most:.3g}"
         return None
 
-    def _limits(self, value: float) -> tuple[float, float]:
+    def _limits(self, value: float) -> LowAndHigh:
         """Return the least and the most that a sample may be."""
         if value == 0:
             return 0.0, self.lowest
@@ -225,7 +231,7 @@ class Trials(WithoutBounds):
 
     number: int
 
-    def widened(self, low: float, high: float) -> tuple[float, float]:
+    def widened(self, low: float, high: float) -> LowAndHigh:
         # None of n cases shows a share p with the probability (1 - p)^n, here 1 - LEVEL.
         share_of_others = (1 - LEVEL) ** (1 / self.number)
         unseen = 1 - share_of_others
@@ -273,10 +279,12 @@ def ends_of_share(share: float, number: int) -> Ends:
     tail = (1 - LEVEL) / 2
     low = 0.0
     if right > 0:
-        low = float(beta.ppf(tail, right, wrong + 1))
+        quantile = beta.ppf(tail, right, wrong + 1)
+        low = float(quantile)
     high = 1.0
     if wrong > 0:
-        high = float(beta.ppf(1 - tail, right + 1, wrong))
+        quantile = beta.ppf(1 - tail, right + 1, wrong)
+        high = float(quantile)
     return Ends(low, high, LEVEL)
 
 
@@ -288,7 +296,10 @@ def samples_for(at_once: int) -> int:
 
 
 def ends_of_median(
-    samples: Sequence[float], *, level: float = LEVEL, is_series: bool = True
+    samples: Sequence[float],
+    *,
+    level: float = LEVEL,
+    is_series: bool = True,
 ) -> Ends:
     """Return the narrowest interval of the median that reaches `level`, else the widest one.
 
@@ -301,13 +312,14 @@ def ends_of_median(
     if is_series:
         num_independent = _num_independent(samples)
     # From the middle outwards: the first interval that is wide enough is the narrowest.
-    k = number // 2
-    while k > 1 and _confidence(k, number, num_independent) < level:
+    k = max(number // 2, 1)
+    confidence = _confidence(k, number, num_independent)
+    while k > 1 and confidence < level:
         k -= 1
-    k = max(k, 1)
+        confidence = _confidence(k, number, num_independent)
     low = ordered[k - 1]
     high = ordered[-k]
-    return Ends(low, high, _confidence(k, number, num_independent))
+    return Ends(low, high, confidence)
 
 
 def ends_of_draws(
@@ -333,7 +345,8 @@ def ends_of_draws(
     of_shapes = np.fromiter(moved, dtype=float)
     sides = 1
     if mirrored is not None:
-        of_shapes = np.append(of_shapes, np.fromiter(mirrored, dtype=float))
+        of_other_side = np.fromiter(mirrored, dtype=float)
+        of_shapes = np.append(of_shapes, of_other_side)
         sides = 2
     everywhere = np.append(drawn, of_shapes)
     has_nan = np.isnan(everywhere).any()
@@ -343,15 +356,27 @@ def ends_of_draws(
     if value > 0 and (everywhere > 0).all():
         errors = np.log(drawn / value)
         errors_of_shapes = np.log(of_shapes / value)
-        factor = math.exp(DEVIATIONS * _deviation(errors, errors_of_shapes, sides))
-        return Ends(value / factor, value * factor, math.nan)
+        deviation = _deviation(errors, errors_of_shapes, sides)
+        factor = math.exp(DEVIATIONS * deviation)
+        return Ends(
+            low=value / factor,
+            high=value * factor,
+            confidence=math.nan,
+        )
     # A value that is zero or negative, such as a difference, has no logarithm.
-    half = DEVIATIONS * _deviation(drawn - value, of_shapes - value, sides)
-    return Ends(value - half, value + half, math.nan)
+    errors = drawn - value
+    errors_of_shapes = of_shapes - value
+    half = DEVIATIONS * _deviation(errors, errors_of_shapes, sides)
+    return Ends(
+        low=value - half,
+        high=value + half,
+        confidence=math.nan,
+    )
 
 
 def draws_of_median(
-    samples: Sequence[float], drawn: Sequence[Sequence[float]]
+    samples: Sequence[float],
+    drawn: Sequence[Sequence[float]],
 ) -> tuple[float, ...]:
     """Return the median of `samples` in each draw, whose samples have the same seeds.
 
@@ -363,7 +388,8 @@ def draws_of_median(
     medians = []
     for samples_of_draw in drawn:
         values = np.asarray(samples_of_draw, dtype=float)
-        if (undrawn > 0).all() and (values > 0).all():
+        are_positive = (undrawn > 0) & (values > 0)
+        if are_positive.all():
             factor = float(np.nanmedian(values / undrawn))
             medians.append(median * factor)
         else:
@@ -398,12 +424,15 @@ def without(value: float, of_both: Ends, of_draws: Ends) -> Ends:
     below_by_draws, above_by_draws = _distances(value, of_draws)
     square_below = below**2 - below_by_draws**2
     square_above = above**2 - above_by_draws**2
-    low = value - math.sqrt(max(square_below, 0.0))
-    high = value + math.sqrt(max(square_above, 0.0))
+    # Both ends were rounded when they were recorded: the difference may come out below zero.
+    below_by_seeds = math.sqrt(max(square_below, 0.0))
+    above_by_seeds = math.sqrt(max(square_above, 0.0))
+    low = value - below_by_seeds
+    high = value + above_by_seeds
     return Ends(low, high, of_both.confidence)
 
 
-def _distances(value: float, ends: Interval | Ends) -> tuple[float, float]:
+def _distances(value: float, ends: Interval | Ends) -> LowAndHigh:
     """Return how far the ends of an interval are below and above a value."""
     below = value - ends.low
     above = ends.high - value
@@ -421,7 +450,7 @@ def farther(value: float, end: float, times: float) -> float:
     return value + times * difference
 
 
-def _deviation(of_draws: NDArray[np.float64], of_shapes: NDArray[np.float64], sides: int) -> float:
+def _deviation(of_draws: Floats, of_shapes: Floats, sides: int) -> float:
     """Return the standard deviation by the differences from a value that was not drawn: the mean
     square over draws, in each of which all constants err, and the square of each shape's, in the
     mean over the `sides` to which it was moved.
@@ -452,10 +481,13 @@ def _num_independent(samples: Sequence[float]) -> int:
     ranks = pd.Series(samples).rank()  # equal samples share their mean rank
     mean_rank = (number + 1) / 2
     deviations = (ranks - mean_rank).to_numpy()
+    later = deviations[1:]
+    earlier = deviations[:-1]
     variance = float(deviations @ deviations) or 1.0  # 0 where all samples are equal
-    covariance = float(deviations[1:] @ deviations[:-1])
+    covariance = float(later @ earlier)
     correlation = covariance / variance
-    if correlation <= 0.5 / math.sqrt(number):  # within chance
+    chance = 0.5 / math.sqrt(number)
+    if correlation <= chance:
         correlation = 0.0
     effective = number * (1 - correlation) / (1 + correlation)
     rounded_down = math.floor(effective + 1e-9)  # a whole number may come out just below itself
@@ -463,7 +495,11 @@ def _num_independent(samples: Sequence[float]) -> int:
 
 
 def median_of(
-    samples: Sequence[float], max_spread: float, *, of: float | None = None, is_series: bool = True
+    samples: Sequence[float],
+    max_spread: float,
+    *,
+    of: float | None = None,
+    is_series: bool = True,
 ) -> Interval:
     """Return the median of paired samples with its interval.
 
@@ -481,6 +517,7 @@ def median_of(
         return NOT_MEASURED
     ends = ends_of_median(measured, is_series=is_series)
     median = float(np.median(measured))
+    # A sample each, not a mean of two: a bound (infinity) would spoil that.
     q20, q80 = np.quantile(measured, (0.2, 0.8), method="inverted_cdf")
     base = of
     if base is None:

@@ -30,9 +30,11 @@ def rising_pvalue(values: ArrayLike) -> float:
     if signs.all():
         is_inversion = signs < 0
         num_inversions = int(is_inversion.sum())
-        return _share_of_orders(np.size(values), num_inversions)
+        number = np.size(values)
+        return _share_of_orders(number, num_inversions)
     deviation = math.sqrt(_variance(values))
     score = float(signs.sum()) / deviation
+    # The upper tail of the normal distribution, by the standard library's function.
     distance = score / math.sqrt(2)
     return 0.5 * math.erfc(distance)
 
@@ -43,16 +45,17 @@ def median_slope(x: ArrayLike, y: ArrayLike) -> float:
     rise = _differences(y)
     is_ahead = run != 0
     slopes = rise[is_ahead] / run[is_ahead]
-    return float(np.median(slopes))
+    slope = np.median(slopes)
+    return float(slope)
 
 
 def _differences(values: ArrayLike) -> Floats:
     """Return the differences of all pairs of values, the later less the earlier."""
-    array = np.asarray(values, dtype=float)
+    array: Floats = np.asarray(values, dtype=float)
     number = len(array)
+    # Indices above the diagonal: each pair once, the earlier value first.
     earlier, later = np.triu_indices(number, k=1)
-    differences: Floats = array[later] - array[earlier]
-    return differences
+    return array[later] - array[earlier]
 
 
 def _share_of_orders(number: int, most_inversions: int) -> float:
@@ -64,13 +67,15 @@ def _share_of_orders(number: int, most_inversions: int) -> float:
         shares_of_value = np.full(size, share_of_value)
         shares = np.convolve(shares, shares_of_value)
     end = most_inversions + 1
-    return float(shares[:end].sum())
+    share = shares[:end].sum()
+    return float(share)
 
 
 def _variance(values: ArrayLike) -> float:
     """Return the variance of rising less falling pairs, where some values are equal."""
     _, sizes = np.unique(values, return_counts=True)
-    variance = _variance_of_distinct(np.size(values))
+    number = np.size(values)
+    variance = _variance_of_distinct(number)
     for size in sizes.tolist():
         variance -= _variance_of_distinct(size)
     return variance

@@ -15,7 +15,7 @@ from sarathi_lab.config.csv_files import csv_files, csv_name, write_csv
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_object, readable
 from sarathi_lab.config.run_context import SweepRecord
-from sarathi_lab.results.table import MEASURED, RESULTS, Quantities
+from sarathi_lab.results.table import MEASURED, RESULTS, Iterations, Quantities, Requests, Runs
 from sarathi_lab.results.table import SIMULATED as SIMULATED_SOURCE
 
 POINTS = "figure.parquet"  # recomputed figures of the paper
@@ -31,15 +31,45 @@ AGAIN = "leave it out or run it again"
 # A point: its place in its figure, the median, its interval (see `intervals`) and number of pairs;
 # the `reason` where y is missing. A simulated point records its `draws`, and what it is where each
 # of its shapes is slower (`moved`; see `Estimate`).
-POINT = ["figure", "panel", "series", "x", "y", "low", "high", "num_pairs", "unit", "reason"]
+POINT = [
+    "figure",
+    "panel",
+    "series",
+    "x",
+    "y",
+    "low",
+    "high",
+    "num_pairs",
+    "unit",
+    "reason",
+]
 # What a point is of, in words; a recording lacks those that its experiment does not vary.
-TEXTS = ["panel", "series", "dataset", "slo", "hardware", "level", "model", "method"]
-# Measured points have the level of the interval and the samples in their order, too.
-POINT_COLUMNS = [*POINT, "confidence", "samples", "draws", "moved", "model", "dtype", "device_name"]
+TEXTS = [
+    "panel",
+    "series",
+    "dataset",
+    "slo",
+    "hardware",
+    "level",
+    "model",
+    "method",
+]
+POINT_COLUMNS = [
+    *POINT,
+    # Measured points have the level of the interval and the samples in their order, too.
+    "confidence",
+    "samples",
+    "draws",
+    "moved",
+    "model",
+    "dtype",
+    "device_name",
+]
 
 
 Tree = Mapping[str, object]  # of a configuration, with trees as values
 Settings = dict[str, object]  # of a run, by the names that they are typed by
+FoldersByName = dict[str, list[Path]]
 
 
 def find_runs(*roots: Path) -> list[Path]:
@@ -58,13 +88,13 @@ def _is_hidden(path: Path) -> bool:
     return path.name.startswith(".")
 
 
-def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
+def find_sweeps(root: Path | str = OUTPUTS) -> FoldersByName:
     """Return folders of sweeps by start time and what was swept, newest first; then single runs."""
     num_runs: Counter[Path] = Counter()
     for run in find_runs(Path(root)):
         if run.parent.name != "baselines":
             num_runs[_sweep_of(run)] += 1
-    sweeps: dict[str, list[Path]] = {}
+    sweeps: FoldersByName = {}
     single = []
     for folder, number in num_runs.items():
         record = SweepRecord.find(folder)
@@ -73,7 +103,8 @@ def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
             continue
         to_the_second = record.started_at[:19]
         started = to_the_second.replace("T", " ")
-        command = textwrap.shorten(" ".join(record.arguments), LONGEST, placeholder="...")
+        arguments = " ".join(record.arguments)
+        command = textwrap.shorten(arguments, LONGEST, placeholder="...")
         name = f"{started}, {number} runs: {command}"
         sweeps[name] = [folder]
     newest_first = dict(sorted(sweeps.items(), reverse=True))
@@ -82,7 +113,7 @@ def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
     return newest_first
 
 
-def load_runs(*roots: Path | str) -> pd.DataFrame:
+def load_runs(*roots: Path | str) -> Runs:
     """Return a row per finished run below `roots`: settings and labels (`load_settings`), summary,
     folder (`path`) and its sweep's (`sweep`); NaN where a run lacks a name.
 
@@ -100,13 +131,20 @@ def load_runs(*roots: Path | str) -> pd.DataFrame:
         except UserError:
             skipped.append(str(path))
             continue
-        folders = {"path": str(path), "sweep": str(_sweep_of(path))}
-        row = {**labels, **summary, **folders}
+        row = {
+            **labels,
+            **summary,
+            "path": str(path),
+            "sweep": str(_sweep_of(path)),
+        }
         rows.append(row)
         settings |= dict.fromkeys(labels)
         columns |= dict.fromkeys(row)
-    runs = pd.DataFrame(rows, columns=list(settings | columns))
-    runs.attrs |= {"skipped": tuple(skipped), "settings": tuple(settings)}
+    # Settings of all runs come first, also those that only a later run has.
+    columns = settings | columns
+    runs = pd.DataFrame(rows, columns=list(columns))
+    runs.attrs["skipped"] = tuple(skipped)
+    runs.attrs["settings"] = tuple(settings)
     return runs
 
 
@@ -155,7 +193,11 @@ def without_unread(config: Tree) -> Settings:
     return read
 
 
-def _flat(node: Mapping[Any, object], prefix: str = "", leaving: Collection[str] = ()) -> Settings:
+def _flat(
+    node: Mapping[Any, object],
+    prefix: str = "",
+    leaving: Collection[str] = (),
+) -> Settings:
     """Return the leaves of a tree by their dotted names, without those that are named."""
     flat: Settings = {}
     for key, value in node.items():
@@ -192,12 +234,12 @@ def load_summary(path: Path | str) -> Quantities:
     return dict(zip(rows["quantity"], rows["value"], strict=True))
 
 
-def load_iterations(path: Path | str) -> pd.DataFrame:
+def load_iterations(path: Path | str) -> Iterations:
     """Load the iterations of the run in `path`, a row each; columns as in metrics.md."""
     return _parquet(Path(path) / "iterations.parquet")
 
 
-def load_requests(path: Path | str) -> pd.DataFrame:
+def load_requests(path: Path | str) -> Requests:
     """Load the requests of the run in `path`, a row each."""
     return _parquet(Path(path) / "requests.parquet")
 
@@ -230,7 +272,12 @@ def _sweep_of(run: Path) -> Path:
 
 def _natural_order(path: Path) -> list[str]:
     """Return the parts of a path, numbers so that 2 comes before 10."""
-    return [part.zfill(9) if part.isdecimal() else part for part in path.parts]
+    padded = []
+    for part in path.parts:
+        if part.isdecimal():
+            part = part.zfill(9)
+        padded.append(part)
+    return padded
 
 
 def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
@@ -243,10 +290,14 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
         table = table.rename(columns={"device": "device_name"})
         device = path.parent.name
         is_simulated = device.startswith((SIMULATED, COMPOSED))
-        labels = {"device": device, "is_simulated": is_simulated}
-        labels_of_rows = pd.DataFrame(labels, index=table.index)
+        labels_of_rows = pd.DataFrame(
+            {"device": device, "is_simulated": is_simulated},
+            index=table.index,
+        )
         with_labels = pd.concat([labels_of_rows, table], axis="columns")
-        tables.append(with_labels.dropna(axis="columns", how="all"))
+        # pandas warns of columns that are empty in one table: they would decide the types of all.
+        filled = with_labels.dropna(axis="columns", how="all")
+        tables.append(filled)
     if not tables:
         experiments = ", ".join(recorded(root)) or "none"
         raise UserError(
@@ -298,13 +349,20 @@ def group_of(experiment: str) -> str:
     return "lab"
 
 
-def save(table: pd.DataFrame, experiment: str, device: str, root: Path, ending: str = "") -> Path:
+def save(
+    table: pd.DataFrame,
+    experiment: str,
+    device: str,
+    root: Path,
+    ending: str = "",
+) -> Path:
     """Record a table, replacing the previous one; returns its path. Further tables of an experiment
     have an `ending`, such as "-serving".
     """
     folder_of_experiment = root / group_of(experiment) / experiment
     folder = folder_of_experiment / "results" / device
     make_folder(folder, "task.record")
+    # Six digits: more are noise, and would differ between machines in every record.
     text = table.to_csv(index=False, float_format="%.6g")
     name = f"{experiment}{ending}.csv"
     return write_csv(folder / name, text)

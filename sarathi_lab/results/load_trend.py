@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sarathi_lab.results.kendall import rising_pvalue
-from sarathi_lab.results.table import Quantities
+from sarathi_lab.results.table import Quantities, Requests
 from sarathi_lab.results.window import NUM_BATCHES, Trend, batch_means, delay_trend
 
 LEVEL = 0.01  # of both tests for a trend, one-sided
@@ -116,7 +115,7 @@ class LoadTrend(NamedTuple):
         return None
 
 
-def load_trend(requests: pd.DataFrame) -> LoadTrend | None:
+def load_trend(requests: Requests) -> LoadTrend | None:
     """Return the trends over `requests`; None where `delay_trend` has none.
 
     The delay shows a queue before the first chunk. A server that takes prompts at once has none,

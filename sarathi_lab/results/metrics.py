@@ -15,7 +15,7 @@ from sarathi_lab.model.roofline import TILE, Peaks, operation_rooflines, rooflin
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.decode_cost import DecodeCost
 from sarathi_lab.results.serving_metrics import QUANTILES, latency, quantiles
-from sarathi_lab.results.table import Quantities
+from sarathi_lab.results.table import Iterations, Quantities, Requests
 
 WAITS = ("ttft", "tbt", "request_gap", "tpot", "latency", "normalised_latency", "bubble_time")
 # Compared with a baseline: <name>_vs_<baseline> is the run's value divided by the baseline's.
@@ -32,8 +32,8 @@ STARVED = 0.9  # share of an iteration's time from which launching leaves the de
 
 
 def add_costs(
-    iterations: pd.DataFrame, spec: ModelSpec, dtype_bytes: int, peaks: Peaks
-) -> pd.DataFrame:
+    iterations: Iterations, spec: ModelSpec, dtype_bytes: int, peaks: Peaks
+) -> Iterations:
     """Add FLOPs, bytes and tiles of each iteration and its shares of the peaks."""
     num_tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
     flops = spec.flops(iterations)
@@ -66,8 +66,8 @@ class RunTables:
             products are in the type of the rest.
     """
 
-    iterations: pd.DataFrame
-    requests: pd.DataFrame
+    iterations: Iterations
+    requests: Requests
     peaks: Peaks
     decode_cost: DecodeCost | None = None
     spec: ModelSpec | None = None
@@ -84,8 +84,8 @@ Metric = Callable[[RunTables], Mapping[str, float]]  # quantities by name, in SI
 
 
 def summarise(
-    iterations: pd.DataFrame,
-    requests: pd.DataFrame,
+    iterations: Iterations,
+    requests: Requests,
     peaks: Peaks,
     decode_cost: DecodeCost | None,
     spec: ModelSpec | None = None,
@@ -149,7 +149,7 @@ def _cost_of_decodes(cost: DecodeCost) -> Quantities:
     return summary
 
 
-def drafts(iterations: pd.DataFrame) -> Quantities:
+def drafts(iterations: Iterations) -> Quantities:
     """Return the share of right drafts and the tokens that a decode emits; empty without drafts."""
     if "num_draft_tokens" not in iterations:
         return {}
@@ -245,14 +245,14 @@ METRICS: Sequence[Metric] = (
 # -- metrics of some runs, and comparisons ---------------------------------------------------------
 
 
-def prefix_hits(requests: pd.DataFrame) -> Quantities:
+def prefix_hits(requests: Requests) -> Quantities:
     """Return the share of prompt tokens that were cached, of runs that share prefixes."""
     num_cached = requests.prefix_hit_tokens.sum()
     return {"prefix_hit_rate": float(num_cached / requests.prompt_len.sum())}
 
 
 def pipeline_metrics(
-    iterations: pd.DataFrame, requests: pd.DataFrame, bubbles: pd.DataFrame, num_stages: int
+    iterations: Iterations, requests: Requests, bubbles: pd.DataFrame, num_stages: int
 ) -> Quantities:
     """Return the bubbles of a pipeline of `num_stages` from the ledger's table."""
     # Bubbles are summed over all stages, busy time is counted once an iteration.
@@ -291,7 +291,7 @@ def compare(
     return ratios
 
 
-def throughput(requests: pd.DataFrame, duration: float) -> Quantities:
+def throughput(requests: Requests, duration: float) -> Quantities:
     """Return counts and rates of finished `requests` over `duration` seconds."""
     num_requests = len(requests)
     num_prompt_tokens = requests.prompt_len.sum()
@@ -314,7 +314,7 @@ def rates(
     }
 
 
-def _by_kind(iterations: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def _by_kind(iterations: Iterations) -> dict[str, Iterations]:
     """Return the rows of each kind of iteration present."""
     has_prefill = iterations.num_prefill_tokens > 0
     has_decode = iterations.num_decode_tokens > 0
@@ -330,7 +330,7 @@ def _by_kind(iterations: pd.DataFrame) -> dict[str, pd.DataFrame]:
 GraphUseByKind = dict[str, dict[str, float]]
 
 
-def graph_use_by_kind(iterations: pd.DataFrame) -> GraphUseByKind:
+def graph_use_by_kind(iterations: Iterations) -> GraphUseByKind:
     """Return the shares of each kind of iteration that were replayed as CUDA graphs in full,
     piecewise, or not at all; empty where iterations are not launched apart from a host.
     """
@@ -359,7 +359,7 @@ def replay_caution(
     ]
 
 
-def device_idle_fraction(iterations: pd.DataFrame) -> float:
+def device_idle_fraction(iterations: Iterations) -> float:
     """Return the share of time in which a device idles although there are requests: between
     iterations and while it waits for launches (`starved_time`).
     """
@@ -377,7 +377,7 @@ def device_idle_fraction(iterations: pd.DataFrame) -> float:
     return idle / (between + busy)
 
 
-def starved_time(iterations: pd.DataFrame) -> pd.Series:
+def starved_time(iterations: Iterations) -> pd.Series:
     """Return an upper bound of the seconds of each iteration in which its device waited for
     launches: the time beyond its roofline (all without that column) if it ended with its launches.
     """
@@ -407,7 +407,7 @@ EXPERTS = {  # the same of a mixture in C++
 
 
 def operation_table(
-    times: pd.DataFrame, iterations: pd.DataFrame, spec: ModelSpec, dtype_bytes: int, peaks: Peaks
+    times: pd.DataFrame, iterations: Iterations, spec: ModelSpec, dtype_bytes: int, peaks: Peaks
 ) -> pd.DataFrame:
     """Return where the time of `iterations` went, from the `times` (operation, seconds) taken in
     them: `operation`, `seconds`, `share` of the time, `roofline` (seconds of each operation alone,

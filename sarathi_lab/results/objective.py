@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import pandas as pd
-
 from sarathi_lab.results.load_trend import load_trend
 from sarathi_lab.results.serving_metrics import Slo, bounded_of, quantiles, waits
-from sarathi_lab.results.table import Quantities
+from sarathi_lab.results.table import Quantities, Requests
 
 OF_GAPS = ("tbt", "tpot")  # bounds of times between tokens, which the chunk decides, not the rate
 
 
-def outcome(requests: pd.DataFrame, slo: Slo) -> Quantities:
+def outcome(requests: Requests, slo: Slo) -> Quantities:
     """Hold a run against an objective.
 
     Returns:

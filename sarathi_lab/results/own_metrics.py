@@ -7,22 +7,30 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeGuard
 
 import numpy as np
-import pandas as pd
 
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.instantiate import imported
 from sarathi_lab.results.metrics import COMPARED, RunTables
-from sarathi_lab.results.table import HEADINGS
+from sarathi_lab.results.table import HEADINGS, Quantities, Runs
 
+Metric = Callable[..., object]  # a user's function of `RunTables`
 EXAMPLE = "[my_metrics.longest_prompt]"
 # Columns of tables of runs that are neither quantities nor settings.
-LABELS = ("name", "path", "sweep", "is_baseline", "baselines", "schedule")
+LABELS = (
+    "name",
+    "path",
+    "sweep",
+    "is_baseline",
+    "baselines",
+    "schedule",
+)
 SHOWN = 80  # characters of a value that is no number
 
 
 def own_metrics(
-    dotted_names: object, settings: Collection[str]
-) -> dict[str, Callable[..., object]]:
+    dotted_names: object,
+    settings: Collection[str],
+) -> dict[str, Metric]:
     """Import the functions of the setting `metrics`, by the names of their quantities.
 
     Args:
@@ -35,14 +43,17 @@ def own_metrics(
     """
     if not _is_list(dotted_names):
         raise UserError(f"metrics={dotted_names} is not a list; write 'metrics={EXAMPLE}'")
-    metrics: dict[str, Callable[..., object]] = {}
+    metrics: dict[str, Metric] = {}
     for dotted in dotted_names:
-        function = imported(str(dotted), f"metrics: {dotted}", "a function as module.function")
+        setting = f"metrics: {dotted}"
+        function = imported(str(dotted), setting, "a function as module.function")
         name = str(dotted).rpartition(".")[2]
-        if name in HEADINGS or name in COMPARED or name in metrics:
-            raise UserError(f"metrics: {dotted} has the name of another quantity; rename it")
+        quantities = {*HEADINGS, *COMPARED, *metrics}
+        if name in quantities:
+            raise UserError(f"{setting} has the name of another quantity; rename it")
+        # A table of runs has one column of each name.
         if name in settings or name in LABELS:
-            raise UserError(f"metrics: {dotted} has the name of a setting or a label; rename it")
+            raise UserError(f"{setting} has the name of a setting or a label; rename it")
         metrics[name] = function
     return metrics
 
@@ -51,12 +62,13 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def names_of_own(runs: pd.DataFrame) -> list[str]:
+def names_of_own(runs: Runs) -> list[str]:
     """Return the names of a user's quantities in a table of runs, by their setting `metrics`."""
     if "metrics" not in runs:
         return []
     names: dict[str, None] = {}
-    for setting in runs["metrics"].dropna().astype(str).unique():
+    settings = runs["metrics"].dropna().astype(str)
+    for setting in settings.unique():
         for dotted_name in setting.strip("[]").split(","):
             _, _, name = dotted_name.rpartition(".")
             names[name] = None
@@ -64,8 +76,10 @@ def names_of_own(runs: pd.DataFrame) -> list[str]:
 
 
 def own_quantities(
-    metrics: Mapping[str, Callable[..., object]], run: RunTables, quantities: Collection[str]
-) -> tuple[dict[str, float], RunError | None]:
+    metrics: Mapping[str, Metric],
+    run: RunTables,
+    quantities: Collection[str],
+) -> tuple[Quantities, RunError | None]:
     """Compute a user's quantities.
 
     A function that fails costs its own quantity, not the run that it was called for.
@@ -80,7 +94,7 @@ def own_quantities(
         anything but a number, or that has the name of one of the run's other quantities, some of
         which only the run decides; None without one.
     """
-    own: dict[str, float] = {}
+    own: Quantities = {}
     first_error: RunError | None = None
     for name, function in metrics.items():
         try:
@@ -88,6 +102,7 @@ def own_quantities(
                 raise RunError(f"metrics: {name} has the name of another quantity; rename it")
             value = value_of(name, function, run)
         except RunError as error:
+            # The others are computed, too, or one mistake would cost all of them.
             first_error = first_error or error
             continue
         if np.isfinite(value):
@@ -95,7 +110,7 @@ def own_quantities(
     return own, first_error
 
 
-def value_of(name: str, function: Callable[..., object], run: RunTables) -> float:
+def value_of(name: str, function: Metric, run: RunTables) -> float:
     """Compute a user's quantity. Raises RunError for a function that fails, with its error as the
     cause, or that returns anything but a number.
     """

@@ -27,7 +27,9 @@ from sarathi_lab.results.table import (
     HEADINGS,
     MILLISECONDS,
     UNITS,
+    Quantities,
     Row,
+    Runs,
     display_unit,
     factor,
     less_is_better,
@@ -62,15 +64,32 @@ UNSTEADY = "!"  # in the row of a run that is not steady
 IN_PAIRS = "in pairs: the median of each round's or seed's ratio, not the ratio of two medians"
 LINE = ("throughput", "ttft_p50", "tbt_p99")  # of a baseline
 MAIN = (  # of a run; -v prints the others
-    *("duration", "num_failed", "throughput", "decode_throughput", "decode_speedup"),
-    *("kv_reread_factor", "ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99", "num_stalls"),
-    *("request_gap_p99", "acceptance_rate", "tokens_per_decode"),
-    *("slo_attainment", "goodput", "capacity", "bubble_fraction", "time_over_roofline"),
+    "duration",
+    "num_failed",
+    "throughput",
+    "decode_throughput",
+    "decode_speedup",
+    "kv_reread_factor",
+    "ttft_p50",
+    "ttft_p99",
+    "tbt_p50",
+    "tbt_p99",
+    "num_stalls",
+    "request_gap_p99",
+    "acceptance_rate",
+    "tokens_per_decode",
+    "slo_attainment",
+    "goodput",
+    "capacity",
+    "bubble_fraction",
+    "time_over_roofline",
 )
 COUNTED_TIME = "counted time [s]"
 MOST_NAMED = 3  # runs in a sentence
 NOT_IN_CSV = ("sweep", "status", "swept")
-_cautioned: defaultdict[str, set[str]] = defaultdict(set)  # cautions by sweep
+# Cautions that were printed, by sweep: its jobs run in this process, each with the same device.
+_cautioned: defaultdict[str, set[str]] = defaultdict(set)
+Labels = Mapping[str, str]  # headings of columns, by quantity or setting
 
 
 class SweepAxes(TypedDict, total=False):
@@ -83,12 +102,18 @@ class SweepAxes(TypedDict, total=False):
     kind: str | None
 
 
-def print_device(context: RunContext, spec: ModelSpec, backend: Backend, policy: str) -> None:
+def print_device(
+    context: RunContext,
+    spec: ModelSpec,
+    backend: Backend,
+    policy: str,
+) -> None:
     """Print the name of a run, its model, device and policy."""
     print_words(f"\n{context.name}", style="bold")
     model = describe_model(spec, backend)
     print_words(f"  {model} on {backend.device_name}, policy {policy}")
-    print_cautions(backend.cautions(spec), context)
+    cautions = backend.cautions(spec)
+    print_cautions(cautions, context)
 
 
 def describe_model(spec: ModelSpec, backend: Backend) -> str:
@@ -124,7 +149,8 @@ def graph_use_lines(shares_by_kind: Mapping[str, Mapping[str, float]]) -> list[s
     for kind, shares in shares_by_kind.items():
         uses = []
         for use, share in shares.items():
-            uses.append(f"{share:.0%} {GRAPH_USES[use]}")
+            described_use = GRAPH_USES[use]
+            uses.append(f"{share:.0%} {described_use}")
         listed = ", ".join(uses)
         kinds.append(f"{ITERATION_KINDS[kind]} {listed}")
     described = "; ".join(kinds)
@@ -137,9 +163,12 @@ def summary_line(summary: Mapping[str, float]) -> str:
     for name in LINE:
         if name in summary:  # outputs of one token have no TBT
             heading_of_line, value = _with_heading(name, summary[name])
-            label, _, unit = heading_of_line.partition(" [")
-            quantities.append(f"{label} {value} {unit.rstrip(']')}".rstrip())
-    return f"  {', '.join(quantities)}"
+            label, _, bracketed_unit = heading_of_line.partition(" [")
+            unit = bracketed_unit.rstrip("]")
+            quantity = f"{label} {value} {unit}"
+            quantities.append(quantity.rstrip())
+    listed = ", ".join(quantities)
+    return f"  {listed}"
 
 
 def summary_table(
@@ -154,10 +183,16 @@ def summary_table(
 
     `own` are the names of a user's metrics.
     """
-    names = [name for name in (*HEADINGS, *own) if name in summary]
-    shown = [name for name in names if is_whole or name in MAIN or name in own]
+    main = {*MAIN, *own}
     rows = []
-    for name in shown:
+    num_hidden = 0
+    # In the order of the headings, whatever the order in which they were computed.
+    for name in (*HEADINGS, *own):
+        if name not in summary:
+            continue
+        if not is_whole and name not in main:
+            num_hidden += 1
+            continue
         label, value = _with_heading(name, summary[name])
         if name == "duration" and "window_start" in summary:
             label = COUNTED_TIME  # the time of a part is not that of the run
@@ -167,7 +202,6 @@ def summary_table(
             row[f"/ {baseline}"] = cell(ratio, summary.get(ratio))
         rows.append(row)
     table = DisplayTable(rows, left=[""])
-    num_hidden = len(names) - len(shown)
     if not num_hidden:
         return [table]
     return [table, f"  {num_hidden} more in results.parquet; -v prints them"]
@@ -188,29 +222,39 @@ def print_sweep(sweep_dir: Path, num_jobs: int, axes: SweepAxes) -> None:
         print_words(f"no finished runs in {sweep_dir}")
         return
     which = f"All {len(runs)} runs"
-    num_missing = num_jobs - int((~runs.is_baseline).sum())
+    is_job = ~runs.is_baseline
+    num_missing = num_jobs - int(is_job.sum())
     if num_missing:
-        which = f"The {counted(len(runs), 'finished run')}, {num_missing} missing,"
+        finished = counted(len(runs), "finished run")
+        which = f"The {finished}, {num_missing} missing,"
     table = sweep_table(runs, f"{which} of this sweep")
-    show([table, *notes_of(runs), *conclusion(runs)])
+    notes = notes_of(runs)
+    show([table, *notes, *conclusion(runs)])
     if runs.is_baseline.all():
         print_words("no run but the baselines has finished: table and figure show these alone")
-    print_place("table", _save_table(sweep_dir, runs))
+    table_path = _save_table(sweep_dir, runs)
+    print_place("table", table_path)
     try:
-        print_place("figure", save_picture(sweep_dir, runs, **axes))
+        picture_path = save_picture(sweep_dir, runs, **axes)
+        print_place("figure", picture_path)
     except UserError as error:
+        # The runs are done and tabled: an axis that they lack must not fail the sweep.
         print_words(f"  no figure: {error}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{typed('plot')} {sweep_dir} draws it") from None
     print_place("results", sweep_dir)
 
 
-def notes_of(runs: pd.DataFrame) -> list[str]:
+def notes_of(runs: Runs) -> list[str]:
     """List what a reader of a sweep's table must know beside its numbers."""
-    return [*failed_note(runs), *unsteady_note(runs), *assumptions(runs)]
+    return [
+        *failed_note(runs),
+        *unsteady_note(runs),
+        *assumptions(runs),
+    ]
 
 
-def failed_note(runs: pd.DataFrame) -> list[str]:
+def failed_note(runs: Runs) -> list[str]:
     """State how many requests of a sweep have no answer, and count in none of its columns."""
     if "num_failed" not in runs:
         return []
@@ -219,23 +263,26 @@ def failed_note(runs: pd.DataFrame) -> list[str]:
     if not total:
         return []
     num_runs = int(num_failed.gt(0).sum())
-    failed_runs = f"{num_runs} of {counted(len(runs), 'run')}"
-    return [f"{counted(total, 'request')} of {failed_runs} failed; the columns count the others"]
+    all_runs = counted(len(runs), "run")
+    failed = counted(total, "request")
+    return [f"{failed} of {num_runs} of {all_runs} failed; the columns count the others"]
 
 
-def unsteady_note(runs: pd.DataFrame) -> list[str]:
+def unsteady_note(runs: Runs) -> list[str]:
     """State how many runs under load are not steady, why, and what to do, a line for each cause."""
     if not {"is_steady", "is_overloaded"}.issubset(runs):
         return []
     is_overloaded = runs["is_overloaded"] == 1
-    is_short = (runs["is_steady"] == 0) & (runs["is_overloaded"] == 0)
+    is_unsteady = runs["is_steady"] == 0  # not of NaN: a run that was not judged
+    is_short = is_unsteady & ~is_overloaded
     lines = []
     if is_overloaded.any():
         names = _names_of(runs, is_overloaded.to_numpy())
+        remedy = _where_batch_is_full(runs[is_overloaded])
         lines.append(
             f"overloaded ({UNSTEADY}): {names}; requests come faster than they are served, so that "
             "times grow with the length of the run; lower the load or use "
-            f"task=capacity{_where_batch_is_full(runs[is_overloaded])}"
+            f"task=capacity{remedy}"
         )
     if is_short.any():
         names = _names_of(runs, is_short.to_numpy())
@@ -247,17 +294,19 @@ def unsteady_note(runs: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _where_batch_is_full(overloaded: pd.DataFrame) -> str:
+def _where_batch_is_full(overloaded: Runs) -> str:
     """State a higher batch as a remedy of runs whose sequences were all in use while the cache had
     room for more; "" of others.
     """
-    if "fitting_sequences" not in overloaded or overloaded["fitting_sequences"].isna().all():
+    if "fitting_sequences" not in overloaded:
         return ""
     num_fitting = overloaded["fitting_sequences"].min()
+    if math.isnan(num_fitting):
+        return ""
     return f"; the KV cache has room for about batch={num_fitting:.0f} (--max-num-seqs)"
 
 
-def assumptions(runs: pd.DataFrame) -> list[str]:
+def assumptions(runs: Runs) -> list[str]:
     """List what runs had without its being stated: kinds of arrivals, and for each server's
     defaults the policies, or their runs, that have them.
     """
@@ -270,16 +319,20 @@ def assumptions(runs: pd.DataFrame) -> list[str]:
     lines = []
     for defaults, of_runs in indices.items():
         is_meant = runs.index.isin(of_runs)
-        names = "" if is_meant.all() else f", for {_names_of(runs, is_meant)}"
-        lines.append(f"assumed unless stated{names}: {defaults}")
+        stated_for = ""
+        if not is_meant.all():
+            names = _names_of(runs, is_meant)
+            stated_for = f", for {names}"
+        lines.append(f"assumed unless stated{stated_for}: {defaults}")
     return lines
 
 
-def _names_of(runs: pd.DataFrame, is_meant: NDArray[np.bool_]) -> str:
+def _names_of(runs: Runs, is_meant: NDArray[np.bool_]) -> str:
     """Name the runs that are meant, a policy by its name alone if all of its runs are."""
     settings = sweep_analysis.varied(runs)
     names: dict[str, None] = {}
-    for policy, of_policy in runs[is_meant].groupby("policy", sort=False):
+    meant = runs[is_meant]
+    for policy, of_policy in meant.groupby("policy", sort=False):
         num_runs = (runs["policy"] == policy).sum()
         if len(of_policy) == num_runs:
             names[str(policy)] = None
@@ -294,22 +347,24 @@ def _names_of(runs: pd.DataFrame, is_meant: NDArray[np.bool_]) -> str:
     return listed
 
 
-def _save_table(folder: Path, runs: pd.DataFrame) -> Path:
+def _save_table(folder: Path, runs: Runs) -> Path:
     """Save sweep.csv without settings and versions that all runs share; returns its path."""
     left_out = list(NOT_IN_CSV)
     for name in map(str, runs):
         if "." not in name:
             continue
-        if name.startswith("baselines.") or runs[name].nunique() < 2:
+        is_of_baselines = name.startswith("baselines.")
+        if is_of_baselines or runs[name].nunique() < 2:
             left_out.append(name)
     folders = [os.path.relpath(path, folder) for path in runs.path]
-    table = runs.assign(path=folders).drop(columns=left_out, errors="ignore")
+    with_folders = runs.assign(path=folders)  # relative, so that the sweep can be moved
+    table = with_folders.drop(columns=left_out, errors="ignore")
     path = folder / "sweep.csv"
     table.to_csv(path, index=False)
     return path
 
 
-def save_picture(folder: Path, runs: pd.DataFrame, **axes: Unpack[SweepAxes]) -> Path:
+def save_picture(folder: Path, runs: Runs, **axes: Unpack[SweepAxes]) -> Path:
     """Draw sweep.png and sweep.pdf (`draw_sweep`); returns the former's path. Raises UserError."""
     from sarathi_lab.results.plots.files import save_figure  # matplotlib takes a second
     from sarathi_lab.results.plots.sweeps import draw_sweep
@@ -322,15 +377,17 @@ def save_picture(folder: Path, runs: pd.DataFrame, **axes: Unpack[SweepAxes]) ->
     return path
 
 
-def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
+def sweep_table(runs: Runs, title: str) -> DisplayTable:
     """Return a sweep's settings and main quantities in 80 columns: a row for all seeds and
     repetitions of the same settings (medians), baselines first, by the settings' values, without
     baselines that equal a swept run.
     """
     # Rows of several sweeps may share labels, by which pandas would pair them.
-    ordered = sweep_analysis.in_order(runs.reset_index(drop=True)).reset_index(drop=True)
+    relabelled = runs.reset_index(drop=True)
+    ordered = sweep_analysis.in_order(relabelled).reset_index(drop=True)
     shown = sweep_analysis.with_short_devices(ordered)
-    compared = _compared_by_throughput(shown, sweep_analysis.references(shown))
+    references = sweep_analysis.references(shown)
+    compared = _compared_by_throughput(shown, references)
     for name in compared:
         shown = sweep_analysis.relative(shown, "throughput", name)
     by = _row_keys(shown)
@@ -340,15 +397,21 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     medians = sweep_analysis.medians(once, by, *columns)
     num_samples = medians["num_samples"].max()
     headings, scales = _headings(shown, columns, num_samples)
-    is_unsteady = sweep_analysis.unsteady(once).groupby(sweep_analysis.group_keys(once, by)).any()
-    settings = {name: _setting_heading(name) for name in by[:-1]}
+    row_of_run = sweep_analysis.group_keys(once, by)
+    is_unsteady = sweep_analysis.unsteady(once).groupby(row_of_run).any()
+    settings = {}
+    for name in by[:-1]:  # the last one, whether it is a baseline, is a sign at its policy
+        settings[name] = _setting_heading(name)
+    row_of_median = sweep_analysis.group_keys(medians, by)
     rows = []
-    for key, of_row in medians.groupby(sweep_analysis.group_keys(medians, by), sort=False):
+    for key, of_row in medians.groupby(row_of_median, sort=False):
         row = _settings_of(of_row.iloc[0], settings)
         if is_unsteady[key]:
             row["policy"] += f" {UNSTEADY}"
-        rows.append(row | _quantities_of(of_row, headings, scales))
+        row |= _quantities_of(of_row, headings, scales)
+        rows.append(row)
     is_sampled = num_samples > 1
+    has_filling = not arrive_over_time(shown) and _lacks_steady_part(shown)
     signs = {
         f"medians of {num_samples}": is_sampled,
         IN_PAIRS: is_sampled and bool(compared),
@@ -357,9 +420,13 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
         "^ more, v less is better": True,
         "~: ratio within the noise": "~" in str(rows),
         f"{UNSTEADY}: not steady": is_unsteady.any(),
-        "with filling and draining": not arrive_over_time(shown) and _lacks_steady_part(shown),
+        "with filling and draining": has_filling,
     }
-    notes = "; ".join(sign for sign, is_there in signs.items() if is_there)
+    shown_signs = []
+    for sign, is_shown in signs.items():
+        if is_shown:
+            shown_signs.append(sign)
+    notes = "; ".join(shown_signs)
     return DisplayTable(
         rows,
         left=["policy"],
@@ -369,7 +436,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> DisplayTable:
     )
 
 
-def _settings_of(run: pd.Series, headings: Mapping[str, str]) -> dict[str, str]:
+def _settings_of(run: pd.Series, headings: Labels) -> dict[str, str]:
     """Return a row's cells with its settings, which are those of `run`."""
     cells = {}
     for name, heading_of_setting in headings.items():
@@ -380,28 +447,35 @@ def _settings_of(run: pd.Series, headings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _quantities_of(
-    medians: pd.DataFrame, headings: Mapping[str, str], scales: Mapping[str, float]
+    medians: pd.DataFrame,
+    headings: Labels,
+    scales: Quantities,
 ) -> dict[str, str]:
     """Return a row's cells with its `medians`; "-" for a quantity that it lacks."""
     cells = {}
     median_of = medians.set_index("quantity").to_dict("index")
-    for name, heading_of_quantity in headings.items():
-        cells[heading_of_quantity] = "-"
+    for name, label in headings.items():
+        cells[label] = "-"
         if name in median_of:
-            cells[heading_of_quantity] = _median(name, median_of[name], scales[name])
+            cells[label] = _median(name, median_of[name], scales[name])
     return cells
 
 
 def _headings(
-    runs: pd.DataFrame, columns: Mapping[str, str], num_samples: int
-) -> tuple[dict[str, str], dict[str, float]]:
+    runs: Runs,
+    columns: Labels,
+    num_samples: int,
+) -> tuple[Labels, Quantities]:
     """Return the heading of each quantity with unit and better side, and by what it is scaled."""
     headings = {}
     scales = {}
     for name, label in columns.items():
-        scales[name], unit = _unit(name, runs[name])
-        is_in_pairs = "_vs_" in name and num_samples > 1
-        pairing = "\nin pairs" if is_in_pairs else ""
+        # One factor for a column, or its numbers could not be compared by eye.
+        scale, unit = _unit(name, runs[name])
+        scales[name] = scale
+        pairing = ""
+        if "_vs_" in name and num_samples > 1:
+            pairing = "\nin pairs"
         side = _better_side(name)
         headings[name] = f"{label}{pairing}{unit}\n{side}"
     return headings, scales
@@ -414,31 +488,37 @@ def _setting_heading(name: str) -> str:
 
 
 def _columns(
-    runs: pd.DataFrame, compared: Sequence[str], row_keys: Collection[str]
+    runs: Runs,
+    compared: Sequence[str],
+    row_keys: Collection[str],
 ) -> dict[str, str]:
     """Return the headings of a sweep's quantities, of those that its runs have."""
     columns = {"throughput": "tokens/s"}
     for name in compared:
-        columns[f"throughput_vs_{name}"] = f"x {name}".replace("_", "\n")
+        label = f"x {name}"
+        columns[f"throughput_vs_{name}"] = label.replace("_", "\n")
     columns |= LOADED_COLUMNS if arrive_over_time(runs) else CLOSED_COLUMNS
     if not _has_room_for_decodes(row_keys):
         for name in DECODES:
             columns.pop(name, None)
-    columns |= {name: name.replace("_", "\n") for name in names_of_own(runs)}
+    for name in names_of_own(runs):
+        columns[name] = name.replace("_", "\n")
     return {name: label for name, label in columns.items() if name in runs}
 
 
-def _compared_by_throughput(runs: pd.DataFrame, references: Sequence[str]) -> Sequence[str]:
+def _compared_by_throughput(runs: Runs, references: Sequence[str]) -> Sequence[str]:
     """Return the policies that a sweep's table states the throughput over: where requests arrive
     over time, it follows from their rate, and an objective needs the room.
     """
     if not arrive_over_time(runs):
         return references
     # Each baseline takes a column of 80.
-    return [] if "slo_attainment" in runs else references[:1]
+    if "slo_attainment" in runs:
+        return []
+    return references[:1]
 
 
-def _row_keys(runs: pd.DataFrame) -> list[str]:
+def _row_keys(runs: Runs) -> list[str]:
     """Return what the rows of a sweep's table differ in."""
     settings = sweep_analysis.varied(runs)
     target = "policy._target_"
@@ -456,9 +536,11 @@ def _has_room_for_decodes(row_keys: Collection[str]) -> bool:
     return len(row_keys) <= 3
 
 
-def _lacks_steady_part(runs: pd.DataFrame) -> bool:
+def _lacks_steady_part(runs: Runs) -> bool:
     """Return whether a run was too short to have a part that counts alone."""
-    return "window_start" in runs and bool(runs.window_start.isna().any())
+    if "window_start" not in runs:
+        return False
+    return bool(runs.window_start.isna().any())
 
 
 def _unit(name: str, values: pd.Series) -> tuple[float, str]:
@@ -480,10 +562,10 @@ def _better_side(name: str) -> str:
 
 
 def _median(name: str, row: Row, scale: float) -> str:
+    value = row["value"]
     if "_vs_" in name:
         mark = "" if row["is_decided"] else "~"
-        return f"{mark}{row['value']:.2f}"
-    value = row["value"]
+        return f"{mark}{value:.2f}"
     is_below_noise = name == MARGINAL and value <= 0
     if name == "slo_attainment" or is_below_noise:
         return cell(name, value)
@@ -499,8 +581,12 @@ def cell(name: str, value: float | None) -> str:
     if name == MARGINAL and value <= 0:
         return "noise"  # a difference of two times that are equal within the noise
     number = value * factor(name)
-    _, _, how = HEADINGS.get(name, (name, 1.0, "g"))
-    return amount(number) if how.endswith("g") else format(number, f",{how}")
+    number_format = "g"
+    if name in HEADINGS:
+        _, _, number_format = HEADINGS[name]
+    if number_format.endswith("g"):
+        return amount(number)
+    return format(number, f",{number_format}")
 
 
 def operation_display(table: pd.DataFrame) -> DisplayTable:

@@ -33,6 +33,7 @@ NARROWEST_PROSE = 12  # columns of text that prose is wrapped into
 ITERATIONS = "iterations.parquet"
 REQUESTS = "requests.parquet"
 Column = tuple[str, ...]  # a heading and the cells below it
+Cells = list[str]  # of a row
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,23 @@ class DisplayTable:
     title: str = ""
     keys: Collection[str] = ()
 
-    def cells(self) -> list[list[str]]:
+    def cells(self) -> list[Cells]:
         """Return the headings and the rows below them as text."""
         rows = list(self.rows)
         if not rows:
             return [[]]
         names = list(rows[0])
-        lines = [list(map(str, names))]
+        headings = list(map(str, names))
+        lines = [headings]
         for row in rows:
-            lines.append([self._cell(name, row[name]) for name in names])
+            cells = [self._cell(name, row[name]) for name in names]
+            lines.append(cells)
         return lines
 
     def tables(self, width: int) -> list[Table]:
         """Return tables of at most `width` columns of text that together have all columns."""
-        columns = list(zip(*self.cells(), strict=True))
+        rows = self.cells()
+        columns = list(zip(*rows, strict=True))
         keys = self._keys_within(columns, width // 2)
         width_of_keys = sum(map(self._least_width, keys))
         # At least one column beside the keys, or a narrow terminal would never reach the end.
@@ -74,18 +78,25 @@ class DisplayTable:
             if column in keys:
                 continue
             needed = self._least_width(column)
-            if columns_of_tables[-1] and used + needed > width:
+            has_room = used + needed <= width
+            if columns_of_tables[-1] and not has_room:
                 columns_of_tables.append([])
                 used = width_of_keys
             columns_of_tables[-1].append(column)
             used += needed
         tables = []
         for others in columns_of_tables:
-            shown = [column for column in columns if column in keys or column in others]
-            tables.append(self._table(shown, width))
+            # In the order of the rows: a key need not come first.
+            shown = [column for column in columns if column in [*keys, *others]]
+            table = self._table(shown, width)
+            tables.append(table)
         return tables
 
-    def _keys_within(self, columns: Sequence[Column], width: int) -> list[Column]:
+    def _keys_within(
+        self,
+        columns: Sequence[Column],
+        width: int,
+    ) -> list[Column]:
         """Return the columns that name a row: the first that fit, else the first column."""
         names = self.keys or self.left
         keys: list[Column] = []
@@ -102,21 +113,24 @@ class DisplayTable:
         """Return the columns of text that a column needs: headings and prose wrap at words."""
         heading, *cells = column
         # A heading wraps at spaces, a number must not be broken.
-        of_heading = max(map(len, heading.split()), default=0)
+        of_heading = _longest_word(heading)
         of_cells = _letters_of(cells)
         if self._is_prose(heading):
-            words = " ".join(cells).split()
-            longest_word = max(map(len, words), default=0)
-            of_cells = max(longest_word, min(of_cells, NARROWEST_PROSE))
+            text = " ".join(cells)
+            wrapped = min(of_cells, NARROWEST_PROSE)
+            of_cells = max(_longest_word(text), wrapped)
         return 2 * PADDING + max(of_heading, of_cells)
 
     def _is_prose(self, heading: str) -> bool:
-        return heading in self.left and heading not in self.unbroken
+        if heading in self.unbroken:
+            return False
+        return heading in self.left
 
     def _table(self, columns: Sequence[Column], width: int) -> Table:
         """Return a table of `columns` whose headings are wrapped if they have no room."""
         # Without room even for one column beside the keys, lines are folded: nothing is cut.
-        has_room = sum(map(self._least_width, columns)) <= width
+        least_width = sum(map(self._least_width, columns))
+        has_room = least_width <= width
         wrapped = self._wrapped_headings(columns, width)
         table = Table(box=None, padding=(0, PADDING), pad_edge=True)
         for column, heading in zip(columns, wrapped, strict=True):
@@ -129,7 +143,11 @@ class DisplayTable:
             table.add_row(*row)
         return table
 
-    def _wrapped_headings(self, columns: Sequence[Column], width: int) -> list[str]:
+    def _wrapped_headings(
+        self,
+        columns: Sequence[Column],
+        width: int,
+    ) -> Cells:
         """Wrap the headings of numbers as little as lets the columns fit into `width`."""
         for letters in HEADING_WIDTHS:
             headings = []
@@ -139,9 +157,12 @@ class DisplayTable:
                 least = self._least_width(column)
                 if not self._is_prose(heading):
                     room = max(letters, least - 2 * PADDING)
-                    lines = [textwrap.fill(line, room) for line in heading.split("\n")]
-                    heading = "\n".join(lines)
-                    least = max(least, 2 * PADDING + _letters_of([heading]))
+                    # Line by line: `fill` takes a line's end for a space.
+                    lines = heading.split("\n")
+                    wrapped = [textwrap.fill(line, room) for line in lines]
+                    heading = "\n".join(wrapped)
+                    of_heading = 2 * PADDING + _letters_of(wrapped)
+                    least = max(least, of_heading)
                 headings.append(heading)
                 total += least
             if total <= width:
@@ -156,6 +177,11 @@ class DisplayTable:
         return format(value, self.formats.get(name, ""))
 
 
+def _longest_word(text: str) -> int:
+    lengths = map(len, text.split())
+    return max(lengths, default=0)
+
+
 def _letters_of(cells: Sequence[str]) -> int:
     """Return the letters of the longest line."""
     lines = "\n".join(cells).split("\n")
@@ -166,8 +192,10 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     """Format a table in Markdown, the headings first."""
     lines = []
     for row in rows:
+        # A line's end would end the row.
         cells = [" ".join(cell.split()) for cell in row]
-        lines.append(f"| {' | '.join(cells)} |")
+        joined = " | ".join(cells)
+        lines.append(f"| {joined} |")
     num_columns = len(rows[0])
     lines.insert(1, "|" + " --- |" * num_columns)
     return "\n".join(lines)
@@ -208,11 +236,14 @@ def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool
     folder = context.run_dir
     _save(result, folder)
     if result.summary:
-        rows = rows_of_run(result.summary, {"name": context.name, **result.labels})
+        labels = {"name": context.name, **result.labels}
+        rows = rows_of_run(result.summary, labels)
         rows.to_parquet(folder / RESULTS, index=False)
     track(result, context, tracker, is_run=is_run)
     if is_run:
-        write_json(folder / LABELS, _labels_of_run(result, context))
+        # After all else: its presence says that nothing of the run is missing.
+        labels_of_run = _labels_of_run(result, context)
+        write_json(folder / LABELS, labels_of_run)
     show(result.shown)
     for name in result.figures:
         print_place("figure", folder / f"{name}.png")
@@ -225,7 +256,10 @@ def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool
         print_place(name, path)
 
 
-def _labels_of_run(result: Result, context: RunContext) -> dict[str, Any]:
+def _labels_of_run(
+    result: Result,
+    context: RunContext,
+) -> dict[str, Any]:
     """Return what run.json states of a finished run."""
     labels = {"task": context.task, **context.varied, **result.labels}
     for name in TYPED:
@@ -262,10 +296,11 @@ def track(
     has_tables = not is_run or tracker.keeps_tables(is_measured=is_measured)
     if is_run and not has_tables and result.labels.get("is_baseline"):
         return
-    baselines: Mapping[str, str] = result.labels.get("baselines", {})  # relative folders
+    baselines: Mapping[str, str] = result.labels.get("baselines", {})
     summaries = {}
-    for name, folder in baselines.items():
-        summaries[name] = load_summary(context.run_dir / folder)
+    for name, relative_folder in baselines.items():
+        folder = context.run_dir / relative_folder
+        summaries[name] = load_summary(folder)
     is_light = not has_tables
     has_files = has_tables and not has_failed
     tracker.leave(
@@ -286,7 +321,12 @@ def track(
     )
 
 
-def _columns(result: Result, context: RunContext, *, is_light: bool) -> dict[str, object]:
+def _columns(
+    result: Result,
+    context: RunContext,
+    *,
+    is_light: bool,
+) -> dict[str, object]:
     """Return a run's columns in a dashboard, and its `settings`.
 
     Of a light run they are the settings that its command states, else all that its executor reads.
@@ -300,15 +340,24 @@ def _columns(result: Result, context: RunContext, *, is_light: bool) -> dict[str
     }
     columns |= _machine_columns(columns, context.task)
     if not is_light:
-        return {**columns, "settings": without_unread(result.config or {})}
+        settings = without_unread(result.config or {})
+        return {**columns, "settings": settings}
     # A sweep has thousands of light runs: what is stated twice or empty is left out.
-    stated = {name: value for name, value in context.stated.items() if name not in columns}
-    light = {name: value for name, value in columns.items() if value is not None}
-    light.pop("versions", None)
+    stated = {}
+    for name, value in context.stated.items():
+        if name not in columns:
+            stated[name] = value
+    light = {}
+    for name, value in columns.items():
+        if value is not None and name != "versions":
+            light[name] = value
     return {**light, "settings": as_tree(stated)}
 
 
-def _machine_columns(columns: Mapping[str, object], task: str) -> dict[str, str]:
+def _machine_columns(
+    columns: Mapping[str, object],
+    task: str,
+) -> dict[str, str]:
     """Return the columns by which a dashboard groups runs: the machine, and the policy on it."""
     device = columns.get("device")
     if not device:
@@ -317,8 +366,9 @@ def _machine_columns(columns: Mapping[str, object], task: str) -> dict[str, str]
     if columns.get("executor") != SIMULATED:  # two machines may have the same model of CPU
         machine = f"{device} ({columns['hostname']})"
     policy = str(columns.get("policy", task))
-    if columns.get("chunk") is not None:
-        policy += f" {columns['chunk']}"
+    chunk = columns.get("chunk")
+    if chunk is not None:
+        policy += f" {chunk}"
     return {"where": machine, "policy_where": f"{policy}, {machine}"}
 
 
@@ -331,7 +381,8 @@ def show(shown: Iterable[DisplayTable | str]) -> None:
             continue
         if item.title:
             print_words(f"\n{item.title}", style="bold")
-        for i, table in enumerate(item.tables(out.width)):
+        tables = item.tables(out.width)
+        for i, table in enumerate(tables):
             if i > 0:
                 out.print()
             out.print(table)
@@ -350,4 +401,5 @@ def _save(result: Result, folder: Path) -> None:
 
         for name, figure in result.figures.items():
             save_figure(figure, folder / f"{name}.png")
-    OmegaConf.save(OmegaConf.create(result.config), folder / "config.yaml")
+    config = OmegaConf.create(result.config)
+    OmegaConf.save(config, folder / "config.yaml")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sarathi_lab.config.checked import check_fields, number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError, require_int
-from sarathi_lab.results.table import Quantities
+from sarathi_lab.results.table import Quantities, Requests
 
 QUANTILES = (0.5, 0.9, 0.99)
 CLASS_QUANTILES = (0.5, 0.99)
@@ -61,7 +61,8 @@ class Slo:
         if self.quantile > 1:
             raise UserError(f"slo.quantile={self.quantile} exceeds 1; {SHARE}")
         if self.tbt_factor is not None and self.tbt is not None:
-            raise UserError(f"slo.tbt={self.tbt} and slo.tbt_factor={self.tbt_factor}: drop one")
+            both = f"slo.tbt={self.tbt} and slo.tbt_factor={self.tbt_factor}"
+            raise UserError(f"{both}: drop one")
         if self.is_relative:
             return
         reason = " without slo.tbt_factor; add slo.tbt_factor=5, or drop it"
@@ -119,14 +120,17 @@ class Slo:
             label = f"{percentile} {name.upper()}"
             if name == "scheduling_delay":
                 label = "P50 scheduling delay"
-            bounds.append(f"{label} {self.bound_in_ms(name)} ms")
+            bound = self.bound_in_ms(name)
+            bounds.append(f"{label} {bound} ms")
         return ", ".join(bounds) or "no bounds"
 
     def bound_in_ms(self, name: str) -> str:
         """Return a bound in milliseconds, as text without an exponent."""
         milliseconds = 1e3 * self.bounds[name]
+        if milliseconds >= 1e3:
+            return f"{milliseconds:.0f}"
         # Bounds of `tbt_factor` have any number of digits, of which four are shown.
-        return f"{milliseconds:.0f}" if milliseconds >= 1e3 else f"{milliseconds:.4g}"
+        return f"{milliseconds:.4g}"
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,9 @@ class Targets:
 
 
 def quantiles(
-    name: str, values: pd.Series | Floats, chosen: Sequence[float] = QUANTILES
+    name: str,
+    values: pd.Series | Floats,
+    chosen: Sequence[float] = QUANTILES,
 ) -> Quantities:
     """Return `<name>_mean` and `<name>_p50` and so on of the values that are not NaN."""
     array = np.asarray(values, dtype=float)
@@ -165,20 +171,26 @@ def quantiles(
     summary = {f"{name}_mean": float(defined.mean())}
     for share in chosen:
         percent = int(share * 100)
-        summary[f"{name}_p{percent}"] = float(np.quantile(defined, share))
+        quantile = np.quantile(defined, share)
+        summary[f"{name}_p{percent}"] = float(quantile)
     return summary
 
 
-def _gaps_of_each(requests: pd.DataFrame) -> list[Floats]:
+def _gaps_of_each(requests: Requests) -> list[Floats]:
     return [np.diff(times) for times in requests.token_times]
 
 
-def gaps(requests: pd.DataFrame) -> Floats:
+def gaps(requests: Requests) -> Floats:
     """Return the times between tokens of all requests [sum of (tokens - 1)]."""
-    return np.concatenate([np.empty(0), *_gaps_of_each(requests)])
+    return _together(_gaps_of_each(requests))
 
 
-def request_gaps(requests: pd.DataFrame) -> Floats:
+def _together(gaps_of_each: Sequence[Floats]) -> Floats:
+    # `concatenate` refuses none at all.
+    return np.concatenate([np.empty(0), *gaps_of_each])
+
+
+def request_gaps(requests: Requests) -> Floats:
     """Return the longest time between tokens of each request [R]; NaN for one token.
 
     A server that lets decodes wait for prompts has few gaps of many seconds: a quantile over all
@@ -195,19 +207,22 @@ def _longest_of_each(gaps_of_each: Sequence[Floats]) -> Floats:
     return longest
 
 
-def waits(requests: pd.DataFrame) -> dict[str, Floats]:
+def waits(requests: Requests) -> dict[str, Floats]:
     """Return latencies by name and request [R], except `tbt`, which are `gaps`. A request of one
     token has no time per output token (`tpot`) and no gap (`request_gap`): NaN.
     """
-    names = ["arrival_time", "first_scheduled_time", "first_token_time", "finish_time"]
-    arrival, start, first, finish = requests[names].to_numpy(dtype=float).T
-    output_len = requests.output_len.to_numpy(dtype=float)
+    arrival = _column(requests, "arrival_time")
+    start = _column(requests, "first_scheduled_time")
+    first = _column(requests, "first_token_time")
+    finish = _column(requests, "finish_time")
+    output_len = _column(requests, "output_len")
     # The first token is the prompt's: the others are what decodes take.
-    num_decoded = np.where(output_len > 1, output_len - 1, np.nan)
+    num_decoded = output_len - 1
+    num_decoded[num_decoded <= 0] = np.nan
     gaps_of_each = _gaps_of_each(requests)
     return {
         "ttft": first - arrival,
-        "tbt": np.concatenate([np.empty(0), *gaps_of_each]),
+        "tbt": _together(gaps_of_each),
         "request_gap": _longest_of_each(gaps_of_each),
         "tpot": (finish - first) / num_decoded,
         "latency": finish - arrival,
@@ -216,7 +231,11 @@ def waits(requests: pd.DataFrame) -> dict[str, Floats]:
     }
 
 
-def latency(requests: pd.DataFrame) -> Quantities:
+def _column(requests: Requests, name: str) -> Floats:
+    return requests[name].to_numpy(dtype=float)
+
+
+def latency(requests: Requests) -> Quantities:
     """Return mean and quantiles of all latencies."""
     summary: Quantities = {}
     for name, seconds in waits(requests).items():
@@ -225,7 +244,10 @@ def latency(requests: pd.DataFrame) -> Quantities:
 
 
 def serving_summary(
-    requests: pd.DataFrame, seconds: float, targets: Targets, alone: Floats | None = None
+    requests: Requests,
+    seconds: float,
+    targets: Targets,
+    alone: Floats | None = None,
 ) -> Quantities:
     """Return stalls, latency by prompt class, goodput and fairness of `requests` served in
     `seconds`; `alone` is the time of each on an idle engine [R], None if unknown.
@@ -243,7 +265,7 @@ def serving_summary(
     return summary
 
 
-def stalls(requests: pd.DataFrame, threshold: float) -> Quantities:
+def stalls(requests: Requests, threshold: float) -> Quantities:
     """Return gaps above `threshold` seconds and the longest gap (Sarathi-Serve, Fig 1a)."""
     between = gaps(requests)
     if not len(between):
@@ -260,14 +282,14 @@ def stalls(requests: pd.DataFrame, threshold: float) -> Quantities:
     }
 
 
-def prompt_classes(requests: pd.DataFrame, bounds: Sequence[int]) -> Classes:
+def prompt_classes(requests: Requests, bounds: Sequence[int]) -> Classes:
     """Return the class of each request [R] by the bounds [tokens] where medium and long begin."""
     names = np.array(CLASSES)
     numbers = np.searchsorted(bounds, requests.prompt_len, side="right")
     return names[numbers]
 
 
-def by_class(requests: pd.DataFrame, classes: Classes) -> Quantities:
+def by_class(requests: Requests, classes: Classes) -> Quantities:
     """Return latencies of each class present; empty if all requests are of one."""
     summary: Quantities = {}
     for name, is_in in _masks(classes).items():
@@ -292,7 +314,7 @@ def _masks(classes: Classes) -> dict[str, Mask]:
     return masks
 
 
-def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, Mask]:
+def is_good(requests: Requests, slo: Slo) -> dict[str, Mask]:
     """Return by bound whether each request meets it [R] (one without such a time does), and under
     "all" whether it meets every bound. Gaps of a request count by the objective's quantile.
     """
@@ -309,7 +331,7 @@ def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, Mask]:
     return {**met, "all": meets_all}
 
 
-def _gap_quantiles(requests: pd.DataFrame, share: float) -> Floats:
+def _gap_quantiles(requests: Requests, share: float) -> Floats:
     """Return a quantile of the times between tokens of each request [R]; NaN for one token."""
     quantile_of_each = np.full(len(requests), np.nan)
     for row, between in enumerate(_gaps_of_each(requests)):
@@ -318,7 +340,7 @@ def _gap_quantiles(requests: pd.DataFrame, share: float) -> Floats:
     return quantile_of_each
 
 
-def bounded(requests: pd.DataFrame, slo: Slo) -> Quantities:
+def bounded(requests: Requests, slo: Slo) -> Quantities:
     """Return the quantile of the run's times that each bound of `slo` limits [s], by the bound's
     name. NaN where no request has such a time: outputs of one token have no time between tokens.
     """
@@ -332,21 +354,27 @@ def bounded_of(times: Mapping[str, Floats], slo: Slo) -> Quantities:
         seconds = times[name]
         is_defined = ~np.isnan(seconds)
         defined = seconds[is_defined]
-        quantile = math.nan
+        bounded_quantiles[name] = math.nan
         if len(defined):
-            quantile = float(np.quantile(defined, slo.quantile_of(name)))
-        bounded_quantiles[name] = quantile
+            share = slo.quantile_of(name)
+            bounded_quantiles[name] = float(np.quantile(defined, share))
     return bounded_quantiles
 
 
-def is_met(requests: pd.DataFrame, slo: Slo) -> bool:
+def is_met(requests: Requests, slo: Slo) -> bool:
     """Return whether the run's quantiles meet every bound; those that are NaN do."""
     values = bounded(requests, slo)
     # Not `all(<=)`, which NaN would fail.
-    return not any(values[name] > bound for name, bound in slo.bounds.items())
+    exceeds = [values[name] > bound for name, bound in slo.bounds.items()]
+    return not any(exceeds)
 
 
-def goodput(requests: pd.DataFrame, seconds: float, slo: Slo, classes: Classes) -> Quantities:
+def goodput(
+    requests: Requests,
+    seconds: float,
+    slo: Slo,
+    classes: Classes,
+) -> Quantities:
     """Return share and rate of the requests within every bound, and shares by bound and class."""
     if not slo.bounds:
         return {}
@@ -373,7 +401,7 @@ def jain_index(values: Floats) -> float:
     return float(square_of_sum / largest)
 
 
-def fairness(requests: pd.DataFrame, alone: Floats, classes: Classes) -> Quantities:
+def fairness(requests: Requests, alone: Floats, classes: Classes) -> Quantities:
     """Return slowdowns (latency over `alone` [R]), their Jain index, worst class over best."""
     # A long request waits longer by itself: fairness is of times over those on an idle engine.
     times = waits(requests)

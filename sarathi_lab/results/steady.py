@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.engine.config import EngineConfig
+from sarathi_lab.results.table import Requests
 from sarathi_lab.results.window import ADMISSION, RunPart
 
 LEAST_DRIFT = 0.01  # share of a batch's time; edges of the part differ by less
@@ -13,7 +14,7 @@ BATCHES_OF_STEADY_RUN = 3  # at least: one fills, one counts, one drains
 NEARLY_FULL = 0.9  # share of a cache, from which it holds few sequences more
 
 
-def steady_part(requests: pd.DataFrame, num_slots: int) -> RunPart | None:
+def steady_part(requests: Requests, num_slots: int) -> RunPart | None:
     """Return the part between filling and draining; None where a run is too short for one.
 
     It begins when the first request is admitted to a place that another has left, and ends whole
@@ -25,6 +26,7 @@ def steady_part(requests: pd.DataFrame, num_slots: int) -> RunPart | None:
         num_slots: The most sequences that the engines hold at a time.
     """
     size = batch_in_flight(requests, num_slots)
+
     num_batches = len(requests) // size
     num_counted = num_batches - 2  # one fills, one drains
     if num_counted < 1:
@@ -35,10 +37,14 @@ def steady_part(requests: pd.DataFrame, num_slots: int) -> RunPart | None:
     end = admitted[behind_last]
     if end <= start:  # all were admitted at once
         return None
-    return RunPart(float(start), float(end), ADMISSION)
+    return RunPart(
+        start=float(start),
+        end=float(end),
+        column=ADMISSION,
+    )
 
 
-def batch_in_flight(requests: pd.DataFrame, num_slots: int) -> int:
+def batch_in_flight(requests: Requests, num_slots: int) -> int:
     """Return how many requests were in flight at once at the most.
 
     Args:
@@ -53,12 +59,13 @@ def batch_in_flight(requests: pd.DataFrame, num_slots: int) -> int:
     num_admitted = np.arange(1, len(admitted) + 1)
     num_finished = np.searchsorted(finished, admitted, side="right")
     in_flight = num_admitted - num_finished
+    most_in_flight = int(in_flight.max())
     # A device that is scheduled ahead admits the next request while its predecessor ends.
-    return min(int(in_flight.max()), num_slots)
+    return min(most_in_flight, num_slots)
 
 
 def sequences_in_cache(
-    blocks_used: pd.Series, requests: pd.DataFrame, engine: EngineConfig
+    blocks_used: pd.Series, requests: Requests, engine: EngineConfig
 ) -> int | None:
     """Return the sequences of a batch (the setting `batch`) that the cache has room for where all
     that the engines may hold are in use, and so keep requests waiting; None where they are not, or
@@ -78,7 +85,7 @@ def sequences_in_cache(
     return engine.batch_size * engine.num_blocks // most_used
 
 
-def requests_for_steady_part(requests: pd.DataFrame, num_slots: int) -> int:
+def requests_for_steady_part(requests: Requests, num_slots: int) -> int:
     """Return the fewest requests that have a steady part: a batch to fill, one that counts, and one
     to drain.
 
@@ -94,7 +101,11 @@ def requests_for_steady_part(requests: pd.DataFrame, num_slots: int) -> int:
     return BATCHES_OF_STEADY_RUN * size
 
 
-def drift(requests: pd.DataFrame, part: RunPart, num_slots: int) -> float:
+def drift(
+    requests: Requests,
+    part: RunPart,
+    num_slots: int,
+) -> float:
     """Return the relative change of a batch's time from the earlier to the later half of a part.
 
     Args:
@@ -113,8 +124,11 @@ def drift(requests: pd.DataFrame, part: RunPart, num_slots: int) -> float:
         return 0.0
     admitted = _ascending(requests, ADMISSION)
     size = batch_in_flight(requests, num_slots)
-    is_counted = (admitted >= part.start) & (admitted <= part.end)
-    starts_of_batches = admitted[is_counted][::size]
+    has_begun = admitted >= part.start
+    # Also the request at the end: its admission ends the last batch.
+    is_counted = has_begun & (admitted <= part.end)
+    starts_of_requests = admitted[is_counted]
+    starts_of_batches = starts_of_requests[::size]
     seconds = np.diff(starts_of_batches)
     half = len(seconds) // 2
     earlier = float(seconds[:half].sum())
@@ -124,7 +138,7 @@ def drift(requests: pd.DataFrame, part: RunPart, num_slots: int) -> float:
     return later / earlier - 1
 
 
-def _ascending(requests: pd.DataFrame, column: str) -> np.ndarray:
+def _ascending(requests: Requests, column: str) -> np.ndarray:
     """Return a time of each request, ascending [R]."""
     times = requests[column].to_numpy(dtype=float)
     return np.sort(times)

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.errors import UserError, suggestion
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.results.intervals import FEWEST_PAIRS, ends_of_median
-from sarathi_lab.results.table import Row
+from sarathi_lab.results.table import Row, Runs
 
 SAMPLES = ("repetition", "seed")  # further samples of the same case
 REFERENCES = ("orca", "request_level")  # the first one present is what runs are compared with
@@ -26,7 +26,17 @@ IDENTITY = ("model", "device")  # runs of different ones are never one series
 DETERMINISTIC = 1.0  # noise of a simulation
 WELL_KNOWN = ("throughput", "ttft_p50", "tbt_p99")  # quantities that an error suggests
 NUMERIC = ("integer", "floating", "mixed-integer-float")  # of pandas
-NOT_WORK = ("baselines", "output", "resume", "limit", "tracking", "repeat", "plot")
+NOT_WORK = (
+    "hydra",
+    "task",
+    "baselines",
+    "output",
+    "resume",
+    "limit",
+    "tracking",
+    "repeat",
+    "plot",
+)
 
 
 @cache
@@ -39,7 +49,7 @@ def _top_level() -> frozenset[str]:
         if isinstance(default, dict):
             names.update(default)
     names.update(config)
-    names.difference_update(NOT_WORK, ("hydra", "task"))
+    names.difference_update(NOT_WORK)
     return frozenset(names)
 
 
@@ -48,14 +58,14 @@ def is_setting(name: str) -> bool:
     return name.partition(".")[0] in _top_level()
 
 
-def without_baselines(runs: pd.DataFrame) -> pd.DataFrame:
+def without_baselines(runs: Runs) -> Runs:
     """Return the runs that are no baselines; all where there are only baselines."""
     if "is_baseline" not in runs or runs.is_baseline.all():
         return runs
     return runs[~runs.is_baseline.astype(bool)]
 
 
-def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
+def without_repeated(runs: Runs, names: Collection[str]) -> Runs:
     """Leave out baselines that equal a swept run of their policy in the quantities `names`."""
     settings = varied(runs)
     compared: dict[str, None] = {}  # in order, each once
@@ -70,14 +80,14 @@ def without_repeated(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame
     return runs[is_swept | ~is_repeated]
 
 
-def _are_swept(runs: pd.DataFrame) -> pd.Series:
+def _are_swept(runs: Runs) -> pd.Series:
     """Return which runs are no baselines."""
     swept = without_baselines(runs)
     is_swept = runs.index.isin(swept.index)
     return pd.Series(is_swept, runs.index)
 
 
-def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
+def varied(runs: Runs, leaving: Collection[str] = SAMPLES) -> list[str]:
     """Return the settings in which the runs differ; baselines are not considered.
 
     Args:
@@ -94,9 +104,11 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
         candidates = list(filter(is_setting, columns))
     names = []
     for name in candidates:
+        if name not in swept:
+            continue
         first = name.partition(".")[0]
         last = name.rpartition(".")[2]
-        if name not in swept or first in leaving or last in leaving:
+        if first in leaving or last in leaving:
             continue
         # As texts: lists cannot be counted, and a run that lacks the setting counts, too.
         values = swept[name].map(text)
@@ -112,13 +124,14 @@ def varied(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
     return independent(swept, in_order_of_choice, num_chosen=len(identity))
 
 
-def _stored_by_sweeper(swept: pd.DataFrame) -> list[str] | None:
+def _stored_by_sweeper(swept: Runs) -> list[str] | None:
     """Return the settings that the sweeper stored; None for runs of several sweeps."""
     if "swept" not in swept:
         return None
-    has_sweep = "sweep" in swept
-    if has_sweep and swept["sweep"].nunique() > 1:
-        return None
+    if "sweep" in swept:
+        num_sweeps = swept["sweep"].nunique()
+        if num_sweeps > 1:
+            return None
     stored = swept.swept.unique()
     if len(stored) != 1:
         return None
@@ -128,7 +141,11 @@ def _stored_by_sweeper(swept: pd.DataFrame) -> list[str] | None:
     return names.strip("[]").split(",")
 
 
-def independent(runs: pd.DataFrame, names: Sequence[str], num_chosen: int = 0) -> list[str]:
+def independent(
+    runs: Runs,
+    names: Sequence[str],
+    num_chosen: int = 0,
+) -> list[str]:
     """Leave out settings that those before them determine, but keep the first `num_chosen`."""
     chosen = list(names[:num_chosen])
     # A setting that splits no group of equal settings follows from those before.
@@ -142,7 +159,7 @@ def independent(runs: pd.DataFrame, names: Sequence[str], num_chosen: int = 0) -
     return chosen
 
 
-def unsteady(runs: pd.DataFrame) -> pd.Series:
+def unsteady(runs: Runs) -> pd.Series:
     """Return 1.0 for runs whose waits depend on their length, as they are overloaded or too short,
     and 0.0 where they do not or it was not judged.
     """
@@ -153,14 +170,14 @@ def unsteady(runs: pd.DataFrame) -> pd.Series:
     return 1.0 - share_steady
 
 
-def is_numeric(runs: pd.DataFrame, name: str) -> bool:
+def is_numeric(runs: Runs, name: str) -> bool:
     """Return whether a setting has numbers only."""
     values = runs[name].dropna()
     kind = pd.api.types.infer_dtype(values)
     return kind in NUMERIC
 
 
-def values_of(runs: pd.DataFrame, name: str) -> list[str]:
+def values_of(runs: Runs, name: str) -> list[str]:
     """Return the values of a setting as text, numbers in order, others as they come."""
     values = runs[name].dropna()
     if is_numeric(runs, name):
@@ -169,7 +186,7 @@ def values_of(runs: pd.DataFrame, name: str) -> list[str]:
     return list(texts.unique())
 
 
-def in_order(runs: pd.DataFrame) -> pd.DataFrame:
+def in_order(runs: Runs) -> Runs:
     """Return runs on the same requests and device together, by the settings that decide these:
     baselines first, then the others by policy and by the other settings that vary.
     """
@@ -181,12 +198,17 @@ def in_order(runs: pd.DataFrame) -> pd.DataFrame:
     for name in ("policy", *varied(runs)):
         if name not in work:
             order[name] = _ranks(runs, name)
+    # A baseline lacks what its sweep varies: its NaN come first, and equal runs stay as they were.
     columns = list(map(str, order))
-    ordered = order.sort_values(columns, kind="stable", na_position="first")
+    ordered = order.sort_values(
+        columns,
+        kind="stable",
+        na_position="first",
+    )
     return runs.loc[ordered.index]
 
 
-def _ranks(runs: pd.DataFrame, name: str) -> pd.Series:
+def _ranks(runs: Runs, name: str) -> pd.Series:
     """Return which of the values of a setting each run has, counted from 0."""
     rank_of_value = {}
     for rank, value in enumerate(values_of(runs, name)):
@@ -195,7 +217,7 @@ def _ranks(runs: pd.DataFrame, name: str) -> pd.Series:
     return values.map(rank_of_value)
 
 
-def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:
+def with_short_devices(runs: Runs) -> Runs:
     """Leave out what is in brackets in the names of several devices that differ without it."""
     if "device" not in runs:
         return runs
@@ -207,13 +229,13 @@ def with_short_devices(runs: pd.DataFrame) -> pd.DataFrame:
     return runs
 
 
-def find_column(runs: pd.DataFrame, name: str) -> str:
+def find_column(runs: Runs, name: str) -> str:
     """Return the column that `name` is or ends, as `rate` ends `workload.rate`."""
     columns = list(map(str, runs))
     matching = columns_named(name, columns)
     if len(matching) == 1:
         return matching[0]
-    settings = [*varied(runs), *_samples(runs)]
+    settings = varied(runs) + _samples(runs)
     raise no_column(name, columns, settings)
 
 
@@ -225,7 +247,11 @@ def columns_named(name: str, columns: Sequence[str]) -> list[str]:
     return [column for column in columns if column.endswith(ending)]
 
 
-def no_column(name: str, columns: Sequence[str], settings: Sequence[str]) -> UserError:
+def no_column(
+    name: str,
+    columns: Sequence[str],
+    settings: Sequence[str],
+) -> UserError:
     """Return the error for a name of none or several of the columns, with `settings` to use."""
     matching = columns_named(name, columns)
     if matching:
@@ -239,7 +265,7 @@ def no_column(name: str, columns: Sequence[str], settings: Sequence[str]) -> Use
     return UserError(f"{name} {problem}; use such as {usable}")
 
 
-def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
+def relative(runs: Runs, name: str, to: str) -> Runs:
     """Return `runs` with the ratios `<name>_vs_<to>` of their values to those of the policy `to`.
 
     A run is compared with that policy's run on the same requests, whether it is a baseline or not.
@@ -251,8 +277,7 @@ def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
         return runs
     column = f"{name}_vs_{to}"
     work = same_work(runs)
-    of_same_work = ratios(runs, base, [name], work)
-    values = of_same_work[name]
+    values = ratios(runs, base, [name], work)[name]
     if varies_in_chunk(base):
         work_and_chunk = [*work, "chunk"]
         of_same_chunk = ratios(runs, base, [name], work_and_chunk)
@@ -263,28 +288,33 @@ def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
     return runs.assign(**{column: values})
 
 
-def varies_in_chunk(runs: pd.DataFrame) -> bool:
+def varies_in_chunk(runs: Runs) -> bool:
     """Return whether runs of one policy differ in their chunk, as baselines of a swept one do."""
-    return "chunk" in runs and runs["chunk"].nunique() > 1
+    if "chunk" not in runs:
+        return False
+    return runs["chunk"].nunique() > 1
 
 
-def same_work(runs: pd.DataFrame) -> list[str]:
+def same_work(runs: Runs) -> list[str]:
     """Return the columns in which runs on the same requests and device agree."""
-    return [*_settings_of_work(runs), *_samples(runs)]
+    return _settings_of_work(runs) + _samples(runs)
 
 
-def _settings_of_work(runs: pd.DataFrame) -> list[str]:
+def _settings_of_work(runs: Runs) -> list[str]:
     """Return the settings that decide requests and device."""
     return varied(runs, leaving=(*SAMPLES, "policy", "chunk"))
 
 
-def _samples(runs: pd.DataFrame) -> list[str]:
+def _samples(runs: Runs) -> list[str]:
     """Return which of `SAMPLES` the runs have."""
     return [sample for sample in SAMPLES if sample in runs]
 
 
 def ratios(
-    runs: pd.DataFrame, base: pd.DataFrame, names: Sequence[str], keys: Sequence[str]
+    runs: Runs,
+    base: Runs,
+    names: Sequence[str],
+    keys: Sequence[str],
 ) -> pd.DataFrame:
     """Divide `names` of each run by the median of the runs of `base` that agree in `keys`."""
     # Texts, as a setting may be a number in one run and missing in another.
@@ -297,7 +327,7 @@ def ratios(
     return runs[list(names)] / divisors
 
 
-def group_keys(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
+def group_keys(runs: Runs, keys: Sequence[str]) -> pd.Series:
     """Return equal texts for runs that agree in `keys`."""
     if not keys:
         return pd.Series("", index=runs.index)
@@ -308,7 +338,7 @@ def group_keys(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     return pd.Series(texts_of_runs, index=runs.index)
 
 
-def references(runs: pd.DataFrame) -> list[str]:
+def references(runs: Runs) -> list[str]:
     """Return the policies to compare with: those of `REFERENCES`, else another baseline."""
     if runs.policy.nunique() < 2:
         return []
@@ -321,12 +351,16 @@ def references(runs: pd.DataFrame) -> list[str]:
     return list(baselines)[:1]
 
 
-def reference(runs: pd.DataFrame) -> str | None:
+def reference(runs: Runs) -> str | None:
     """Return the policy to compare with: the first of `references`."""
     return next(iter(references(runs)), None)
 
 
-def medians(runs: pd.DataFrame, by: Sequence[str], *names: str) -> pd.DataFrame:
+def medians(
+    runs: Runs,
+    by: Sequence[str],
+    *names: str,
+) -> pd.DataFrame:
     """Return the long table of a sweep.
 
     Args:
@@ -353,8 +387,18 @@ def medians(runs: pd.DataFrame, by: Sequence[str], *names: str) -> pd.DataFrame:
             row = {**settings_of_group, **_median_of(group[name])}
             row["is_decided"] = is_decided(row, noise_of_group)
             rows.append(row)
-    columns = ["quantity", "value", "low", "high", "confidence", "num_samples", "is_decided"]
-    return pd.DataFrame(rows, columns=settings + columns)
+    # Named, so that a table without rows has its columns, too.
+    columns = [
+        *settings,
+        "quantity",
+        "value",
+        "low",
+        "high",
+        "confidence",
+        "num_samples",
+        "is_decided",
+    ]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _median_of(values: pd.Series) -> dict[str, object]:
@@ -381,21 +425,24 @@ def is_decided(row: Row, noise: float) -> bool:
         return True
     if num_samples == 1 and math.isnan(noise):
         return False  # one sample does not show the noise
-    if row["low"] <= 1 <= row["high"]:
+    encloses_one = row["low"] <= 1 <= row["high"]
+    if encloses_one:
         return False
     if num_samples >= FEWEST_PAIRS or math.isnan(noise):
         return True
+    # The interval of fewer samples is too narrow: it alone decides nothing.
     ratio = row["value"]
-    return bool(max(ratio, 1 / ratio) > noise)
+    times = max(ratio, 1 / ratio)
+    return bool(times > noise)
 
 
-def _are_simulated(runs: pd.DataFrame) -> bool:
+def _are_simulated(runs: Runs) -> bool:
     if "executor" not in runs:
         return False
     return bool((runs.executor == "simulated").all())
 
 
-def noise(runs: pd.DataFrame) -> float:
+def noise(runs: Runs) -> float:
     """Return the largest ratio between the throughput of two runs with the same iterations
     (`schedule`): repetitions, or policies that must be equal. NaN where no two runs did the same;
     1 in simulation, which is deterministic.
@@ -412,17 +459,16 @@ def noise(runs: pd.DataFrame) -> float:
     for _, throughput in measured.throughput.groupby(groups):
         if len(throughput) < 2:
             continue
+        spread = math.inf
         lowest = throughput.min()
         if lowest > 0:
             spread = throughput.max() / lowest
-        else:
-            spread = math.inf
         spreads.append(spread)
     largest = max(spreads, default=math.nan)
     return float(largest)
 
 
-def are_steady(runs: pd.DataFrame, by: Sequence[str]) -> pd.Series:
+def are_steady(runs: Runs, by: Sequence[str]) -> pd.Series:
     """Return whether more than half of the runs of each group by `by` are steady, by the group."""
     groups = group_keys(runs, by)
     is_unsteady = unsteady(runs)

@@ -28,7 +28,21 @@ import pandas as pd
 # A row of a table by its columns, as `to_dict("records")` has it: text, numbers, NaN for nothing.
 Row = Mapping[Any, Any]
 Quantities = dict[str, float]  # of a run, in SI units, by the names of metrics.md
-COLUMNS = ["case", "quantity", "value", "low", "high", "unit", "device", "level", "seed", "commit"]
+Runs = pd.DataFrame  # a row a run: settings and quantities by their names
+Requests = pd.DataFrame  # a row a request: the ledger's REQUEST_COLUMNS
+Iterations = pd.DataFrame  # a row an iteration: the ledger's, with columns as in metrics.md
+COLUMNS = [
+    "case",
+    "quantity",
+    "value",
+    "low",
+    "high",
+    "unit",
+    "device",
+    "level",
+    "seed",
+    "commit",
+]
 RESULTS = "results.parquet"
 # Levels of runs, and sources of experiments' points.
 MEASURED = "measured"
@@ -38,13 +52,19 @@ MILLISECONDS = 1e3  # factor of times that are displayed in milliseconds
 LONG = 10.0  # seconds from which they are displayed in seconds
 
 # Display of quantities, in the order of tables: heading with unit, factor from SI, format.
-with Path(__file__).with_name("headings.csv").open(newline="") as file:
+_path = Path(__file__).with_name("headings.csv")
+with _path.open(newline="") as file:
     ROWS = list(csv.DictReader(file))
-HEADINGS: dict[str, tuple[str, float, str]] = {}
+Display = tuple[str, float, str]
+HEADINGS: dict[str, Display] = {}
 UNITS: dict[str, str] = {}
 for row in ROWS:
     name = row["name"]
-    HEADINGS[name] = (row["heading"], float(row["factor"]), row["format"])
+    HEADINGS[name] = (
+        row["heading"],
+        float(row["factor"]),
+        row["format"],
+    )
     UNITS[name] = row["unit"]
 
 
@@ -94,8 +114,13 @@ def display_unit(name: str, largest: float) -> tuple[float, str]:
 
 def rows_of_run(quantities: Mapping[str, float], labels: Mapping[str, Any]) -> pd.DataFrame:
     """Return the rows of a run from its quantities and its labels (run.json)."""
-    table = pd.DataFrame(list(quantities.items()), columns=["quantity", "value"])
-    table = table.astype({"quantity": str, "value": float})
+    # Without types a run that has no quantities would have columns of objects.
+    table = pd.DataFrame(
+        {
+            "quantity": pd.Series(list(quantities), dtype=str),
+            "value": pd.Series(list(quantities.values()), dtype=float),
+        }
+    )
     level = MEASURED
     if labels.get("executor") == SIMULATED:
         level = SIMULATED

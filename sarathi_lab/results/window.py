@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sarathi_lab.config.errors import RunError, UserError, require_number
 from sarathi_lab.results.kendall import median_slope, rising_pvalue
 from sarathi_lab.results.metrics import rates
-from sarathi_lab.results.table import Quantities
+from sarathi_lab.results.table import Iterations, Quantities, Requests
 from sarathi_lab.workload import LoadedRequests
 
 ROUNDING = 1e-9  # 29 % of 100 are 29, not 28.999999999999996
@@ -24,6 +24,7 @@ LEAST_SLOPE = 0.01  # seconds of delay a second: a load of 1 % above capacity
 # Columns by which a request is in a part of a run, or before it.
 ARRIVAL = "arrival_time"
 ADMISSION = "first_scheduled_time"  # where all wait from the start
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Window:
         warmup = _cut("warmup", self.warmup)
         cooldown = _cut("cooldown", self.cooldown)
         are_shares = warmup.is_share and cooldown.is_share
-        if are_shares and warmup.amount + cooldown.amount >= 1:
+        amount = warmup.amount + cooldown.amount
+        if are_shares and amount >= 1:
             raise UserError(f"{self._describe()} leave nothing; lower one")
 
     @property
@@ -52,16 +54,15 @@ class Window:
         if self.is_whole or not load.has_times:
             return
         warmup = _cut("warmup", self.warmup)
-        last = max(request.arrival_time for request in load.requests)
+        arrivals = [request.arrival_time for request in load.requests]
+        last = max(arrivals)
         if not warmup.is_share and warmup.amount > last:
             raise UserError(
                 f"window.warmup={self.warmup} is longer than the {last:.1f} s in which requests "
                 "arrive; lower it or raise workload.num_requests"
             )
 
-    def of(
-        self, iterations: pd.DataFrame, requests: pd.DataFrame, column: str = ARRIVAL
-    ) -> RunPart:
+    def of(self, iterations: Iterations, requests: Requests, column: str = ARRIVAL) -> RunPart:
         """Return the part that counts, from the ledger's tables; `column` is `ARRIVAL` or
         `ADMISSION`. Raises RunError if it is empty.
         """
@@ -71,14 +72,19 @@ class Window:
         cooldown = _cut("cooldown", self.cooldown)
         start = warmup.amount
         if warmup.is_share:
-            start = arrivals[warmup.number_of(len(arrivals))]
+            num_first = warmup.number_of(len(arrivals))
+            start = arrivals[num_first]
         end = duration
-        if not cooldown.is_share:
+        if cooldown.is_share:
+            num_last = cooldown.number_of(len(arrivals))
+            if num_last:  # of none, the index -0 would be the first
+                end = arrivals[-num_last]
+        else:
             end -= cooldown.amount
-        elif cooldown.number_of(len(arrivals)):
-            end = arrivals[-cooldown.number_of(len(arrivals))]
         part = RunPart(float(start), float(end), column)
-        if part.requests(requests).empty or part.spans(iterations).empty:
+        counted = part.requests(requests)
+        spans = part.spans(iterations)
+        if counted.empty or spans.empty:
             raise RunError(
                 f"{self._describe()} leave nothing of a run of {duration:.1f} s; lower them or "
                 "raise workload.num_requests"
@@ -97,7 +103,8 @@ class _Cut(NamedTuple):
 
     def number_of(self, num_requests: int) -> int:
         """Return the number of requests that a share is."""
-        return math.floor(self.amount * num_requests + ROUNDING)
+        number = self.amount * num_requests
+        return math.floor(number + ROUNDING)
 
 
 def _cut(name: str, value: float | str | None) -> _Cut:
@@ -121,7 +128,7 @@ class RunPart(NamedTuple):
     end: float
     column: str = ARRIVAL
 
-    def requests(self, requests: pd.DataFrame) -> pd.DataFrame:
+    def requests(self, requests: Requests) -> Requests:
         """Return the requests that arrived, or were admitted, in it."""
         times = requests[self.column]
         is_in_part = times.between(self.start, self.end, inclusive="left")
@@ -140,12 +147,15 @@ class RunPart(NamedTuple):
         has_ended = table.end <= self.end
         return table[has_begun & has_ended]
 
-    def throughput(self, requests: pd.DataFrame) -> Quantities:
+    def throughput(self, requests: Requests) -> Quantities:
         """Return counts and rates (metrics.md) of tokens emitted in this part by all `requests`."""
         token_times = np.concatenate([np.empty(0), *requests.token_times])
+        first_token_times = requests.first_token_time.to_numpy(dtype=float)
+        finish_times = requests.finish_time.to_numpy(dtype=float)
         is_in_part = self._came_in(token_times)
-        is_first = self._came_in(requests.first_token_time.to_numpy(dtype=float))
-        is_finished = self._came_in(requests.finish_time.to_numpy(dtype=float))
+        # A prompt counts at once with its first token, in whichever part its chunks were computed.
+        is_first = self._came_in(first_token_times)
+        is_finished = self._came_in(finish_times)
         prompt_lens = requests.prompt_len.to_numpy()
         rates_of_part = rates(
             num_prompt_tokens=float(prompt_lens[is_first].sum()),
@@ -153,15 +163,18 @@ class RunPart(NamedTuple):
             num_requests=float(is_finished.sum()),
             duration=self.end - self.start,
         )
-        return {"window_start": self.start, "window_end": self.end, **rates_of_part}
+        return {
+            "window_start": self.start,
+            "window_end": self.end,
+            **rates_of_part,
+        }
 
-    def _came_in(self, times: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def _came_in(self, times: Floats) -> NDArray[np.bool_]:
         """Mark the tokens of the iterations in it. Tokens come at the end of their iteration."""
         # The iteration that ends when the part starts did its work before the part.
         is_after_start = times > self.start
         is_before_end = times <= self.end
-        in_part: NDArray[np.bool_] = is_after_start & is_before_end
-        return in_part
+        return np.logical_and(is_after_start, is_before_end)
 
 
 class Trend(NamedTuple):
@@ -180,7 +193,7 @@ class Trend(NamedTuple):
         )
 
 
-def delay_trend(requests: pd.DataFrame) -> Trend | None:
+def delay_trend(requests: Requests) -> Trend | None:
     """Return the trend of the scheduling delay over `requests`; None for fewer than 20, or if all
     arrive at once.
 
@@ -193,7 +206,10 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
     ordered = requests.sort_values("arrival_time", kind="stable")
     arrivals = ordered.arrival_time.to_numpy(dtype=float)
     is_short = len(ordered) < 2 * NUM_BATCHES
-    if is_short or arrivals[-1] <= arrivals[0]:
+    if is_short:
+        return None
+    come_at_once = arrivals[-1] <= arrivals[0]
+    if come_at_once:
         return None
     starts = ordered.first_scheduled_time.to_numpy(dtype=float)
     delays = starts - arrivals
@@ -202,10 +218,15 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
     slope = median_slope(times, means)
     is_rising = rising_pvalue(means) < 0.01
     is_growing = is_rising and slope >= LEAST_SLOPE
-    return Trend(means[0], means[-1], slope, is_growing)
+    return Trend(
+        first=means[0],
+        last=means[-1],
+        slope=slope,
+        is_growing=is_growing,
+    )
 
 
-def batch_means(values: NDArray[np.float64], num_batches: int) -> list[float]:
+def batch_means(values: Floats, num_batches: int) -> list[float]:
     """Return the means of batches of about as many values each."""
     batches = np.array_split(values, num_batches)
     return [float(batch.mean()) for batch in batches]

@@ -16,6 +16,7 @@ from sarathi_lab.experiment.claims import (
     NO_DEVICE,
     NOT_MEASURED,
     VERDICTS,
+    Verdicts,
     in_words,
     kind_of,
     load_claims,
@@ -38,77 +39,97 @@ LEVELS = ("profiled", "analytic")
 # Where claims are judged: by kernels measured on GPUs, on a CPU, at each level of the cost model.
 TWO_CORES = "two CPU cores"
 SIMULATED_PROFILED = "simulated, profiled"
-IdsByVerdict = dict[str, dict[str, bool]]
+AreFitted = dict[str, bool]  # by the `id` of a claim
+IdsByVerdict = dict[str, AreFitted]
+Block = tuple[Path, str, str]  # a page, the name between its marks, and the table
 EVIDENCE = (COMPOSED_SOURCE, TWO_CORES, SIMULATED_SOURCE, SIMULATED_PROFILED)
 # The claims of the front page, by their names in claims.yaml.
 FIRST = ["decode_tenfold", "sarathi_over_orca", "bubbles"]
 
 
-def readme_table(table: pd.DataFrame) -> str:
+def readme_table(table: Verdicts) -> str:
     """Format the verdicts in Markdown: a row per claim, a column for measured kernels, one per
     device, one for simulated.
     """
     devices = _measured_devices(table)
-    headings = ["claim", "source", "expected", COMPOSED_SOURCE, *devices, "simulated"]
+    headings = [
+        "claim",
+        "source",
+        "expected",
+        COMPOSED_SOURCE,
+        *devices,
+        "simulated",
+    ]
     rows = [headings]
     is_after = _is_after(table)
     of_sarathi = table[~is_after]
     for _, judged in of_sarathi.groupby("id", sort=False):
         first = judged.iloc[0]
-        cells = _cells(judged, devices)
-        rows.append([first.claim, first.source, first.expected, *cells])
+        row = [
+            first.claim,
+            first.source,
+            first.expected,
+            *_cells(judged, devices),
+        ]
+        rows.append(row)
     return markdown(rows)
 
 
-def front_lines(table: pd.DataFrame) -> str:
+def front_lines(table: Verdicts) -> str:
     """Format the claims of the front page in Markdown: a line each, values by verdict."""
     lines = []
     for name in FIRST:
         judged = table[table.id == name]
         first = judged.iloc[0]
-        values = _by_verdict(_measured(judged).to_dict("records"))
+        records = _measured(judged).to_dict("records")
+        values = _by_verdict(records)
         lines.append(f"- {first.claim}. {values}")
     return "\n".join(lines)
 
 
-def count_table(table: pd.DataFrame) -> str:
+def count_table(table: Verdicts) -> str:
     """Format the number of claims with each verdict in Markdown, by kind of device, without those
     on what came after SARATHI.
     """
     counted = table[~_is_after(table)]
-    rows = [[f"{counted.id.nunique()} claims", *VERDICTS]]
+    num_claims = counted.id.nunique()
+    rows = [[f"{num_claims} claims", *VERDICTS]]
     for evidence, by_verdict in ids_by_verdict(counted).items():
         row = [evidence]
         for verdict in VERDICTS:
             ids = by_verdict[verdict]
+            number = str(len(ids))
             num_fitted = sum(ids.values())
-            fitted = f" ({num_fitted} {FITTED})" if num_fitted else ""
-            row.append(f"{len(ids)}{fitted}")
+            if num_fitted:
+                number += f" ({num_fitted} {FITTED})"
+            row.append(number)
         rows.append(row)
     return markdown(rows)
 
 
-def names_table(table: pd.DataFrame) -> str:
+def names_table(table: Verdicts) -> str:
     """Format SARATHI's claims in Markdown, by verdict and `id`."""
-    by_evidence = ids_by_verdict(table[table.source.str.startswith("SARATHI")])
+    is_of_sarathi = table.source.str.startswith("SARATHI")
+    by_evidence = ids_by_verdict(table[is_of_sarathi])
     rows = [["verdict", *by_evidence]]
     for verdict in VERDICTS:
         row = [verdict]
         for by_verdict in by_evidence.values():
             names = []
             for name, is_fitted in by_verdict[verdict].items():
-                names.append(f"{name} {FITTED}" if is_fitted else name)
+                mark = f" {FITTED}" if is_fitted else ""
+                names.append(f"{name}{mark}")
             row.append(", ".join(names))
         rows.append(row)
     return markdown(rows)
 
 
-def _measured(table: pd.DataFrame) -> pd.DataFrame:
+def _measured(table: Verdicts) -> Verdicts:
     """Select the rows of claims that were measured, or simulated."""
     return table[table.verdict != NOT_MEASURED]
 
 
-def ids_by_verdict(table: pd.DataFrame) -> dict[str, IdsByVerdict]:
+def ids_by_verdict(table: Verdicts) -> dict[str, IdsByVerdict]:
     """Return the claims by `EVIDENCE` and verdict, and whether a claim has the verdict by values
     alone that are no predictions. A claim stands under every verdict that it has on one of several
     GPUs, and as not measured where it has none.
@@ -124,8 +145,10 @@ def ids_by_verdict(table: pd.DataFrame) -> dict[str, IdsByVerdict]:
         for verdict in VERDICTS:
             by_verdict[verdict] = {}
         for (kind, claim), are_fitted in by_kind_and_claim:
-            by_verdict[str(kind)][str(claim)] = bool(are_fitted.all())
-        missing = table.id[~table.id.isin(measured.id)]
+            ids_of_kind = by_verdict[str(kind)]
+            ids_of_kind[str(claim)] = bool(are_fitted.all())
+        is_measured = table.id.isin(measured.id)
+        missing = table.id[~is_measured]
         by_verdict[NOT_MEASURED] = dict.fromkeys(missing, False)
         ids[name] = by_verdict
     return ids
@@ -135,16 +158,27 @@ def _evidence_of(device: str) -> str | None:
     """Return which of `EVIDENCE` a device gives; None for others, such as a real GPU."""
     if device.startswith(COMPOSED):
         return COMPOSED_SOURCE
+    # Before the other simulated ones, whose beginning these have, too.
     if device.endswith(PROFILED):
         return SIMULATED_PROFILED
     if device.startswith(SIMULATED):
         return SIMULATED_SOURCE
-    return TWO_CORES if _without_engine(device) == "cpu" else None
+    if _without_engine(device) == "cpu":
+        return TWO_CORES
+    return None
 
 
-def map_table(table: pd.DataFrame, root: str = "") -> str:
+def map_table(table: Verdicts, root: str = "") -> str:
     """Format the claims on what came after SARATHI in Markdown; `root` leads to `experiments/`."""
-    rows = [["experiment", "claim", "source", "claimed", "found", "conditions"]]
+    headings = [
+        "experiment",
+        "claim",
+        "source",
+        "claimed",
+        "found",
+        "conditions",
+    ]
+    rows = [headings]
     conditions = {claim.id: claim.caveat for claim in load_claims()}
     after = table[_is_after(table)]
     for name, judged in after.groupby("id", sort=False):
@@ -179,7 +213,8 @@ def errors_of_paper(errors: pd.DataFrame) -> str:
     rows = [headings]
     predicted = errors[errors.verdict != "formula"]  # arithmetic on the paper's numbers is exact
     num_hardware = errors.groupby("row").hardware.nunique()
-    for labels, group in predicted.groupby(["row", "hardware", "method"], sort=False):
+    keys = ["row", "hardware", "method"]
+    for labels, group in predicted.groupby(keys, sort=False):
         name, hardware, method = map(str, labels)
         title = [name]
         if method:
@@ -192,7 +227,8 @@ def errors_of_paper(errors: pd.DataFrame) -> str:
         for row in group.to_dict("records"):
             by_level[row["level"]] = row
         for level in LEVELS:
-            cells += _errors_of(by_level.get(level))
+            of_level = by_level.get(level)
+            cells += _errors_of(of_level)
         rows.append(cells)
     return markdown(rows)
 
@@ -201,12 +237,16 @@ def _errors_of(row: Row | None) -> list[str]:
     """Format mean and largest error, and the aim, of a level that has been compared."""
     if row is None:
         return ["-", ""]
-    error = f"{row['mean']:.2%} ({row['largest']:.1%})"
-    if row["verdict"].endswith("partly fitted"):
-        error += " †"
-    if row["verdict"] == "given":
+    mean = row["mean"]
+    largest = row["largest"]
+    verdict = row["verdict"]
+    error = f"{mean:.2%} ({largest:.1%})"
+    # One verdict may be both missed and partly fitted.
+    if verdict.endswith("partly fitted"):
+        error += f" {FITTED}"
+    if verdict == "given":
         error = f"given: {error}"
-    if row["verdict"].startswith("missed"):
+    if verdict.startswith("missed"):
         error = f"**{error}**"
     aim = ""  # of the mean, in brackets that of the largest
     if not pd.isna(row["aim_mean"]):
@@ -216,11 +256,11 @@ def _errors_of(row: Row | None) -> list[str]:
     return [error, aim]
 
 
-def _is_after(table: pd.DataFrame) -> pd.Series:
+def _is_after(table: Verdicts) -> pd.Series:
     return table.experiment.map(load.group_of) == AFTER
 
 
-def _measured_devices(table: pd.DataFrame) -> list[str]:
+def _measured_devices(table: Verdicts) -> list[str]:
     """Return the columns of measured devices. What vLLM's engine measured on a device stands in the
     column of the lab's engine there, if that has one.
     """
@@ -242,7 +282,7 @@ def _without_engine(name: str) -> str:
     return re.sub(r"(-[tp]p\d+)+$", "", name.removeprefix("vllm-"))
 
 
-def _cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
+def _cells(rows: Verdicts, devices: Sequence[str]) -> list[str]:
     """Format the verdicts on one claim: by verdict those of measured kernels, on each of `devices`,
     and by verdict the simulated ones.
     """
@@ -261,7 +301,8 @@ def _on_device(records: Sequence[Row], device: str) -> str:
     values = []
     for row in records:
         engine_and_device = str(row["device"])
-        value = f"**{row['verdict']}**: {in_words(row)}"
+        measured = in_words(row)
+        value = f"**{row['verdict']}**: {measured}"
         if engine_and_device == device:
             values.append(value)
         elif _without_engine(engine_and_device) == device:
@@ -287,7 +328,7 @@ def _by_verdict(records: Sequence[Row], prefix: str = "") -> str:
     return "; ".join(cells)
 
 
-def blocks(table: pd.DataFrame) -> Iterator[tuple[Path, str, str]]:
+def blocks(table: Verdicts) -> Iterator[Block]:
     """Yield the tables of the documents: the page, the name between its marks, and the table."""
     yield README, "claims", readme_table(table)
     yield README, "map", map_table(table)
@@ -313,8 +354,9 @@ def between(text: str, name: str) -> tuple[str, str, str]:
 
 def write_page(path: Path, name: str, block: str) -> None:
     """Put a table between its marks. Raises UserError if the marks are gone."""
+    text = path.read_text()
     try:
-        before, _, after = between(path.read_text(), name)
+        before, _, after = between(text, name)
     except ValueError as error:
         raise UserError(f"{path} has {error}; put both on separate lines") from None
     path.write_text(f"{before}\n{block}\n{after}")

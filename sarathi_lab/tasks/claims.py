@@ -21,6 +21,7 @@ from sarathi_lab.experiment.claims import (
     NOT_MEASURED,
     VERDICTS,
     Claim,
+    Verdicts,
     in_words,
     load_claims,
     verdicts,
@@ -35,27 +36,31 @@ VERDICTS_PAGE = "docs/explanation/intervals.md"
 FEW_MINUTES = 200.0  # seconds of measuring, for those who just want to see
 COSTS = "costs.csv"  # in the results: what each experiment took, in a separate process
 JOB = ["experiment", "how"]  # how: `SIMULATED` or `MEASURED`
+Job = tuple[str, str]
 SIMULATED = "simulated"
 MEASURED = "measured"
 EXAMPLE = "fig10"  # an experiment with claims
 Command = Callable[[Sequence[str]], int]  # runs a command line; returns its exit code
 
 
-def print_summary(table: pd.DataFrame) -> None:
+def print_summary(table: Verdicts) -> None:
     """Print how many claims have which verdict, by where they were judged, and which fail."""
     by_evidence = ids_by_verdict(table)
     counts = []
     for verdict in VERDICTS:
-        numbers = {evidence: len(ids[verdict]) for evidence, ids in by_evidence.items()}
-        counts.append({"verdict": verdict, **numbers})
-    title = f"{table['id'].nunique()} claims by verdict and by where they were judged"
-    show([DisplayTable(counts, title=title, left=["verdict"], unbroken=["verdict"])])
-    failing = []
-    for (name, claim), rows in table[table["verdict"] == FAILS].groupby(["id", "claim"]):
-        failing.append({"name": name, "claim": claim, "fails on": ", ".join(rows["device"])})
-    if failing:
-        columns = ["name", "claim", "fails on"]
-        show([DisplayTable(failing, title="Claims that fail", left=columns, unbroken=["name"])])
+        row: dict[str, object] = {"verdict": verdict}
+        for evidence, ids in by_evidence.items():
+            row[evidence] = len(ids[verdict])
+        counts.append(row)
+    num_claims = table["id"].nunique()
+    by_verdict = DisplayTable(
+        counts,
+        title=f"{num_claims} claims by verdict and by where they were judged",
+        left=["verdict"],
+        unbroken=["verdict"],
+    )
+    show([by_verdict])
+    _print_failing(table)
     command = typed("claims")
     show(
         [
@@ -66,7 +71,25 @@ def print_summary(table: pd.DataFrame) -> None:
     )
 
 
-def print_verdicts(table: pd.DataFrame, *, is_long: bool) -> None:
+def _print_failing(table: Verdicts) -> None:
+    """Print the claims that fail anywhere, and on which devices."""
+    fails = table[table["verdict"] == FAILS]
+    failing = []
+    for (name, claim), rows in fails.groupby(["id", "claim"]):
+        devices = ", ".join(rows["device"])
+        failing.append({"name": name, "claim": claim, "fails on": devices})
+    if not failing:
+        return
+    table_of_failing = DisplayTable(
+        failing,
+        title="Claims that fail",
+        left=list(failing[0]),
+        unbroken=["name"],
+    )
+    show([table_of_failing])
+
+
+def print_verdicts(table: Verdicts, *, is_long: bool) -> None:
     """Print a block for each claim, a line for each device; `is_long` adds notes, and devices on
     which it was not measured.
     """
@@ -79,12 +102,14 @@ def print_verdicts(table: pd.DataFrame, *, is_long: bool) -> None:
         show(["not measured on any device"])
     for _, rows in shown.groupby("id", sort=False):
         first = rows.iloc[0]
-        title = f"{first['id']}: {first['claim']} ({first['expected']}; {first['source']})"
+        origin = f"{first['expected']}; {first['source']}"
+        title = f"{first['id']}: {first['claim']} ({origin})"
         lines = []
         for row in rows.to_dict("records"):
             line = {**row, "measured": in_words(row)}
             lines.append({name: line[name] for name in columns})
-        show([DisplayTable(lines, columns, unbroken=BY_CLAIM, title=title)])
+        table_of_claim = DisplayTable(lines, columns, unbroken=BY_CLAIM, title=title)
+        show([table_of_claim])
     show([f"what a verdict means: {VERDICTS_PAGE}"])
 
 
@@ -124,8 +149,13 @@ def _options(args: Sequence[str]) -> argparse.Namespace:
     """Read the arguments: those with a value are settings, the others name what is shown."""
     options = _parser().parse_args(args)
     arguments: list[str] = options.names
-    options.settings = [argument for argument in arguments if "=" in argument]
-    options.names = [argument for argument in arguments if "=" not in argument]
+    options.settings = []
+    options.names = []
+    for argument in arguments:
+        if "=" in argument:
+            options.settings.append(argument)
+        else:
+            options.names.append(argument)
     options.names += options.only
     return options
 
@@ -151,8 +181,10 @@ def _main(options: argparse.Namespace, run: Command) -> int:
         table = verdicts(results, judged, advance)
     is_of_lab = results == RECORDS
     if options.names or options.long or not is_of_lab:
-        asked_for = [claim.id for claim in _asked_for(claims, options.names)]
-        print_verdicts(table[table["id"].isin(asked_for)], is_long=options.long)
+        # A run judges all claims, and shows those that were named.
+        shown = _asked_for(claims, options.names)
+        is_shown = table["id"].isin([claim.id for claim in shown])
+        print_verdicts(table[is_shown], is_long=options.long)
     else:
         print_summary(table)
     if is_running:
@@ -182,19 +214,26 @@ def _check(options: argparse.Namespace, results: Path, claims: Sequence[Claim]) 
     if options.resume and not is_running:
         without_effect.append("--resume")
     if without_effect:
-        raise UserError(f"{' '.join(without_effect)} is for runs; add --run (measure), or drop it")
+        stated = " ".join(without_effect)
+        raise UserError(f"{stated} is for runs; add --run (measure), or drop it")
     # Any experiment can be run; what is only printed needs a claim.
-    experiments = list(CATALOG) if is_running else [claim.experiment for claim in claims]
-    valid = [claim.id for claim in claims] + experiments
+    experiments = list(CATALOG)
+    if not is_running:
+        experiments = [claim.experiment for claim in claims]
+    names_of_claims = [claim.id for claim in claims]
+    valid = dict.fromkeys(names_of_claims + experiments)
     for name in options.names:
-        require_one_of("NAME", name, dict.fromkeys(valid))
+        require_one_of("NAME", name, valid)
     # The documents have what is recorded, whatever was run elsewhere.
     if options.readme and results != RECORDS:
         folder = os.path.relpath(results)
         raise UserError(f"--readme shows what is recorded, not {folder}; add --results experiments")
 
 
-def _asked_for(claims: Sequence[Claim], names: Sequence[str]) -> Sequence[Claim]:
+def _asked_for(
+    claims: Sequence[Claim],
+    names: Sequence[str],
+) -> Sequence[Claim]:
     """Return the claims that are named, by themselves or by their experiment; all without names."""
     if not names:
         return claims
@@ -220,21 +259,29 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
     failed = []
     with tempfile.TemporaryDirectory(prefix="sarathi-lab-") as folder:
         for number, (name, how) in enumerate(jobs, 1):
-            console().print(f"\n[{number}/{len(jobs)}] {name}, {how}", style="bold")
+            progress = f"{number}/{len(jobs)}"
+            console().print(f"\n[{progress}] {name}, {how}", style="bold")
             output = f"{folder}/{name}-{how}"  # which goes: `record` keeps what counts
-            line = [f"experiment={name}", "tracking=none", f"task.record={results}"]
+            line = [
+                f"experiment={name}",
+                "tracking=none",
+                f"task.record={results}",
+            ]
             if not is_record:
                 line += settings.get(name, [])
             line += [f"output={output}", f"hydra.run.dir={output}/run"]
             line += CATALOG[name].settings_of(how)
             if how == MEASURED:
-                line += [*options.settings, f"task.seconds={seconds[name]:g}"]
+                # After the experiment's: of equal settings Hydra takes the last.
+                line += options.settings
+                line.append(f"task.seconds={seconds[name]:g}")
             start = time.monotonic()
             exit_status = run(line)
             if exit_status:
                 failed.append(f"{name}, {how}")
             elif not is_record:  # a repository keeps no times of machines
-                _add_cost(costs, name, how, time.monotonic() - start)
+                took = time.monotonic() - start
+                _add_cost(costs, name, how, took)
     return failed
 
 
@@ -248,17 +295,26 @@ def _seconds(
     options: argparse.Namespace, names: Sequence[str], *, is_record: bool
 ) -> dict[str, float]:
     """Return the seconds to measure each experiment for, by what it needs."""
-    seconds = {name: CATALOG[name].seconds for name in names if not CATALOG[name].is_simulated}
+    seconds = {}
+    for name in names:
+        experiment = CATALOG[name]
+        if not experiment.is_simulated:
+            seconds[name] = experiment.seconds
     in_all = options.seconds
     if in_all is None and not is_record:
         in_all = FEW_MINUTES
     if not seconds or in_all is None:
         return seconds
     share = in_all / sum(seconds.values())
+
     return {name: max(0.5, share * needed) for name, needed in seconds.items()}
 
 
-def _jobs(options: argparse.Namespace, names: Sequence[str], costs: Path) -> list[tuple[str, str]]:
+def _jobs(
+    options: argparse.Namespace,
+    names: Sequence[str],
+    costs: Path,
+) -> list[Job]:
     """List what is run: the experiment, and how. Raises UserError if nothing can be."""
     jobs = []
     if options.run:
@@ -269,10 +325,12 @@ def _jobs(options: argparse.Namespace, names: Sequence[str], costs: Path) -> lis
         for name in names:
             jobs.append((name, SIMULATED))
     if not jobs:
-        raise UserError(f"{', '.join(names)} can't be measured here; use --simulate")
+        listed = ", ".join(names)
+        raise UserError(f"{listed} can't be measured here; use --simulate")
     # What has finished has a cost; records have none, and begin anew.
     if options.resume and costs.is_file():
-        finished = set(pd.read_csv(costs)[JOB].itertuples(index=False, name=None))
+        table = pd.read_csv(costs)
+        finished = set(table[JOB].itertuples(index=False, name=None))
         jobs = [job for job in jobs if job not in finished]
     return jobs
 
@@ -290,5 +348,7 @@ def _is_measurable(name: str) -> bool:
 
 def _add_cost(costs: Path, name: str, how: str, seconds: float) -> None:
     """Add what an experiment took to the table of costs."""
-    row = pd.DataFrame([[name, how, round(seconds, 1)]], columns=[*JOB, "seconds"])
-    row.to_csv(costs, mode="a", header=not costs.exists(), index=False)
+    cost = {"experiment": name, "how": how, "seconds": round(seconds, 1)}
+    row = pd.DataFrame([cost])
+    is_first = not costs.exists()
+    row.to_csv(costs, mode="a", header=is_first, index=False)
