@@ -199,7 +199,7 @@ class Claim:
         side = self._side()
         claimed = self._claimed(tolerance=0)
         tolerated = self._claimed(self.tolerance)
-        # The value of no effect is on neither side: here ends that meet are apart.
+        # An interval that ends at no effect shows none: it fails, too.
         is_below = value.high <= side.low
         is_above = value.low >= side.high
         if is_below or is_above:
@@ -522,6 +522,7 @@ def _in_every_draw(take: Take, rows: Rows) -> Value:
         drawn.append(take.of(rows, y_in_draw))
     moved = []
     mirrored = []
+    # A shape of rows that can't be the one taken moves nothing.
     eligible = take.eligible(rows)
     for shape in _shapes_of(eligible):
         slower = []
@@ -586,7 +587,7 @@ def _divided(
     """
     both = rows.merge(others, on=list(match), suffixes=("", "_over"))
     pairs = both.to_dict("records")
-    # As objects: pandas would make columns of lists of equal lengths.
+
     draws = pd.Series(map(_ratios, pairs), both.index, dtype=object)
     moved = pd.Series(map(_moved_ratios, pairs), both.index, dtype=object)
     # Bonferroni: either interval may miss its value.

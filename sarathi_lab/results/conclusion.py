@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -13,7 +13,14 @@ from sarathi_lab.config.console import amount
 from sarathi_lab.results import sweep_analysis as analysis
 from sarathi_lab.results.intervals import LEVEL, ends_of_median, level_of, samples_for
 from sarathi_lab.results.load_trend import longer_than
-from sarathi_lab.results.table import HEADINGS, Runs, display_unit, heading, less_is_better
+from sarathi_lab.results.table import (
+    HEADINGS,
+    Runs,
+    Summary,
+    display_unit,
+    heading,
+    less_is_better,
+)
 
 # What is judged where all requests wait from the start, and where they arrive over time.
 CLOSED_VERDICTS = ("throughput", "tbt_p99")
@@ -374,19 +381,13 @@ def _remark_on_samples(best: _Best, comparison: _Comparison) -> str:
     Each interval has its level by itself. The best of several settings was chosen by the same
     samples, which its interval covers from `samples_for` on.
     """
-    number = len(best.runs)
+    num_samples = len(best.runs)
     needed = samples_for(best.num_settings)
-    if number == 1 and math.isnan(comparison.noise):
-        return "One run each has no measure of noise."
-    if number == 1 and not _are_drawn(comparison.runs):
-        return ""
-    if number == 1:
-        return (
-            "These are single draws of arrivals, of which a P99 is one or two requests; "
-            f"seed=range({needed}) shows what they decide."
-        )
-    remark = f"These are {level_of(number):.0%} intervals of {number} samples, each by itself"
-    if number < needed:
+    if num_samples == 1:
+        return _remark_on_single_runs(comparison, needed)
+    level = level_of(num_samples)
+    remark = f"These are {level:.0%} intervals of {num_samples} samples, each by itself"
+    if num_samples < needed:
         enough_samples = f"repeat={needed}"
         if "seed" in best.runs:
             num_seeds = best.runs["seed"].nunique()
@@ -398,6 +399,18 @@ def _remark_on_samples(best: _Best, comparison: _Comparison) -> str:
     if round(comparison.noise, 2) > 1:
         remark += f"; equal work differed by up to {comparison.noise:.2f} times"
     return f"{remark}."
+
+
+def _remark_on_single_runs(comparison: _Comparison, needed: int) -> str:
+    """State what runs of one sample each leave open, which `needed` samples would decide."""
+    if math.isnan(comparison.noise):
+        return "One run each has no measure of noise."
+    if not _are_drawn(comparison.runs):
+        return ""
+    return (
+        "These are single draws of arrivals, of which a P99 is one or two requests; "
+        f"seed=range({needed}) shows what they decide."
+    )
 
 
 def _are_drawn(runs: Runs) -> bool:
@@ -461,7 +474,7 @@ def _caution_of_replay(runs: Runs) -> str:
     return caution_of_replay(largest)
 
 
-def caution_of_replay(errors: Mapping[str, float]) -> str:
+def caution_of_replay(errors: Summary) -> str:
     """State by how much a replay misses the run that it repeats.
 
     Args:

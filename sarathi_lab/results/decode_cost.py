@@ -70,8 +70,9 @@ def fullest_hybrid(iterations: Iterations) -> Mix | None:
     fullest = hybrids[hybrids.num_decode_tokens == num_decodes]
     chunk_tokens = int(fullest.num_prefill_tokens.mode().max())
     same = fullest[fullest.num_prefill_tokens == chunk_tokens]
-    # A chunk reads what is before it and itself; each decode emits, a prompt's last chunk does too.
+    # A chunk's keys and values are read with those before it.
     starts = same.prefill_kv_tokens - same.num_prefill_tokens
+    # Each decode emits a token; one more is that of a prompt's last chunk.
     emits = same.num_emits > same.num_decode_tokens
     contexts = same.decode_kv_tokens / same.num_decode_tokens
     return {

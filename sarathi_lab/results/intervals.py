@@ -91,13 +91,13 @@ def effect(low: float, high: float) -> str:
     """Return what the whole interval of a ratio shows: `GAIN`, `LOSS`, or within `BAND` of one
     `NEUTRAL`; else, and where no interval is known, `UNDECIDED`.
     """
-    least_gain = 1 + BAND
-    least_loss = 1 - BAND
-    if low > least_gain:
+    least_neutral = 1 - BAND
+    most_neutral = 1 + BAND
+    if low > most_neutral:
         return GAIN
-    if high < least_loss:
+    if high < least_neutral:
         return LOSS
-    if low >= least_loss and high <= least_gain:
+    if low >= least_neutral and high <= most_neutral:
         return NEUTRAL
     return UNDECIDED
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,13 +15,24 @@ from sarathi_lab.model.roofline import TILE, Peaks, operation_rooflines, rooflin
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.decode_cost import DecodeCost
 from sarathi_lab.results.serving_metrics import QUANTILES, latency, quantiles
-from sarathi_lab.results.table import Iterations, Quantities, Requests
+from sarathi_lab.results.table import (
+    Iterations,
+    Quantities,
+    Requests,
+    Summary,
+)
 
 WAITS = ("ttft", "tbt", "request_gap", "tpot", "latency", "normalised_latency", "bubble_time")
 # Compared with a baseline: <name>_vs_<baseline> is the run's value divided by the baseline's.
 COMPARED = (
-    *("throughput", "output_throughput", "decode_throughput", "decode_time_marginal"),
-    *("kv_read_bytes", "kv_reread_factor", "duration", "bubble_fraction"),
+    "throughput",
+    "output_throughput",
+    "decode_throughput",
+    "decode_time_marginal",
+    "kv_read_bytes",
+    "kv_reread_factor",
+    "duration",
+    "bubble_fraction",
     *(f"{name}_p{int(q * 100)}" for name in WAITS for q in QUANTILES),
 )
 CHUNK_RIDGES = "chunk_ridges"
@@ -80,7 +91,7 @@ class RunTables:
         return self.peaks.rate(self.spec)
 
 
-Metric = Callable[[RunTables], Mapping[str, float]]  # quantities by name, in SI units
+Metric = Callable[[RunTables], Summary]  # quantities by name, in SI units
 
 
 def summarise(
@@ -98,6 +109,7 @@ def summarise(
     summary: Quantities = {}
     for metric in METRICS:
         summary |= metric(run)
+    # A ratio over nothing is NaN or infinite: the run does not have it.
     return {name: float(value) for name, value in summary.items() if np.isfinite(value)}
 
 
@@ -113,8 +125,9 @@ def _decodes(run: RunTables) -> Quantities:
     """Return the tokens of decodes, their times alone and beside chunks, and their rate."""
     iterations = run.iterations
     cost = run.decode_cost
-    is_decode_only = (iterations.num_prefill_tokens == 0) & (iterations.num_decode_tokens > 0)
     tokens = iterations.num_decode_tokens
+    has_no_chunk = iterations.num_prefill_tokens == 0
+    is_decode_only = has_no_chunk & (tokens > 0)
     # Drafts that were wrong are computed, but are no tokens of an answer.
     if "num_draft_tokens" in iterations:
         tokens = tokens - (iterations.num_draft_tokens - iterations.num_accepted_tokens)
@@ -265,8 +278,8 @@ def pipeline_metrics(
 
 
 def compare(
-    summary: Mapping[str, float],
-    baseline: Mapping[str, float],
+    summary: Summary,
+    baseline: Summary,
     name: str,
     own: Collection[str] = (),
 ) -> Quantities:
@@ -327,7 +340,7 @@ def _by_kind(iterations: Iterations) -> dict[str, Iterations]:
 
 
 # By kind of iteration (prefill, decode, hybrid), the share that each use of graphs has.
-GraphUseByKind = dict[str, dict[str, float]]
+GraphUseByKind = dict[str, Quantities]
 
 
 def graph_use_by_kind(iterations: Iterations) -> GraphUseByKind:
@@ -340,14 +353,14 @@ def graph_use_by_kind(iterations: Iterations) -> GraphUseByKind:
         iterations = iterations.assign(graph_use="none")
     shares: GraphUseByKind = {}
     for kind, rows in _by_kind(iterations).items():
+        shares[kind] = {}
         uses = rows.graph_use.value_counts(normalize=True)
-        shares[kind] = {str(use): float(share) for use, share in uses.items()}
+        for use, share in uses.items():
+            shares[kind][str(use)] = float(share)
     return shares
 
 
-def replay_caution(
-    summary: Mapping[str, float], baseline: Mapping[str, float], name: str
-) -> list[str]:
+def replay_caution(summary: Summary, baseline: Summary, name: str) -> list[str]:
     """Return a caution if ratios to a baseline include CUDA graphs (`REPLAY_TOLERANCE`)."""
     share = summary.get("replayed_fraction", np.nan)
     share_of_baseline = baseline.get("replayed_fraction", np.nan)
@@ -366,6 +379,7 @@ def device_idle_fraction(iterations: Iterations) -> float:
     instances = pd.Series(0, iterations.index)
     if "instance" in iterations:
         instances = iterations.instance
+    # The next one of the same instance: others run meanwhile.
     next_start = iterations.groupby(instances).start.shift(-1)
     gaps = next_start - iterations.end
     num_requests = iterations.num_running + iterations.num_waiting
@@ -427,7 +441,8 @@ def operation_table(
     rooflines = []
     for name in seconds.index:
         operations = rooflines_of.get(name, (name,))
-        rooflines.append(float(sum(least[operation] for operation in operations)))
+        roofline = sum(least[operation] for operation in operations)
+        rooflines.append(float(roofline))
     table = pd.DataFrame({"operation": seconds.index, "seconds": seconds.to_numpy()})
     table["share"] = table.seconds / busy
     table["roofline"] = rooflines

@@ -30,6 +30,7 @@ from sarathi_lab.results.table import (
     Quantities,
     Row,
     Runs,
+    Summary,
     display_unit,
     factor,
     less_is_better,
@@ -139,7 +140,7 @@ def first_of_sweep(cautions: Iterable[str], context: RunContext) -> list[str]:
     return new
 
 
-def graph_use_lines(shares_by_kind: Mapping[str, Mapping[str, float]]) -> list[str]:
+def graph_use_lines(shares_by_kind: Mapping[str, Summary]) -> list[str]:
     """State how each kind of iteration was replayed as CUDA graphs (`metrics.graph_use_by_kind`),
     in one line; none without kinds.
     """
@@ -157,7 +158,7 @@ def graph_use_lines(shares_by_kind: Mapping[str, Mapping[str, float]]) -> list[s
     return [f"  CUDA graphs: {described}"]
 
 
-def summary_line(summary: Mapping[str, float]) -> str:
+def summary_line(summary: Summary) -> str:
     """Summarise a baseline in a line."""
     quantities = []
     for name in LINE:
@@ -173,7 +174,7 @@ def summary_line(summary: Mapping[str, float]) -> str:
 
 def summary_table(
     policy: str,
-    summary: Mapping[str, float],
+    summary: Summary,
     baselines: Collection[str] = (),
     *,
     is_whole: bool = False,

@@ -19,7 +19,12 @@ from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.results.load import LABELS, load_summary, without_unread
-from sarathi_lab.results.table import RESULTS, SIMULATED, rows_of_run
+from sarathi_lab.results.table import (
+    RESULTS,
+    SIMULATED,
+    Summary,
+    rows_of_run,
+)
 from sarathi_lab.results.tracking import Tracker, as_tree, summary_columns
 from sarathi_lab.results.wandb_writer import TrackedRun
 
@@ -212,7 +217,7 @@ class Result:
 
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
-    summary: Mapping[str, float] = field(default_factory=dict)
+    summary: Summary = field(default_factory=dict)
     shown: Sequence[DisplayTable | str] = ()  # printed last, in this order
     places: Mapping[str, Path | str] | None = None  # printed last; None: the folder
     labels: Mapping[str, Any] = field(default_factory=dict)  # flat, to filter by in W&B; run.json
@@ -263,7 +268,7 @@ def _labels_of_run(
     """Return what run.json states of a finished run."""
     labels = {"task": context.task, **context.varied, **result.labels}
     for name in TYPED:
-        # Some options share a class, whose name the label is: the option's says more.
+        # A label is the name of a class, which several options may share: the option says more.
         if name in context.varied:
             labels[name] = context.varied[name]
     labels["swept"] = list(context.swept)

@@ -272,7 +272,7 @@ def stalls(requests: Requests, threshold: float) -> Quantities:
         return {}
     above = between[between > threshold]
     longest_gaps = request_gaps(requests)
-    is_stalled = longest_gaps > threshold
+    is_stalled = longest_gaps > threshold  # not of NaN: a request of one token
     return {
         "stall_threshold": threshold,
         "num_stalls": float(len(above)),

@@ -26,15 +26,15 @@ def steady_part(requests: Requests, num_slots: int) -> RunPart | None:
         num_slots: The most sequences that the engines hold at a time.
     """
     size = batch_in_flight(requests, num_slots)
-
     num_batches = len(requests) // size
     num_counted = num_batches - 2  # one fills, one drains
     if num_counted < 1:
         return None
     admitted = _ascending(requests, ADMISSION)
     start = admitted[size]
-    behind_last = size + size * num_counted
-    end = admitted[behind_last]
+    # A batch's time ends where the next one begins.
+    first_of_draining = size + size * num_counted
+    end = admitted[first_of_draining]
     if end <= start:  # all were admitted at once
         return None
     return RunPart(

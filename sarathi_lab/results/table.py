@@ -28,6 +28,7 @@ import pandas as pd
 # A row of a table by its columns, as `to_dict("records")` has it: text, numbers, NaN for nothing.
 Row = Mapping[Any, Any]
 Quantities = dict[str, float]  # of a run, in SI units, by the names of metrics.md
+Summary = Mapping[str, float]  # the same where it is only read
 Runs = pd.DataFrame  # a row a run: settings and quantities by their names
 Requests = pd.DataFrame  # a row a request: the ledger's REQUEST_COLUMNS
 Iterations = pd.DataFrame  # a row an iteration: the ledger's, with columns as in metrics.md
@@ -112,7 +113,7 @@ def display_unit(name: str, largest: float) -> tuple[float, str]:
     return scale, label
 
 
-def rows_of_run(quantities: Mapping[str, float], labels: Mapping[str, Any]) -> pd.DataFrame:
+def rows_of_run(quantities: Summary, labels: Mapping[str, Any]) -> pd.DataFrame:
     """Return the rows of a run from its quantities and its labels (run.json)."""
     # Without types a run that has no quantities would have columns of objects.
     table = pd.DataFrame(

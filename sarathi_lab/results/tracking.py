@@ -22,7 +22,12 @@ from sarathi_lab.config.checked import check_fields, number, text
 from sarathi_lab.config.errors import UserError, require_bool
 from sarathi_lab.config.paths import make_folder, write_json
 from sarathi_lab.results import wandb_writer
-from sarathi_lab.results.table import MILLISECONDS, Quantities, factor
+from sarathi_lab.results.table import (
+    MILLISECONDS,
+    Quantities,
+    Summary,
+    factor,
+)
 from sarathi_lab.results.wandb_writer import (
     LOST,
     PENDING,
@@ -196,9 +201,7 @@ def _end_writer() -> None:
         _writers.pop().end()
 
 
-def summary_columns(
-    summary: Mapping[str, float], baselines: Mapping[str, Mapping[str, float]]
-) -> Quantities:
+def summary_columns(summary: Summary, baselines: Mapping[str, Summary]) -> Quantities:
     """Return a run's summary with its baselines' quantities as NAME_BASELINE.
 
     Times that are displayed in milliseconds are there as ms/NAME, too.
@@ -211,7 +214,7 @@ def summary_columns(
     return columns
 
 
-def _with_milliseconds(summary: Mapping[str, float]) -> Quantities:
+def _with_milliseconds(summary: Summary) -> Quantities:
     times = [name for name in summary if factor(name) == MILLISECONDS]
     columns = dict(summary)
     for name in times:
