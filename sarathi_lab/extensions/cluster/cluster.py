@@ -35,11 +35,13 @@ class Link:
     window_bytes_per_token: float = 0
 
     def num_bytes(self, num_tokens: int) -> float:
-        in_window = min(num_tokens, self.window) * self.window_bytes_per_token
+        num_in_window = min(num_tokens, self.window)
+        in_window = num_in_window * self.window_bytes_per_token
         return num_tokens * self.bytes_per_token + in_window + self.state_bytes
 
     def seconds(self, num_tokens: int) -> float:
-        return self.latency + self.num_bytes(num_tokens) / self.bytes_per_second
+        num_bytes = self.num_bytes(num_tokens)
+        return self.latency + num_bytes / self.bytes_per_second
 
 
 class Transfer(NamedTuple):
@@ -150,7 +152,10 @@ class Schedulers:
 
     @property
     def waiting(self) -> list[SequenceState]:
-        return [sequence for scheduler in self.schedulers for sequence in scheduler.waiting]
+        waiting: list[SequenceState] = []
+        for scheduler in self.schedulers:
+            waiting += scheduler.waiting
+        return waiting
 
     def warm(self, request: Request) -> None:
         """Let each engine's prefix cache have a prompt."""
@@ -183,7 +188,9 @@ class Cluster(Schedulers):
     ) -> None:
         super().__init__(schedulers)
         self.instances = instances
-        self.num_entries = len(schedulers) if num_entries is None else num_entries
+        if num_entries is None:
+            num_entries = len(schedulers)
+        self.num_entries = num_entries
         self._router = router
         # When each last had no batch: not asked again at that time, unless something changes (NaN).
         self._no_batch_at = [math.nan] * len(schedulers)
@@ -207,19 +214,22 @@ class Cluster(Schedulers):
 
     def add(self, request: Request) -> SequenceState:
         """Give a request to the instance that the router names."""
-        instance = self._router(self.schedulers[: self.num_entries], request)
+        entries = self.schedulers[: self.num_entries]
+        instance = self._router(entries, request)
         self._no_batch_at[instance] = math.nan
         return self.schedulers[instance].add(request)
 
     def schedule(self, now: float) -> Batch | None:
         """Make a batch for an instance that has room at time `now` (seconds), or None."""
+        # Arrivals first: they free blocks at their source, which its next batch may need.
         while self.next_time <= now:
             self._arrive(*heappop(self._moving))
         while self._leaving and self.send(*self._leaving[0]):
             self._leaving.popleft()
         for instance, scheduler in enumerate(self.schedulers):
             # Asked at this time already, and nothing has changed since.
-            if self._no_batch_at[instance] == now or not self.instances.has_room(instance):
+            was_asked = self._no_batch_at[instance] == now
+            if was_asked or not self.instances.has_room(instance):
                 continue
             arrived = self._arrived[instance]
             while arrived and scheduler.receive(arrived[0]):
@@ -232,8 +242,9 @@ class Cluster(Schedulers):
         return None
 
     def advance(self, batch: Batch) -> None:
-        self.schedulers[batch.instance].advance(batch)
-        self._no_batch_at[batch.instance] = math.nan
+        instance = batch.instance
+        self.schedulers[instance].advance(batch)
+        self._no_batch_at[instance] = math.nan
 
     def update(self, result: StepResult) -> list[SequenceState]:
         batch = result.batch
@@ -244,10 +255,10 @@ class Cluster(Schedulers):
         self.move_on(instance, result)
         assert batch.queues is not None, "the scheduler has updated it"
         # What has arrived over a link waits as well.
-        num_waiting = batch.queues.num_waiting + len(self._arrived[instance])
-        batch.queues = batch.queues._replace(
-            num_running=len(scheduler.running), num_waiting=num_waiting
-        )
+        num_arrived = len(self._arrived[instance])
+        num_waiting = batch.queues.num_waiting + num_arrived
+        num_running = len(scheduler.running)
+        batch.queues = batch.queues._replace(num_running=num_running, num_waiting=num_waiting)
         return finished
 
     def move_on(self, instance: int, result: StepResult) -> None:
@@ -267,7 +278,8 @@ class Cluster(Schedulers):
         target = min(loads, key=loads.__getitem__)
         transfer = self.instances.send(source, target, sequence)
         self.transfers.append(transfer)
-        heappush(self._moving, (transfer, sequence, moved(sequence)))
+        after = moved(sequence)
+        heappush(self._moving, (transfer, sequence, after))
         return True
 
     def _load_of(self, instance: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Required, TypedDict, Unpack
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.engine.config import SINGLE
+from sarathi_lab.engine.config import SINGLE, Topology
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.points import Point
 from sarathi_lab.experiment.registry import PROFILED, Platform, experiment
@@ -190,11 +190,14 @@ def _values(table: pd.DataFrame) -> Values:
     values: dict[str, float] = {}
     first = table[table.turn == 1]
     later = table[table.turn > 1]
-    for turns, rows in (("first turns", first), ("later turns", later)):
-        values[f"TTFT P50, {turns}"] = float(rows.ttft.quantile(0.5))
-        values[f"TTFT P90, {turns}"] = float(rows.ttft.quantile(0.9))
+    by_turns = {"first turns": first, "later turns": later}
+    for turns, rows in by_turns.items():
+        ttft = rows.ttft
+        values[f"TTFT P50, {turns}"] = float(ttft.quantile(0.5))
+        values[f"TTFT P90, {turns}"] = float(ttft.quantile(0.9))
         values[f"TBT P99, {turns}"] = float(np.quantile(gaps(rows), 0.99))
-    share = later.prefix_hit_tokens.sum() / later.prompt_len.sum()
+    num_hits = later.prefix_hit_tokens.sum()
+    share = num_hits / later.prompt_len.sum()
     if share:
         values[HITS] = float(share)
     return values
@@ -217,18 +220,24 @@ class GoodputSearch:
         lowest, highest = self._steps
 
         def passes(step: int) -> bool:
-            are_within = is_good(run(grid.rate(step)), slo)["all"]
-            return bool(are_within.mean() >= self.attainment)
+            rate = grid.rate(step)
+            are_within = is_good(run(rate), slo)["all"]
+            share = are_within.mean()
+            return bool(share >= self.attainment)
 
         if not passes(lowest):
             return 0.0
         # Halves of one range have the same rates for all objectives, so that few are served.
-        return grid.rate(bisected(passes, lowest, highest + 1))
+        highest_passed = bisected(passes, lowest, highest + 1)
+        return grid.rate(highest_passed)
 
     def resolution(self, num_engines: int) -> Tried:
         """Return how finely a rate is known, for each of the engines."""
-        lowest, highest = (RateGrid(self.precision).rate(step) for step in self._steps)
-        return Tried(lowest / num_engines, highest / num_engines, self.precision)
+        grid = RateGrid(self.precision)
+        first, last = self._steps
+        lowest = grid.rate(first) / num_engines
+        highest = grid.rate(last) / num_engines
+        return Tried(lowest, highest, self.precision)
 
     @property
     def _steps(self) -> tuple[int, int]:
@@ -272,8 +281,9 @@ def disaggregation(
             for name, settings in arrangements.items():
                 cluster = _cluster(settings)
                 served = partial(run, cluster, settings["chunk"])
-                goodput = search.rate(served, slo) / cluster.num_instances
-                resolution = search.resolution(cluster.num_instances)
+                num_engines = cluster.num_instances
+                goodput = search.rate(served, slo) / num_engines
+                resolution = search.resolution(num_engines)
                 yield point(
                     dataset,
                     GOODPUT,
@@ -345,8 +355,11 @@ def prefill_cadence(
     at `rank_rates` requests a second of each.
     """
     for (dataset, rate), number in product(rank_rates.items(), ranks):
-        cluster = Lockstep(num=number) if number > 1 else SINGLE
-        name = "1 rank" if number == 1 else f"{number} ranks"
+        cluster: Topology = SINGLE
+        name = "1 rank"
+        if number > 1:
+            cluster = Lockstep(num=number)
+            name = f"{number} ranks"
         requests = bench.requests(dataset, number * num_requests, seed)
         arriving = at_rate(requests, number * rate)
         waits = {}  # by interval, 1 first

@@ -12,8 +12,6 @@ from functools import cache
 from operator import attrgetter
 from pathlib import Path
 
-import pandas as pd
-
 from sarathi_lab.config.checked import whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Backend, Executor, Sizes, StepResult
@@ -25,8 +23,8 @@ from sarathi_lab.executor.simulated.drawn_times import AS_STATED, DrawnTimes
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.extensions.cluster.cluster import Link, Schedulers
-from sarathi_lab.extensions.cluster.routers import ROUTERS, Router
-from sarathi_lab.extensions.cluster.topologies import Replicas
+from sarathi_lab.extensions.cluster.routers import Router
+from sarathi_lab.extensions.cluster.topologies import Replicas, Results
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
 
@@ -74,18 +72,22 @@ class LockstepReplicas(Schedulers):
         self.waited = 0.0  # seconds for which replicas waited for others, of all together
 
     def add(self, request: Request) -> SequenceState:
-        return self.schedulers[self._router(self.schedulers, request)].add(request)
+        index = self._router(self.schedulers, request)
+        return self.schedulers[index].add(request)
 
     def schedule(self, now: float) -> Batch | None:
         if not any(replica.running for replica in self.schedulers):
             self._step = 0
+        batches = []
         for replica in self.schedulers:
             replica.shared_step = self._step
-        batches = tuple(replica.schedule(now) or Batch() for replica in self.schedulers)
+            batch = replica.schedule(now)
+            # Who has nothing to do takes part with an empty batch: experts wait for all.
+            batches.append(batch or Batch())
         if not any(batches):
             return None
         self._step += 1
-        return LockstepBatch.of(batches)
+        return LockstepBatch.of(tuple(batches))
 
     def advance(self, batch: Batch) -> None:
         joined = _joined(batch)
@@ -100,7 +102,8 @@ class LockstepReplicas(Schedulers):
         start = 0  # of the replica's tokens among those of all, which follow one another
         for replica, own in zip(self.schedulers, joined.of_replicas, strict=True):
             end = start + own.num_emits
-            own_result = replace(result, batch=own, token_ids=result.token_ids[start:end])
+            token_ids = result.token_ids[start:end]
+            own_result = replace(result, batch=own, token_ids=token_ids)
             finished += replica.update(own_result)
             start = end
         joined.queues = queues_of(joined)
@@ -115,7 +118,8 @@ def _joined(batch: Batch) -> LockstepBatch:
 def queues_of(batch: LockstepBatch) -> Queues:
     """Sum the queues of all replicas after `batch`."""
     queues = [own.queues for own in batch.of_replicas if own.queues is not None]
-    return Queues(*map(sum, zip(*queues, strict=True)))
+    lengths = zip(*queues, strict=True)  # of one queue in all replicas, a tuple each
+    return Queues(*map(sum, lengths))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,13 +138,14 @@ class Lockstep(Replicas):
         model of which replicas share nothing.
         """
         simulated = self.simulated(backend)
-        if not spec.num_experts or spec.num_experts % self.num:
+        num_experts = spec.num_experts
+        if not num_experts or num_experts % self.num:
             remedy = "use cluster=replicas"
-            if spec.num_experts:
+            if num_experts:
                 remedy = "use a number that divides them"
             raise UserError(
                 f"cluster=lockstep cluster.num={self.num} shares the experts of a mixture; model "
-                f"{spec.name} has {spec.num_experts}; {remedy}"
+                f"{spec.name} has {num_experts}; {remedy}"
             )
         return LockstepBackend(**vars(simulated), sharing=self)
 
@@ -148,16 +153,18 @@ class Lockstep(Replicas):
         return make()
 
     def cluster(self, schedulers: Sequence[Scheduler], executor: Executor) -> LockstepReplicas:
-        return LockstepReplicas(schedulers, ROUTERS[self.router]())
+        return LockstepReplicas(schedulers, self.new_router())
 
     def results(
         self, scheduler: Schedulers, summary: Mapping[str, float], num_devices: int
-    ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
+    ) -> Results:
         """Return the quantities of the replicas; they are idle while they wait for the slowest."""
         assert isinstance(scheduler, LockstepReplicas), "`cluster` has made it"
         tables, quantities = super().results(scheduler, summary, num_devices)
-        waited = scheduler.waited / (self.num * summary["duration"])
-        busy = summary["busy_time"] / summary["duration"]
+        duration = summary["duration"]
+        waited = scheduler.waited / (self.num * duration)
+        # The executor's time is that of all replicas, which step together.
+        busy = summary["busy_time"] / duration
         quantities["instance_idle_fraction"] = 1 - busy + waited
         return tables, quantities
 
@@ -186,22 +193,32 @@ class SharedExperts(Experts):
     def of_all(self, tokens: Sequence[int]) -> float:
         """Compute the seconds by the `tokens` of each replica, or of one if the others idle."""
         spec = self.spec
-        hardware = self.hardware
         devices = self.sharing.num
         if len(tokens) > 1:  # alone a replica replays no graph of the others' size
             tokens = self.sharing.computed(tokens)
         total = sum(tokens)
-        entries = total * (2 * spec.hidden_size + spec.num_experts)
-        sent = (devices - 1) / devices * entries * self.dtype_bytes
-        exchange = 2 * hardware.link_latency + sent / self._link_rate
+        exchange = self._exchange(total)
         if total == 0:
             return self.layer_share * exchange
         pairs = total * self.shape.top_k / devices
         chosen = spec.share_of_experts(total) * spec.num_experts / devices
         # vLLM's kernels write zeros for pairs whose experts are on other devices, and run
         # activation and sum over them.
-        padding = self.traffic(self.shape, (devices - 1) * pairs, spec.gated_ffn)
-        return self.layer_share * (self.time(pairs, chosen) + padding + exchange)
+        pairs_of_others = (devices - 1) * pairs
+        padding = self.traffic(self.shape, pairs_of_others, spec.gated_ffn)
+        seconds = self.time(pairs, chosen) + padding + exchange
+        return self.layer_share * seconds
+
+    def _exchange(self, num_tokens: int) -> float:
+        """Compute the seconds to gather and scatter the tokens of all replicas."""
+        spec = self.spec
+        devices = self.sharing.num
+        # A token is gathered and its sum scattered; the router's logits are gathered only.
+        values_of_token = 2 * spec.hidden_size + spec.num_experts
+        entries = num_tokens * values_of_token
+        share_of_others = (devices - 1) / devices
+        num_bytes = share_of_others * entries * self.dtype_bytes
+        return 2 * self.hardware.link_latency + num_bytes / self._link_rate
 
 
 @dataclass(frozen=True)
@@ -279,4 +296,5 @@ def iteration_time(cost: CostModel, batch: Batch) -> float:
         num_tokens.append(own.num_tokens)
     slowest = max(times)
     batch.waited = sum(slowest - time for time in times)
-    return slowest + layers * experts.of_all(num_tokens)
+    of_experts = layers * experts.of_all(num_tokens)
+    return slowest + of_experts

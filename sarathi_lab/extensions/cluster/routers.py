@@ -31,7 +31,12 @@ def least_loaded(schedulers: Sequence[Scheduler], request: Request) -> int:
 def round_robin() -> Router:
     """Make a router that takes instances in turn."""
     turns = count()
-    return lambda schedulers, request: next(turns) % len(schedulers)
+
+    def choose(schedulers: Sequence[Scheduler], request: Request) -> int:
+        turn = next(turns)
+        return turn % len(schedulers)
+
+    return choose
 
 
 def longest_prefix(schedulers: Sequence[Scheduler], request: Request) -> int:
@@ -46,7 +51,8 @@ def longest_prefix(schedulers: Sequence[Scheduler], request: Request) -> int:
         return least_loaded(schedulers, request)
     probe = SequenceState(request, order=-1)  # shares block keys between instances
     cached = [cached_tokens(scheduler, probe) for scheduler in schedulers]
-    if max(cached) <= CACHE_THRESHOLD * request.prompt_len:
+    least_cached = CACHE_THRESHOLD * request.prompt_len
+    if max(cached) <= least_cached:
         return least_loaded(schedulers, request)
     # Of those with the longest prefix the one with the fewest requests, of these the first.
     ranks = []
@@ -58,7 +64,8 @@ def longest_prefix(schedulers: Sequence[Scheduler], request: Request) -> int:
 def _is_out_of_balance(fewest: int, largest: int) -> bool:
     """Whether instances have too different numbers of requests."""
     is_far = largest - fewest > ABSOLUTE_IMBALANCE
-    return is_far and largest > RELATIVE_IMBALANCE * fewest
+    is_many_times = largest > RELATIVE_IMBALANCE * fewest
+    return is_far and is_many_times
 
 
 def cached_tokens(scheduler: Scheduler, sequence: SequenceState) -> int:

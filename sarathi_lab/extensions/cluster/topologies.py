@@ -25,7 +25,7 @@ from sarathi_lab.extensions.cluster.cluster import (
     Schedulers,
     Transfer,
 )
-from sarathi_lab.extensions.cluster.routers import ROUTERS
+from sarathi_lab.extensions.cluster.routers import ROUTERS, Router
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.serving_metrics import quantiles
 
@@ -34,6 +34,8 @@ TOKENS = "use the tokens of an iteration such as 2048, or null for the policy's"
 # The fields of a hardware file with the rate of a device.
 LINKS = {"nvlink": "link_bytes_per_second", "network": "network_bytes_per_second"}
 RATES = ("throughput", "output_throughput", "request_throughput", "goodput")
+# Tables by their file's name, and quantities by name.
+Results = tuple[dict[str, pd.DataFrame], dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +77,16 @@ class Several(Topology):
         return [policy] * self.num_instances
 
     def executor(self, make: Callable[[], Executor], link: Link | None) -> Executor:
-        return Instances([make() for _ in range(self.num_instances)], link)
+        executors = [make() for _ in range(self.num_instances)]
+        return Instances(executors, link)
 
     def scheduler(self, policy: Policy, make: MakeScheduler, executor: Executor) -> Schedulers:
         schedulers = list(map(make, self.policies(policy)))
         return self.cluster(schedulers, executor)
+
+    def new_router(self) -> Router:
+        """Make the router of a run, which may count its requests."""
+        return ROUTERS[self.router]()
 
     @abstractmethod
     def cluster(self, schedulers: Sequence[Scheduler], executor: Executor) -> Schedulers:
@@ -87,20 +94,23 @@ class Several(Topology):
 
     def results(
         self, scheduler: Schedulers, summary: Mapping[str, float], num_devices: int
-    ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
+    ) -> Results:
         """Return the table of transfers, if any, and the quantities of the instances and of the
         transfers, whose time includes the wait for the link.
         """
         # The time is summed over the instances.
-        busy = summary["busy_time"] / (self.num_instances * summary["duration"])
+        most_busy = self.num_instances * summary["duration"]
+        busy = summary["busy_time"] / most_busy
         quantities = {"num_devices": float(num_devices), "instance_idle_fraction": 1 - busy}
         for rate in RATES:
             if rate in summary:
                 quantities[f"{rate}_per_device"] = summary[rate] / num_devices
         if not scheduler.transfers:
             return {}, quantities
-        moves = pd.DataFrame(scheduler.transfers, columns=list(Transfer._fields))
-        quantities |= quantiles("transfer_time", moves.end - moves.requested)
+        columns = list(Transfer._fields)
+        moves = pd.DataFrame(scheduler.transfers, columns=columns)
+        seconds = moves.end - moves.requested
+        quantities |= quantiles("transfer_time", seconds)
         quantities["num_transfers"] = float(len(moves))
         quantities["transfer_bytes"] = float(moves.num_bytes.sum())
         return {"transfers.parquet": moves}, quantities
@@ -121,7 +131,7 @@ class Replicas(Several):
         return f"{self.num} replicas, {self.router}"
 
     def cluster(self, schedulers: Sequence[Scheduler], executor: Executor) -> Schedulers:
-        return Cluster(schedulers, _instances(executor), ROUTERS[self.router]())
+        return Cluster(schedulers, _instances(executor), self.new_router())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +157,9 @@ class Disaggregated(Several):
         return self.prefill + self.decode
 
     def describe(self) -> str:
-        link = "the network" if self.link == "network" else "the links of a node"
+        link = "the links of a node"
+        if self.link == "network":
+            link = "the network"
         return f"{self.prefill} prefill and {self.decode} decode instances over {link}"
 
     def check(
@@ -170,9 +182,12 @@ class Disaggregated(Several):
         self.link_between(backend, spec)  # an unknown rate is refused at once
 
     def policies(self, policy: Policy) -> Sequence[Policy]:
-        prefills = _with_budget(policy, self.prefill_chunk)
-        decodes = _with_budget(policy, self.decode_chunk)
-        return [prefills] * self.prefill + [decodes] * self.decode
+        of_prefills = _with_budget(policy, self.prefill_chunk)
+        of_decodes = _with_budget(policy, self.decode_chunk)
+        # Prefill instances first: `Handover` knows them by their number.
+        policies = [of_prefills] * self.prefill
+        policies += [of_decodes] * self.decode
+        return policies
 
     def link_between(self, backend: Backend, spec: ModelSpec) -> Link:
         """The link of an instance on `backend`, each of whose devices sends its part of the KV
@@ -187,18 +202,21 @@ class Disaggregated(Several):
         num_parts = device.parallel.tensor
         written_bytes = num_parts * on_device.kv_bytes_per_token(device.dtype_bytes)
         kept_bytes = num_parts * on_device.cache_bytes_per_token(device.dtype_bytes)
-        window = on_device.cached_window
+        window_layers = on_device.cached_window
+        window = 0
+        if window_layers is not None:
+            window = window_layers.window.size
         return Link(
             rate,
             hardware.link_latency,
             bytes_per_token=kept_bytes,
             state_bytes=spec.state_bytes(device.dtype_bytes),
-            window=0 if window is None else window.window.size,
+            window=window,
             window_bytes_per_token=written_bytes - kept_bytes,
         )
 
     def cluster(self, schedulers: Sequence[Scheduler], executor: Executor) -> Cluster:
-        return Handover(schedulers, _instances(executor), ROUTERS[self.router](), self.prefill)
+        return Handover(schedulers, _instances(executor), self.new_router(), self.prefill)
 
 
 def _with_budget(policy: Policy, budget: int | None) -> Policy:

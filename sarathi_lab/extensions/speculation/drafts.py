@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import SequenceState
@@ -20,8 +19,13 @@ class Drafts(ABC):
 
     def num_accepted(self, sequence: SequenceState, sampled: Sequence[int]) -> int:
         """Count the right drafts of `sequence`, whose rows sample `sampled` (simulated: empty)."""
-        pairs = zip(sequence.draft_token_ids, sampled, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        number = 0
+        # Not strict: there is a sampled token more, that behind the last draft.
+        for draft, token in zip(sequence.draft_token_ids, sampled, strict=False):
+            if draft != token:
+                break
+            number += 1
+        return number
 
 
 class LookedUp(Drafts):
@@ -49,7 +53,8 @@ class LookedUp(Drafts):
         for size in self._sizes:
             if size > end:
                 continue
-            position = self._follows.get(tuple(tokens[end - size :]))
+            ngram = tuple(tokens[end - size :])
+            position = self._follows.get(ngram)
             if position is None:
                 continue
             drafts = tokens[position : position + limit]
@@ -66,8 +71,9 @@ class LookedUp(Drafts):
         tokens += sequence.output_token_ids[num_outputs:]
         for position in range(self._num_indexed, len(tokens)):
             for size in self._sizes:
-                if size <= position:
-                    ngram = tuple(tokens[position - size : position])
+                start = position - size
+                if start >= 0:
+                    ngram = tuple(tokens[start:position])
                     self._follows[ngram] = position
         self._num_indexed = len(tokens)
 
@@ -85,4 +91,6 @@ class Drawn(Drafts):
         start = len(sequence.output_token_ids)
         end = start + len(sequence.draft_token_ids)
         right = self.are_right[start:end]
-        return len(right) if all(right) else right.index(False)
+        if all(right):
+            return len(right)
+        return right.index(False)

@@ -81,11 +81,11 @@ def speculation(
     """
     speculations = _speculations(bench, seed, drafts, acceptances)
     for dataset in sizes["datasets"]:
-        requests = [
-            repeated(request, pattern)
-            for request in bench.requests(dataset, sizes["num_requests"], seed)
-        ]
-        arriving = at_rate(requests, load * bench.saturation_rate(dataset))
+        requests = []
+        for request in bench.requests(dataset, sizes["num_requests"], seed):
+            requests.append(repeated(request, pattern))
+        rate = load * bench.saturation_rate(dataset)
+        arriving = at_rate(requests, rate)
         at_once = [replace(request, arrival_time=0.0) for request in requests]
         without_drafts: dict[int, Values] = {}
         for name, drafting in speculations.items():
@@ -139,9 +139,11 @@ def _values(under_load: Ledger, saturated: Ledger) -> Values:
     waits = latency(under_load.requests())
     values = {heading: waits[key] for key, heading in WAITS.items()}
     table = saturated.requests()
-    tokens = table.prompt_len.sum() + table.output_len.sum()
-    values[RATE] = float(tokens / table.finish_time.max())
-    for name, value in drafts(under_load.iterations()).items():
+    num_tokens = table.prompt_len.sum() + table.output_len.sum()
+    duration = table.finish_time.max()  # seconds; all arrive at 0
+    values[RATE] = float(num_tokens / duration)
+    of_drafts = drafts(under_load.iterations())
+    for name, value in of_drafts.items():
         if name in UNITS:
             values[name] = value
     return values
@@ -166,8 +168,10 @@ def _reserved(
     drafting = Assumed(tokens=drafts, acceptance=acceptance, seed=bench.seed + seed)
     values = {}
     # Until its pull request 51725, vLLM took the drafts of a full batch from the budget.
-    budgets = {FOR_ALL: budget - most * (drafts - 1), FOR_THESE: budget}
-    for name, tokens in budgets.items():
-        table = _served(bench, requests, drafting, tokens).requests()
-        values[name] = {FEW: latency(table)["ttft_p50"]}
+    num_reserved = most * (drafts - 1)
+    budgets = {FOR_ALL: budget - num_reserved, FOR_THESE: budget}
+    for name, num_tokens in budgets.items():
+        ledger = _served(bench, requests, drafting, num_tokens)
+        waits = latency(ledger.requests())
+        values[name] = {FEW: waits["ttft_p50"]}
     yield from compared(dataset, values, {FOR_ALL: values[FOR_ALL]})

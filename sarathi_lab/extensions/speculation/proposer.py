@@ -55,7 +55,8 @@ class Proposer(Drafter):
             # One of the slots is for the decode's token itself.
             limit = min(_num_missing(sequence), self._max_drafts, num_slots - 1)
             if budget is not None:
-                limit = min(limit, budget - batch.num_tokens - reserved)
+                num_free = budget - batch.num_tokens - reserved
+                limit = min(limit, num_free)
             if limit <= 0:
                 continue
             drafter = self.drafts_of(sequence.request)
@@ -78,10 +79,13 @@ class Proposer(Drafter):
             if not chunk.emits_token:
                 continue
             sequence = chunk.sequence
-            sampled = tokens[row : row + chunk.num_rows]
-            row += chunk.num_rows
-            if chunk.num_rows > 1:
-                drafter = self.drafts_of(sequence.request)
+            request = sequence.request
+            num_rows = chunk.num_rows
+            end = row + num_rows
+            sampled = tokens[row:end]
+            row = end
+            if num_rows > 1:
+                drafter = self.drafts_of(request)
                 number = drafter.num_accepted(sequence, sampled)
                 accepted = sampled[:number]
                 if not accepted:  # a simulation samples no tokens
@@ -94,13 +98,15 @@ class Proposer(Drafter):
                 sampled = sampled[number : number + 1]
             last_tokens += sampled
             if _num_missing(sequence) <= 0:  # it ends with this batch
-                self._drafts.pop(sequence.request.request_id, None)
+                self._drafts.pop(request.request_id, None)
         return last_tokens
 
 
 def _num_missing(sequence: SequenceState) -> int:
     """Count the output tokens of `sequence` behind the next one."""
-    return sequence.request.output_len - len(sequence.output_token_ids) - 1
+    num_outputs = len(sequence.output_token_ids)
+    num_missing = sequence.request.output_len - num_outputs
+    return num_missing - 1
 
 
 def _append(batch: Batch, index: int, drafts: Sequence[int]) -> None:

@@ -103,8 +103,10 @@ class Assumed(Drafting):
     seed: int = whole(0, minimum=0, fix="use a number such as 0", name="seed")
 
     def drafts(self, request: Request) -> Drawn:
-        dice = np.random.default_rng([self.seed, STREAM, request.request_id])
-        are_right = dice.random(request.output_len) < self.acceptance
+        key = [self.seed, STREAM, request.request_id]
+        dice = np.random.default_rng(key)
+        draws = dice.random(request.output_len)
+        are_right = draws < self.acceptance
         return Drawn(are_right.tolist())
 
     def describe(self) -> str:
