@@ -74,9 +74,11 @@ def quantities_of_run(
     read = ("prefill_kv_tokens", "num_prefill_tokens")
     iterations = ledger.columns_of_iterations("start", "end", *read)
     served = ledger.requests()
-    rates = throughput(served, float(iterations.end.max()))
+    last_end = float(iterations.end.max())
+    rates = throughput(served, last_end)
     part = None
-    if not served.arrival_time.any():
+    all_wait = not served.arrival_time.any()
+    if all_wait:
         # All wait from the start: what fills and drains the batch would count as the policy's.
         part = steady_part(served, engine.num_slots)
     if part is not None:
@@ -85,9 +87,10 @@ def quantities_of_run(
         served = part.requests(served)
     between_tokens = quantiles("tbt", gaps(served), (0.5, 0.99))
     num_read = iterations.prefill_kv_tokens.sum()
+    num_prefilled = iterations.num_prefill_tokens.sum()
     row = {
         "throughput": rates["throughput"],
-        "kv_reread_factor": num_read / iterations.num_prefill_tokens.sum(),
+        "kv_reread_factor": num_read / num_prefilled,
         "tbt_p50": between_tokens.get("tbt_p50", math.nan),
         "tbt_p99": between_tokens.get("tbt_p99", math.nan),
     }
@@ -113,10 +116,13 @@ def candidates(requests: Sequence[Request], batch_size: int, tile: int) -> list[
         chunk *= 2
         chunks.add(chunk)
     pd_ratio = sum(prompt_lens) / sum(output_lens)
-    balanced = pd_ratio * num_decodes / tile
-    for num_tiles in (math.floor(balanced), math.ceil(balanced)):
-        if tile <= num_tiles * tile < chunk:
-            chunks.add(num_tiles * tile)
+    num_balanced_tiles = pd_ratio * num_decodes / tile
+    below = math.floor(num_balanced_tiles)
+    above = math.ceil(num_balanced_tiles)
+    for num_tiles in (below, above):
+        balanced = num_tiles * tile
+        if tile <= balanced < chunk:
+            chunks.add(balanced)
     # A batch of decodes fills a smaller chunk, and no prompt is ever served.
     return [chunk for chunk in sorted(chunks) if chunk >= batch_size]
 
@@ -172,7 +178,8 @@ class ChunkSearch:
         self._refine()
         # The largest chunk misses bounds between tokens, but maybe no others.
         if self.slo is not None and not self.table.slo_met.any():
-            self._add(first[-1:])
+            largest = first[-1:]
+            self._add(largest)
             self._refine()
         return self._best()
 
@@ -202,7 +209,8 @@ class ChunkSearch:
             self._add([chunk])
             row = self.rows[chunk]
             only_stalls = smaller is not None and _only_stalls(row, smaller)
-            if row["is_steady"] and (row["gap_bounds_missed"] or only_stalls):
+            is_too_large = row["gap_bounds_missed"] or only_stalls
+            if row["is_steady"] and is_too_large:
                 break
             smaller = row
         for chunk in reversed(chunks[:middle]):
@@ -224,9 +232,11 @@ class ChunkSearch:
         smallest = min(self.rows)
         row = self.rows[smallest]
         is_in_doubt = not row["bounds_missed"] and not row["is_steady"]
+        if not is_in_doubt:
+            return
         smaller = [chunk for chunk in chunks if chunk < smallest]
-        if is_in_doubt and smaller:
-            self._add(smaller[-1:])
+        next_smaller = smaller[-1:]
+        self._add(next_smaller)
 
     def _refine(self) -> None:
         while untried := self._untried():
@@ -249,15 +259,18 @@ class ChunkSearch:
         """
         tried = table.chunk.tolist()
         eligible = _eligible(table)
-        fastest = eligible.throughput.to_numpy().argmax()
-        best = int(eligible.chunk.iloc[int(fastest)])
+        # By position, the first of equal ones: labels of rows may differ from positions.
+        fastest = int(eligible.throughput.to_numpy().argmax())
+        best = int(eligible.chunk.iloc[fastest])
         least_as_good = (1 - AS_GOOD) * self.rows[best]["throughput"]
         position = tried.index(best)
-        neighbours = tried[max(0, position - 1) : position + 2]
+        first = max(0, position - 1)
+        neighbours = tried[first : position + 2]
         untried = []
         for neighbour in neighbours:
-            is_slower = self.rows[neighbour]["throughput"] < least_as_good
-            if only_slower and not is_slower:
+            rate = self.rows[neighbour]["throughput"]
+            is_as_good = rate >= least_as_good
+            if only_slower and is_as_good:
                 continue
             halfway = (best + neighbour) // 2
             chunk = halfway // self.tile * self.tile
@@ -280,7 +293,8 @@ class ChunkSearch:
             missed = _missed(row, slo)
             next_missed = _missed(next_row, slo)
             # A bound that both miss is missed between them, too.
-            may_be_met = missed != next_missed and missed.isdisjoint(next_missed)
+            both_miss = missed & next_missed
+            may_be_met = missed != next_missed and not both_miss
             is_crossed = row["gap_bounds_missed"] != next_row["gap_bounds_missed"]
             if may_be_met or is_crossed:
                 chunks += _between(low, high, self.unit)
@@ -291,9 +305,11 @@ def _only_stalls(row: Row, smaller: Row) -> bool:
     """Return whether a chunk stalls requests beyond a bound between tokens and longer than a
     `smaller` one, and serves no more.
     """
+    is_beyond_bound = bool(row["stall_class"])
     is_longer = row["request_gap_p99"] > smaller["request_gap_p99"]
-    serves_more = row["throughput"] > (1 + AS_GOOD) * smaller["throughput"]
-    return bool(row["stall_class"]) and is_longer and not serves_more
+    most_as_good = (1 + AS_GOOD) * smaller["throughput"]
+    serves_more = row["throughput"] > most_as_good
+    return is_beyond_bound and is_longer and not serves_more
 
 
 def _missed(row: Row, slo: Slo) -> set[str]:
@@ -329,9 +345,12 @@ def _between(low: int, high: int, unit: int) -> list[int]:
     while 2 * step <= CLOSE * low:
         step *= 2
     mean = math.sqrt(low * high)
-    middle = round(mean / step) * step
+    num_steps = round(mean / step)
+    middle = num_steps * step
     # Rounded to a step, it may have come to one of the two.
-    return [middle] if low < middle < high else []
+    if low < middle < high:
+        return [middle]
+    return []
 
 
 def marked(table: pd.DataFrame) -> pd.DataFrame:
@@ -340,8 +359,9 @@ def marked(table: pd.DataFrame) -> pd.DataFrame:
     """
     rates = _eligible(table).throughput
     least = (1 - AS_GOOD) * rates.max()
-    as_good = rates[rates >= least]
-    return table.assign(is_as_good=table.index.isin(as_good.index))
+    as_good = rates[rates >= least].index
+    is_as_good = table.index.isin(as_good)
+    return table.assign(is_as_good=is_as_good)
 
 
 def _eligible(table: pd.DataFrame) -> pd.DataFrame:
@@ -349,7 +369,9 @@ def _eligible(table: pd.DataFrame) -> pd.DataFrame:
     if "slo_met" not in table:
         return table
     is_met = table.slo_met.astype(bool)
-    return table[is_met] if is_met.any() else table
+    if is_met.any():
+        return table[is_met]
+    return table
 
 
 def choose(table: pd.DataFrame) -> pd.Series:
@@ -364,13 +386,17 @@ def choose(table: pd.DataFrame) -> pd.Series:
     the smallest chunk, then the first row.
     """
     if "slo_met" not in table:
-        return ranked(table[table.is_as_good], "tbt_p99").iloc[0]
-    if table.slo_met.any():
-        return ranked(table[table.is_as_good], "worst_use").iloc[0]
-    steady = table[table.is_steady.astype(bool)]
-    if not steady.empty:
-        return ranked(steady, "bounds_missed", "bound_use").iloc[0]
-    return ranked(table, "stall_class", "gap_bounds_missed", "not_served").iloc[0]
+        fast = table[table.is_as_good]
+        order = ranked(fast, "tbt_p99")
+    elif table.slo_met.any():
+        fast = table[table.is_as_good]
+        order = ranked(fast, "worst_use")
+    elif table.is_steady.any():
+        steady = table[table.is_steady.astype(bool)]
+        order = ranked(steady, "bounds_missed", "bound_use")
+    else:
+        order = ranked(table, "stall_class", "gap_bounds_missed", "not_served")
+    return order.iloc[0]
 
 
 def ranked(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
@@ -379,7 +405,9 @@ def ranked(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
     """
     ranks = table.assign(not_served=-table.throughput, is_cut=True)
     if "is_whole" in table:
-        ranks["is_cut"] = ~table.is_whole.astype(bool)
+        is_whole = table.is_whole.astype(bool)
+        ranks["is_cut"] = ~is_whole
     order = [*columns, "is_cut", "chunk"]
+    # Stable, so that of rows equal in all of these the first is chosen.
     ranks = ranks.sort_values(order, kind="stable")
     return table.loc[ranks.index]

@@ -33,28 +33,31 @@ def best_lines(
     best: pd.Series, runs: PolicyRuns, table: pd.DataFrame, slow_end: SlowEnd | None
 ) -> list[str]:
     """Name the policy and the chunk, by which rule, and whether they meet the objective."""
-    name = f"{best['policy']} with {chunk_of(best)}"
-    if runs.slo is None:
+    name = _policy_with_chunk(best)
+    slo = runs.slo
+    load = runs.plan.load
+    if slo is None:
         lines = [
             f"best: {name}, for the most tokens/s (* within 1 % of the most)",
-            *_tie_lines(best, table, runs.slo),
+            *_tie_lines(best, table, slo),
             "of those marked * it has the shortest times between tokens (P99)",
         ]
-        if runs.plan.load.has_times:
+        if load.has_times:
             lines.append(
                 "first tokens and overload are not judged without an objective, such as "
                 "slo.ttft=1 slo.tbt=0.05"
             )
     else:
-        lines = [f"objective {runs.slo.name}: {runs.slo.describe()}"]
-        lines += _bounds_in_doubt(runs.slo)
-        lines += _within_objective(name, best, runs, table)
-        lines += _slow_end_lines(best, runs.slo, slow_end)
-    is_served = runs.slo is None or not is_overloaded(best)
+        lines = [f"objective {slo.name}: {slo.describe()}"]
+        lines += _bounds_in_doubt(slo)
+        lines += _within_objective(name, best, runs, slo, table)
+        lines += _slow_end_lines(best, slo, slow_end)
+    is_served = slo is None or not is_overloaded(best)
     if is_served and leaves_whole(best, runs):
         longest = runs.longest_prompt
         lines.append(f"do not chunk here: it leaves all prompts whole, the longest has {longest}")
-    if runs.plan.load.all_wait and runs.slo is not None and not WAITS.isdisjoint(runs.slo.bounds):
+    bounds_waits = slo is not None and not WAITS.isdisjoint(slo.bounds)
+    if load.all_wait and bounds_waits:
         lines.append(
             "all requests wait from the start, so that first tokens come after the whole queue; "
             "state workload.rate for requests that arrive over time"
@@ -66,16 +69,20 @@ def _bounds_in_doubt(slo: Slo) -> list[str]:
     """Name the bounds that were probably meant in milliseconds."""
     lines = []
     for name, bound in slo.bounds.items():
-        if bound >= MEANT_MILLISECONDS.get(name, math.inf):
-            lines.append(
-                f"slo.{name}={bound:g} is {amount(bound)} seconds, in which bounds are stated; "
-                f"slo.{name}={bound / 1e3:g} is {amount(bound)} ms"
-            )
+        doubtful = MEANT_MILLISECONDS.get(name, math.inf)
+        if bound < doubtful:
+            continue
+        number = amount(bound)
+        in_seconds = bound / 1e3
+        lines.append(
+            f"slo.{name}={bound:g} is {number} seconds, in which bounds are stated; "
+            f"slo.{name}={in_seconds:g} is {number} ms"
+        )
     return lines
 
 
 def _within_objective(
-    name: str, best: pd.Series, runs: PolicyRuns, table: pd.DataFrame
+    name: str, best: pd.Series, runs: PolicyRuns, slo: Slo, table: pd.DataFrame
 ) -> list[str]:
     """Describe how far the advised run, of a policy and chunk with this `name`, is within the
     objective, and by which rule of `choose` it was taken.
@@ -83,11 +90,11 @@ def _within_objective(
     if best["slo_met"]:
         return [
             f"best within it: {name}",
-            *_tie_lines(best, table, runs.slo),
+            *_tie_lines(best, table, slo),
             "of those that meet it with the most tokens/s (within 1 %), "
             "it stays farthest below the bounds",
-            f"its nearest bound is {_nearest_bound(best, runs)}",
-            *_unbounded_gaps(best, runs, table),
+            f"its nearest bound is {_nearest_bound(best, slo)}",
+            *_unbounded_gaps(best, slo, table),
         ]
     if best["is_steady"]:
         return [
@@ -122,16 +129,22 @@ def chunk_of(row: Row) -> str:
     return f"chunk {row['chunk']:.0f}"
 
 
+def _policy_with_chunk(row: Row) -> str:
+    return f"{row['policy']} with {chunk_of(row)}"
+
+
 def best_of_policies(table: pd.DataFrame, best: pd.Series) -> list[pd.Series]:
     """Return the row of each policy that would be advised of it alone, the advised `best` first."""
     rows = [best]
     as_good = table[table["is_as_good"]].index  # of all policies, not of a row's own
-    for label in table["policy"].unique():
-        if label != best["policy"]:
-            of_policy = table[table["policy"] == label]
-            chosen = choose(marked(of_policy))
-            chosen["is_as_good"] = chosen.name in as_good
-            rows.append(chosen)
+    policies = table["policy"]
+    for label in policies.unique():
+        if label == best["policy"]:
+            continue
+        of_policy = table[policies == label]
+        chosen = choose(marked(of_policy))
+        chosen["is_as_good"] = chosen.name in as_good
+        rows.append(chosen)
     return rows
 
 
@@ -140,10 +153,13 @@ def rows_alike(best: pd.Series, table: pd.DataFrame, slo: Slo | None) -> list[pd
     share of `AS_GOOD`, and as far within the objective (without one: with times between tokens as
     short), to the `margin_of_tie`.
     """
-    decided_by = "worst_use" if "slo_met" in table else "tbt_p99"
+    decided_by = "tbt_p99"
+    if "slo_met" in table:
+        decided_by = "worst_use"
     margins = {"throughput": AS_GOOD, decided_by: margin_of_tie(best, slo)}
     alike = []
-    for row in best_of_policies(table, best)[1:]:
+    _, *rivals = best_of_policies(table, best)
+    for row in rivals:
         is_tied = row.get("slo_met", True)
         for name, margin in margins.items():
             is_tied &= math.isclose(row[name], best[name], rel_tol=margin)
@@ -152,39 +168,39 @@ def rows_alike(best: pd.Series, table: pd.DataFrame, slo: Slo | None) -> list[pd
     return alike
 
 
-def _nearest_bound(best: pd.Series, runs: PolicyRuns) -> str:
+def _nearest_bound(best: pd.Series, slo: Slo) -> str:
     """Name what is nearest to its bound in the advised run, and how much of the bound it takes."""
-    assert runs.slo is not None, "a run without an objective has no bounds"
-    if best["worst_use"] > best["bound_use"]:
+    share = best["worst_use"]
+    if share > best["bound_use"]:
         # A P99 of all gaps may hide one long stall, so each request's longest counts, too.
         return (
-            f"TBT: a request's longest gap (P99) is {best['worst_use']:.0%} of the bound, which "
-            "is on all gaps"
+            f"TBT: a request's longest gap (P99) is {share:.0%} of the bound, which is on all gaps"
         )
-    nearest = NAMES[deciding_bound(best, runs.slo)]
-    return f"{nearest}, which takes {best['worst_use']:.0%} of its bound"
+    nearest = NAMES[deciding_bound(best, slo)]
+    return f"{nearest}, which takes {share:.0%} of its bound"
 
 
-def _unbounded_gaps(best: pd.Series, runs: PolicyRuns, table: pd.DataFrame) -> list[str]:
+def _unbounded_gaps(best: pd.Series, slo: Slo, table: pd.DataFrame) -> list[str]:
     """Say that another policy stalls far less, where no time between tokens is bounded."""
-    assert runs.slo is not None, "a run without an objective has no bounds"
-    if not {"tbt", "tpot"}.isdisjoint(runs.slo.bounds):
+    if not {"tbt", "tpot"}.isdisjoint(slo.bounds):
         return []
     within = [row for row in best_of_policies(table, best) if row["slo_met"]]
     calmest = min(within, key=lambda row: row["request_gap_p99"])
-    if LONG_STALLS * calmest["request_gap_p99"] > best["request_gap_p99"]:
+    gap = best["request_gap_p99"]
+    least_gap = calmest["request_gap_p99"]
+    if LONG_STALLS * least_gap > gap:
         return []
-    longest_wait = 1e3 * best["request_gap_p99"]
-    calmest_wait = 1e3 * calmest["request_gap_p99"]
+    longest_wait = amount(1e3 * gap)
+    least_wait = amount(1e3 * least_gap)
     return [
-        f"it lets requests wait up to {amount(longest_wait)} ms between tokens (P99), "
-        f"{calmest['policy']} with {chunk_of(calmest)} {amount(calmest_wait)} ms; "
+        f"it lets requests wait up to {longest_wait} ms between tokens (P99), "
+        f"{_policy_with_chunk(calmest)} {least_wait} ms; "
         "slo.tbt=0.05 bounds these times"
     ]
 
 
 def _tie_lines(best: pd.Series, table: pd.DataFrame, slo: Slo | None) -> list[str]:
-    alike = [f"{row['policy']} with {chunk_of(row)}" for row in rows_alike(best, table, slo)]
+    alike = [_policy_with_chunk(row) for row in rows_alike(best, table, slo)]
     if not alike:
         return []
     margin = margin_of_tie(best, slo)
@@ -199,7 +215,9 @@ def _slow_end_lines(best: pd.Series, slo: Slo, slow_end: SlowEnd | None) -> list
     if slow_end is None:
         return []
     slow = slow_end.rows[best["policy"]]
-    verdict = "met there, too" if slow["slo_met"] else "NOT met there"
+    verdict = "NOT met there"
+    if slow["slo_met"]:
+        verdict = "met there, too"
     return [
         f"the objective is met by the predicted times; at the slow end of their assumed error (all "
         f"kernels {slow_end.error:.0%} longer) it is {verdict}: {quantities_of(slow, slo)}"
@@ -224,7 +242,10 @@ def policies_table(
         cells = {"policy": name, **_cells(row, slo)}
         if slow_end is not None:
             is_met = slow_end.is_met(row)
-            cells["at the\nslow end"] = "-" if is_met is None else _met(is_met)
+            verdict = "-"
+            if is_met is not None:
+                verdict = _met(is_met)
+            cells["at the\nslow end"] = verdict
         rows.append(cells)
     title = f"  each policy with its best chunk, in runs of {best['num_requests']:,} requests"
     return [DisplayTable(rows, title=title, left=["policy"], unbroken=["policy"]), *notes]
@@ -267,12 +288,14 @@ def _verdicts_of_longer(runs: PolicyRuns) -> dict[tuple[int, bool], str]:
 
 def longer_run_lines(best: pd.Series, runs: PolicyRuns) -> list[str]:
     """Say why the two tables differ where the advised chunk waits longer in its longer run."""
-    if runs.slo is None or runs.confirmed.empty or is_overloaded(best):
+    slo = runs.slo
+    if slo is None or runs.confirmed.empty or is_overloaded(best):
         return []  # an overloaded server lets requests wait the longer the longer it runs
     short = runs.tried(best)
-    for name in WAITS & runs.slo.bounds.keys():
-        quantity = runs.slo.quantity_of(name)
-        if best[quantity] > MOVED * short[quantity]:
+    for name in WAITS & slo.bounds.keys():
+        quantity = slo.quantity_of(name)
+        least_moved = MOVED * short[quantity]
+        if best[quantity] > least_moved:
             return [
                 f"  with {chunk_of(best)} requests wait longer in runs of "
                 f"{best['num_requests']:,}, which meet rarer bursts; these decide"
@@ -297,8 +320,11 @@ def _cells(row: Row, slo: Slo | None, *, judges_growth: bool = True) -> dict[str
         value = row[slo.quantity_of(name)]
         cells[_bound_heading(slo, name)] = _against(value, bound)
     cells["longest\ngap P99\n[ms]"] = cell("tbt_p99", row["request_gap_p99"])
-    in_bounds = "missed" if row["bounds_missed"] else "met"
-    cells["objective"] = _verdict(row) if judges_growth else in_bounds
+    if judges_growth:
+        verdict = _verdict(row)
+    else:
+        verdict = _met(not row["bounds_missed"])
+    cells["objective"] = verdict
     return cells
 
 
@@ -311,22 +337,24 @@ def _verdict(row: Row) -> str:
 
 
 def _met(is_met: bool) -> str:
-    return "met" if is_met else "missed"
+    if is_met:
+        return "met"
+    return "missed"
 
 
 def _bound_heading(slo: Slo, name: str) -> str:
     """Return the heading of a bounded quantity with its bound: TBT, P99 [ms], <= 50 in lines."""
-    quantity = slo.quantity_of(name)
-    _, _, quantile = quantity.rpartition("_p")
+    percent = 100 * slo.quantile_of(name)
     bound = slo.bound_in_ms(name)
-    return f"{NAMES[name]}\nP{quantile} [ms]\n<= {bound}"
+    return f"{NAMES[name]}\nP{percent:g} [ms]\n<= {bound}"
 
 
 def _against(value: float, bound: float) -> str:
     if pd.isna(value):
         return "-"
-    verdict = "met" if value <= bound else "missed"
-    return f"{amount(1e3 * value)} {verdict}"
+    verdict = _met(value <= bound)
+    milliseconds = amount(1e3 * value)
+    return f"{milliseconds} {verdict}"
 
 
 def remedy_lines(remedies: Sequence[Remedy], notes: Sequence[str]) -> list[str]:
@@ -337,8 +365,11 @@ def remedy_lines(remedies: Sequence[Remedy], notes: Sequence[str]) -> list[str]:
     if remedies:
         lines.append("  what would meet it, or come nearer:")
     for remedy in remedies:
-        lines += [f"    {remedy.text}", f"      {remedy.command}"]
-    return [*lines, *[f"  {note}" for note in notes]]
+        lines.append(f"    {remedy.text}")
+        lines.append(f"      {remedy.command}")
+    for note in notes:
+        lines.append(f"  {note}")
+    return lines
 
 
 def flag_lines(servers: Sequence[ServerFlags], *, is_met: bool, has_server: bool) -> list[str]:
@@ -379,9 +410,11 @@ def longest_line(plan: Plan) -> list[str]:
 def closing(table: pd.DataFrame, runs: PolicyRuns, seed: int) -> str:
     """Return what the numbers of the `table` of all runs are of."""
     number = len(runs.plan.load.requests)
-    num_longer = int((table["num_requests"] > number).sum())
-    num_short = counted(len(table) - num_longer, "simulated run")
-    text = f"  all numbers are of {num_short} of {number:,} requests"
+    is_longer = table["num_requests"] > number
+    num_longer = int(is_longer.sum())
+    num_short = len(table) - num_longer
+    short_runs = counted(num_short, "simulated run")
+    text = f"  all numbers are of {short_runs} of {number:,} requests"
     if num_longer:
         text += (
             f" and, to decide between chunks, {num_longer} of {LONGER * number:,} "

@@ -49,6 +49,20 @@ LONGER = 4  # times the requests of a run that is to be advised
 FIRST_CHUNK = 256  # of the plan, before the chunks are tried
 
 
+class Budget(NamedTuple):
+    """The token budget of a run, and whether a setting of its server leaves prompts whole."""
+
+    chunk: int
+    is_whole: bool = False
+
+    @classmethod
+    def of(cls, row: Row) -> Budget:
+        """Return that of the run of a row, whose numbers may be floats of a table."""
+        chunk = int(row["chunk"])
+        is_whole = bool(row["is_whole"])
+        return cls(chunk, is_whole)
+
+
 class SimulatedRun(NamedTuple):
     """What a simulated run gave: its quantities, and the sequences of a batch that the cache has
     room for where all are in use (None where they are not).
@@ -66,13 +80,13 @@ class Option:
         label: Its name, with the parameters that are not at their defaults.
         typed: The settings that choose it on a command line; empty: as they were typed.
         cfg: The run's configuration with it.
-        runs: What was simulated, by chunk and whether prompts were left whole.
+        runs: What was simulated.
     """
 
     label: str
     typed: tuple[str, ...]
     cfg: DictConfig
-    runs: dict[tuple[int, bool], SimulatedRun] = field(
+    runs: dict[Budget, SimulatedRun] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -95,51 +109,52 @@ class Option:
         cfg.workload.num_requests *= LONGER
         return replace(self, cfg=cfg)
 
-    def with_chunk(self, chunk: int, *, is_whole: bool = False) -> DictConfig:
-        """Return a copy of its configuration with a token budget, and with whole prompts if so."""
+    def with_budget(self, budget: Budget) -> DictConfig:
+        """Return a copy of its configuration with a token budget."""
         cfg = copied(self.cfg)
-        OmegaConf.update(cfg, self.chunk_setting, chunk)
-        cfg.policy.update(self.parameters(is_whole=is_whole))
+        OmegaConf.update(cfg, self.chunk_setting, budget.chunk)
+        cfg.policy.update(self.parameters(budget))
         return cfg
 
-    def plan(self, chunk: int, *, is_whole: bool = False) -> Plan:
+    def plan(self, budget: Budget) -> Plan:
         """Plan a run with a token budget, on which cache and sequences may hang. Raises UserError.
 
         Where the server has more sequences than it can cut a prompt beside within the budget, the
         run has as many as it can: its flags are then those of what was simulated.
         """
-        cfg = self.with_chunk(chunk, is_whole=is_whole)
+        cfg = self.with_budget(budget)
         plan = make_plan(cfg, self.setup)
         fitting = with_fitting_sequences(cfg, plan)
         if fitting is cfg:
             return plan
         return make_plan(fitting, self.setup)
 
-    def simulate(self, chunk: int, slo: Slo | None, *, is_whole: bool = False) -> dict[str, Any]:
+    def simulate(self, budget: Budget, slo: Slo | None) -> dict[str, Any]:
         """Return the row of a run, which is simulated once. Raises UserError.
 
         Args:
-            chunk: Its token budget.
+            budget: Its token budget.
             slo: The objective in seconds; None without bounds.
-            is_whole: Whether prompts are left whole, by a setting of the policy's server.
         """
-        key = chunk, is_whole
-        if key not in self.runs:
-            self.runs[key] = simulated_run(self.plan(chunk, is_whole=is_whole), slo)
+        if budget not in self.runs:
+            plan = self.plan(budget)
+            self.runs[budget] = simulated_run(plan, slo)
+        run = self.runs[budget]
         return {
             "policy": self.label,
-            "chunk": chunk,
-            "is_whole": is_whole,
-            **self.runs[key].quantities,
+            "chunk": budget.chunk,
+            "is_whole": budget.is_whole,
+            **run.quantities,
         }
 
     def repeat(self, row: Row, slo: Slo | None) -> dict[str, Any]:
         """Return the row of a run like that of another option."""
-        return self.simulate(int(row["chunk"]), slo, is_whole=bool(row["is_whole"]))
+        budget = Budget.of(row)
+        return self.simulate(budget, slo)
 
-    def parameters(self, *, is_whole: bool) -> Mapping[str, object]:
+    def parameters(self, budget: Budget) -> Mapping[str, object]:
         """Return what is to be set of the policy to leave prompts whole, or not to."""
-        if not is_whole:
+        if not budget.is_whole:
             return {}
         policy = build(self.cfg.policy, Policy)
         return whole_variant(policy)
@@ -183,30 +198,38 @@ class PolicyRuns:
 
     def tried(self, row: Row) -> pd.Series:
         """Return the row of `table` with the chunk of `row`, which may be of a longer run."""
-        of_chunk = self.table[self.table["chunk"] == row["chunk"]]
-        is_same = of_chunk["is_whole"] == row["is_whole"]
-        return of_chunk[is_same].iloc[0]
+        table = self.table
+        has_chunk = table["chunk"] == row["chunk"]
+        cuts_alike = table["is_whole"] == row["is_whole"]
+        rows = table[has_chunk & cuts_alike]
+        return rows.iloc[0]
 
     def run_of(self, row: Row) -> SimulatedRun:
         """Return the run of a row of `table` or of `confirmed`."""
         option = self.option.longer
         if row["num_requests"] == len(self.plan.load.requests):
             option = self.option
-        chunk = int(row["chunk"])
-        return option.runs[chunk, bool(row["is_whole"])]
+        budget = Budget.of(row)
+        return option.runs[budget]
 
     def config_of(self, row: Row) -> DictConfig:
         """Return the configuration of the run of a row of the table."""
-        return self.option.with_chunk(int(row["chunk"]), is_whole=bool(row["is_whole"]))
+        budget = Budget.of(row)
+        return self.option.with_budget(budget)
 
     def plan_of(self, row: Row) -> Plan:
         """Return the plan of that run."""
-        return self.option.plan(int(row["chunk"]), is_whole=bool(row["is_whole"]))
+        budget = Budget.of(row)
+        return self.option.plan(budget)
 
     def settings_of(self, row: Row) -> list[str]:
         """Return the settings that make a typed command the run of a row."""
-        parameters = self.option.parameters(is_whole=bool(row["is_whole"]))
-        return [*policy_settings(parameters), f"{self.option.chunk_setting}={row['chunk']:.0f}"]
+        budget = Budget.of(row)
+        parameters = self.option.parameters(budget)
+        settings = policy_settings(parameters)
+        # Last, as the command of a remedy whose task names its chunks drops it.
+        settings.append(f"{self.option.chunk_setting}={budget.chunk}")
+        return settings
 
     @property
     def longest_prompt(self) -> int:
@@ -227,7 +250,8 @@ class PolicyRuns:
 
     def with_row(self, row: Row) -> PolicyRuns:
         """Return the same with another row of `table`."""
-        table = pd.concat([self.table, pd.DataFrame([row])], ignore_index=True)
+        added = pd.DataFrame([row])
+        table = pd.concat([self.table, added], ignore_index=True)
         return replace(self, table=marked(table))
 
 
@@ -237,10 +261,11 @@ def simulated_run(plan: Plan, slo: Slo | None) -> SimulatedRun:
     engine = plan.engine
     ledger = serve(plan.load.arrivals(), engine, executor)
     quantities = quantities_of_run(ledger, engine, slo)
-    blocks_used = ledger.columns_of_iterations("num_blocks_used").num_blocks_used
-    fitting = sequences_in_cache(blocks_used, ledger.requests(), engine)
+    iterations = ledger.columns_of_iterations("num_blocks_used")
+    fitting = sequences_in_cache(iterations.num_blocks_used, ledger.requests(), engine)
     num_requests = len(plan.load.requests)
-    return SimulatedRun({"num_requests": num_requests, **quantities}, fitting)
+    row = {"num_requests": num_requests, **quantities}
+    return SimulatedRun(row, fitting)
 
 
 def with_fitting_sequences(cfg: DictConfig, plan: Plan) -> DictConfig:
@@ -255,10 +280,12 @@ def with_fitting_sequences(cfg: DictConfig, plan: Plan) -> DictConfig:
     budget = plan.policy.budget
     if cfg.batch is not None or budget is None:
         return cfg
-    excess = least_budget(plan.policy, batch_size) - budget
+    needed = least_budget(plan.policy, batch_size)
+    excess = needed - budget
     if not 0 < excess < batch_size:
         return cfg
-    return changed(cfg, batch=batch_size - excess)
+    num_fitting = batch_size - excess
+    return changed(cfg, batch=num_fitting)
 
 
 def options_of(cfg: DictConfig, entries: Sequence[object]) -> list[Option]:
@@ -305,14 +332,17 @@ def try_chunks(
     plan = first_plan(option)
     _, executor = plan.build()
     stated = slo_in_seconds(plan.targets.slo, plan.engine, executor)
-    slo = stated if stated.bounds else None
+    slo = None
+    if stated.bounds:
+        slo = stated
 
     def predict_chunk(chunk: int) -> Row:
-        return option.simulate(chunk, slo)
+        return option.simulate(Budget(chunk), slo)
 
     unit = unit_of(plan.policy)
     tile = max(TILE, unit)
-    fewest = least_budget(plan.policy, plan.engine.batch_size)
+    batch_size = plan.engine.batch_size
+    fewest = least_budget(plan.policy, batch_size)
     if option.cfg.batch is None:
         # With fewer tokens than sequences, a server that chooses both lowers the sequences.
         fewest = min(fewest, tile)
@@ -323,15 +353,19 @@ def try_chunks(
     if tried is not None:
         best = chunk_search.among(tried)
     else:
-        first = with_room(option, candidates(plan.load.requests, fewest, tile))
-        best = chunk_search.search(first, arrive=plan.load.has_times, is_thorough=is_thorough)
+        first = candidates(plan.load.requests, fewest, tile)
+        first_with_room = with_room(option, first)
+        arrive = plan.load.has_times
+        best = chunk_search.search(first_with_room, arrive=arrive, is_thorough=is_thorough)
     runs = PolicyRuns(option, plan, slo, best.table)
     # Where smaller chunks miss the objective, no whole prompt was tried.
     has_largest = chunks is None and best.table.chunk.max() >= runs.longest_prompt
     if has_largest and whole_variant(plan.policy):
         # Any prompt beside all decodes, as one that does not fit would wait for them.
-        longest = plan.max_model_len + plan.engine.batch_size - 1
-        return runs.with_row(option.simulate(longest, slo, is_whole=True))
+        longest = plan.max_model_len + batch_size - 1
+        budget = Budget(longest, is_whole=True)
+        row = option.simulate(budget, slo)
+        return runs.with_row(row)
     return runs
 
 
@@ -340,7 +374,10 @@ def with_room(option: Option, chunks: Sequence[int]) -> Sequence[int]:
     The smallest stays, whose plan says what lacks.
     """
     number = len(chunks)
-    while number > 1 and not _has_room(option, chunks[number - 1]):
+    while number > 1:
+        largest = chunks[number - 1]
+        if _has_room(option, largest):
+            break
         number -= 1
     return chunks[:number]
 
@@ -348,7 +385,7 @@ def with_room(option: Option, chunks: Sequence[int]) -> Sequence[int]:
 def _has_room(option: Option, chunk: int) -> bool:
     """Whether a run with this chunk can be: its iterations leave the cache room."""
     try:
-        option.plan(chunk)
+        option.plan(Budget(chunk))
     except UserError:
         return False
     return True
@@ -369,7 +406,8 @@ def _chunk_of_twin(
         chunk_search.rows[chunk] = row
         if is_same_run(row, rival.best_short):
             if not rival.confirmed.empty:
-                option.longer.runs[chunk, False] = rival.run_of(rival.best)
+                longer_run = rival.run_of(rival.best)
+                option.longer.runs[Budget(chunk)] = longer_run
             return [chunk]
     return None
 
@@ -389,7 +427,10 @@ def is_same_run(row: Mapping[str, Any], other: Row) -> bool:
 def with_chunk_of(runs: PolicyRuns, leader: Row) -> PolicyRuns:
     """Return the runs of a policy with one of the `leader`'s chunk, where it may have it."""
     row = _with_chunk(runs.option, leader, runs.slo)
-    if row is None or row["chunk"] in set(runs.table["chunk"]):
+    if row is None:
+        return runs
+    tried = set(runs.table["chunk"])
+    if row["chunk"] in tried:
         return runs
     return runs.with_row(row)
 
@@ -401,23 +442,27 @@ def _with_chunk(option: Option, leader: Row, slo: Slo | None) -> dict[str, Any] 
     chunk = int(leader["chunk"])
     policy = build(option.cfg.policy, Policy)
     is_in_units = chunk % unit_of(policy) == 0
-    is_allowed = is_in_units and chunk >= least_budget(policy, 1)
-    if not is_allowed or not _has_room(option, chunk):
-        return None
-    return option.simulate(chunk, slo)
+    is_large_enough = chunk >= least_budget(policy, 1)
+    # Planned last, which takes longest.
+    if is_in_units and is_large_enough and _has_room(option, chunk):
+        return option.simulate(Budget(chunk), slo)
+    return None
 
 
 def first_plan(option: Option) -> Plan:
     """Plan a run whose token budget suits the policy and its sequences: the server's where both are
     left to it. Raises UserError.
     """
-    batch = option.cfg.batch
-    if option.cfg.chunk is None and batch is None:
-        return make_plan(option.cfg, option.setup)
-    unit = unit_of(build(option.cfg.policy))
+    cfg = option.cfg
+    batch = cfg.batch
+    if cfg.chunk is None and batch is None:
+        return make_plan(cfg, option.setup)
+    policy = build(cfg.policy)
+    unit = unit_of(policy)
     least = max(FIRST_CHUNK, batch or 0)
     num_units = math.ceil(least / unit)
-    return option.plan(num_units * unit)
+    chunk = num_units * unit
+    return option.plan(Budget(chunk))
 
 
 def _named(entry: object) -> tuple[str, Mapping[str, object]]:
@@ -436,7 +481,8 @@ def _node(name: str, parameters: Mapping[str, object]) -> DictConfig:
     files = option_files("policy")
     require_one_of("task.policies", name, files)
     node = read_option("policy", files[name])
-    valid = parameters_of(class_of({"policy": node}, "policy")) or []
+    policy_class = class_of({"policy": node}, "policy")
+    valid = parameters_of(policy_class) or []
     for key, value in parameters.items():
         if key not in valid:
             raise unknown_name(f"task.policies: {name}.{key}", valid, "a parameter")

@@ -84,7 +84,9 @@ class Trial:
     @property
     def rate(self) -> float:
         """The highest rate (requests/s); 0 where none meets the objective, or none was searched."""
-        return 0.0 if self.capacity is None else self.capacity.rate
+        if self.capacity is None:
+            return 0.0
+        return self.capacity.rate
 
     @property
     def name(self) -> str:
@@ -143,16 +145,18 @@ class Trial:
         own += self.runs.settings_of(self.row)
         if "task=advise" in added:
             own.pop()  # its chunk, as the task names its chunks itself
-        replaced = {name_of(setting) for setting in (*own, *added)}
-        replaced.update(without)
+        replaced = set(without)
+        for setting in (*own, *added):
+            replaced.add(name_of(setting))
         executor = "executor=simulated"  # which task=advise implies
         repeated = []
         for setting in context.settings:
             name = name_of(setting)
             group, _, _ = name.partition(".")
+            is_replaced = name in replaced or group in not_repeated
             if name == "executor":
                 executor = setting
-            elif name not in replaced and group not in not_repeated:
+            elif not is_replaced:
                 repeated.append(setting)
         # The task first, as it is what a reader looks for.
         of_task = [setting for setting in added if setting.startswith("task")]
@@ -174,9 +178,10 @@ def remedies(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
     notes = []
     error = assumed_error(best)
     if error is not None:
+        slowdown = 1 + error
         notes.append(
-            "these are of the predicted times; executor.slowdown="
-            f"{1 + error:g} in a command shows the slow end of their assumed error"
+            f"these are of the predicted times; executor.slowdown={slowdown:g} "
+            "in a command shows the slow end of their assumed error"
         )
     if refused:
         notes.append(f"not tried: more sequences from {refused}")
@@ -185,26 +190,42 @@ def remedies(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
         return others._replace(notes=[*notes, *others.notes])
     batch_size = larger.plan.engine.batch_size
     settings = [setting for setting in context.settings if name_of(setting) != "batch"]
-    context = replace(context, settings=[*settings, f"batch={batch_size}"])
-    trial = Trial(larger, larger.best)
-    outcome = "meets it" if trial.row["slo_met"] else "comes nearer, and misses it"
-    remedy = Remedy(
-        f"more sequences: batch={batch_size} (--max-num-seqs), as all "
-        f"{best.plan_of(row).engine.batch_size} are in use and the KV cache has room: "
-        f"{trial.name} {outcome} ({quantities_of(trial.row, trial.slo)})",
-        trial.command(context, *trial.alone),
-    )
+    settings.append(f"batch={batch_size}")
+    # The remedies below are of the larger batch, so their commands must have it.
+    context = replace(context, settings=settings)
+    present = best.plan_of(row).engine.batch_size
+    larger_row = larger.best
+    remedy = _larger_batch(Trial(larger, larger_row), present, context)
+    if larger_row["slo_met"]:
+        server = larger.plan_of(larger_row)
+        return Remedies([remedy], server, notes)
+    others = _of_as_many_sequences(larger, larger_row, context)
+    commands = [remedy, *others.commands]
+    return others._replace(commands=commands, notes=[*notes, *others.notes])
+
+
+def _larger_batch(trial: Trial, present: int, context: RunContext) -> Remedy:
+    """State a trial with more sequences than the `present` number."""
+    batch_size = trial.runs.plan.engine.batch_size
+    verdict = "comes nearer, and misses it"
     if trial.row["slo_met"]:
-        return Remedies([remedy], larger.plan_of(trial.row), notes)
-    others = _of_as_many_sequences(larger, trial.row, context)
-    return others._replace(commands=[remedy, *others.commands], notes=[*notes, *others.notes])
+        verdict = "meets it"
+    quantities = quantities_of(trial.row, trial.slo)
+    text = (
+        f"more sequences: batch={batch_size} (--max-num-seqs), as all {present} are in use and the "
+        f"KV cache has room: {trial.name} {verdict} ({quantities})"
+    )
+    command = trial.command(context, *trial.alone)
+    return Remedy(text, command)
 
 
 def _of_as_many_sequences(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
     nearest = Trial(best, row)
+    looser_bound = _looser_bound(nearest, context)
     if out_of_reach(best.plan, nearest.slo):  # also at a lower rate, and in replicas
-        looser_bound = _looser_bound(nearest, context)
-        return Remedies([] if looser_bound is None else [looser_bound])
+        if looser_bound is None:
+            return Remedies()
+        return Remedies([looser_bound])
     trial = _with_rate(best, nearest.slo)
     lower_rate = _lower_rate(trial, context)
     notes = _notes_on_rate(trial)
@@ -213,15 +234,15 @@ def _of_as_many_sequences(best: PolicyRuns, row: Row, context: RunContext) -> Re
         more_replicas = _more_replicas(trial, context)
     except UserError as error:  # such as of a model in stages, which replicas can't have
         notes.append(f"not tried: more replicas ({error})")
-    looser_bound = _looser_bound(nearest, context)
     tried = [lower_rate, more_replicas, looser_bound]
+    commands = [remedy for remedy in tried if remedy is not None]
     server = None
     if lower_rate is not None:
         # Its sequences and lengths are those of the runs that found the rate, not of this load.
         server = FindCapacity().check(trial.at_a_rate)
     elif more_replicas is not None:
         server = trial.runs.plan_of(trial.row)
-    return Remedies([remedy for remedy in tried if remedy is not None], server, notes)
+    return Remedies(commands, server, notes)
 
 
 def _with_rate(best: PolicyRuns, slo: Slo) -> Trial:
@@ -246,16 +267,21 @@ def _chunks_for_a_rate(best: PolicyRuns, slo: Slo) -> list[pd.Series]:
     too long.
     """
     rows = best.table.sort_values("chunk")
-    is_fast = [in_time_alone(best.plan, slo, int(chunk)) for chunk in rows.chunk]
+    is_fast = []
+    for chunk in rows.chunk:
+        is_fast.append(in_time_alone(best.plan, slo, int(chunk)))
     if any(is_fast):
         rows = rows[is_fast]
     # Chunks of whole prompts have few gaps with a stall, so that a P99 of all gaps hides them.
     calmest = rows
     for column in ("gap_bounds_missed", "stall_class"):
-        calmest = calmest[calmest[column] == calmest[column].min()]
-    searched = [calmest.iloc[-1]]
+        numbers = calmest[column]
+        calmest = calmest[numbers == numbers.min()]
+    largest = calmest.iloc[-1]
+    searched = [largest]
     for _, row in rows.iterrows():
-        if row.chunk >= LARGER * searched[-1].chunk:
+        if row.chunk >= LARGER * largest.chunk:
+            largest = row
             searched.append(row)
     return searched[:MOST_SEARCHED]
 
@@ -266,7 +292,8 @@ def _searched(trial: Trial, task: FindCapacity, *, above: float = 0.0) -> Trial:
     """
     if trial.runs.plan.load.waits_for_answers:
         return trial
-    least = max(_least_rate(trial), (1 + task.precision) * above)
+    next_rate = (1 + task.precision) * above
+    least = max(_least_rate(trial), next_rate)
     start = trial.rate or None
     try:
         capacity = task.highest_rate(trial.at_a_rate, least=least, start=start)
@@ -280,7 +307,9 @@ def _least_rate(trial: Trial) -> float:
     each; 0 for requests that come all at once.
     """
     least = _stated_rate(trial.runs) / MOST_REPLICAS
-    return least if math.isfinite(least) else 0.0
+    if math.isfinite(least):
+        return least
+    return 0.0
 
 
 def _notes_on_rate(trial: Trial) -> list[str]:
@@ -300,8 +329,10 @@ def _notes_on_rate(trial: Trial) -> list[str]:
 
 def _lower_rate(trial: Trial, context: RunContext) -> Remedy | None:
     stated = _stated_rate(trial.runs)
-    is_stated = math.isfinite(stated) and trial.runs.plan.load.has_times
-    if not trial.rate or (is_stated and trial.rate >= stated):
+    has_times = trial.runs.plan.load.has_times
+    is_stated = has_times and math.isfinite(stated)
+    is_lower = not is_stated or trial.rate < stated
+    if not trial.rate or not is_lower:
         return None
     assert trial.capacity is not None, "it has a rate"
     text = f"a lower rate: {trial.name} meets it up to {amount(trial.rate)} requests/s"
@@ -351,12 +382,16 @@ def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
     rows: dict[int, Row | None] = {}
 
     def is_met(step: int) -> bool:
-        rows[step] = _met_by(make_plan(configs[-step]), trial.slo)
-        return rows[step] is not None
+        plan_of_step = make_plan(configs[-step])
+        row_of_step = _met_by(plan_of_step, trial.slo)
+        rows[step] = row_of_step
+        return row_of_step is not None
 
     num_tried = len(configs)
     if trial.rate:
-        suggested = math.ceil(present * _stated_rate(trial.runs) / trial.rate)
+        # Were the load split evenly, as many replicas would have the highest rate each.
+        stated = _stated_rate(trial.runs)
+        suggested = math.ceil(present * stated / trial.rate)
         num_tried = min(num_tried, suggested - present + BEYOND_SUGGESTED)
     # Steps count downwards, as the fewest replicas are searched and the highest step.
     step = bisected(is_met, -num_tried, 1)
@@ -368,11 +403,14 @@ def _more_replicas(trial: Trial, context: RunContext) -> Remedy | None:
     settings = [f"cluster.num={number}", "baselines=[]", *_size_settings(cfg)]
     if present == 1:
         settings.insert(0, "cluster=replicas")
-    return Remedy(
-        f"more replicas: {number} ({number * plan.backend.num_devices} devices) of {trial.name} "
-        f"meet it in {row['num_requests']:,} requests ({quantities_of(row, trial.slo)})",
-        trial.command(context, *settings),
+    num_devices = number * plan.backend.num_devices
+    quantities = quantities_of(row, trial.slo)
+    text = (
+        f"more replicas: {number} ({num_devices} devices) of {trial.name} "
+        f"meet it in {row['num_requests']:,} requests ({quantities})"
     )
+    command = trial.command(context, *settings)
+    return Remedy(text, command)
 
 
 def _in_more_replicas(trial: Trial) -> list[DictConfig]:
@@ -381,7 +419,8 @@ def _in_more_replicas(trial: Trial) -> list[DictConfig]:
     """
     configs = []
     refusal = None
-    for number in range(trial.runs.plan.engine.cluster.num_instances + 1, MOST_REPLICAS + 1):
+    present = trial.runs.plan.engine.cluster.num_instances
+    for number in range(present + 1, MOST_REPLICAS + 1):
         try:
             configs.append(trial.in_replicas(number))
         except UserError as error:  # as of a part of a mixture's experts for each
@@ -420,17 +459,19 @@ def _looser_bound(nearest: Trial, context: RunContext) -> Remedy | None:
         return None
     looser = []
     stated = []
+    factor = nearest.cfg.slo.tbt_factor
     for name in missed:
         setting = f"slo.{name}"
-        value = row[slo.quantity_of(name)]
+        quantity = slo.quantity_of(name)
+        value = row[quantity]
         bound = slo.bounds[name]
-        factor = nearest.cfg.slo.tbt_factor
         if name == "tbt" and factor is not None:
             # Stated in decode iterations, it is loosened in these.
             setting = "slo.tbt_factor"
             value *= factor / bound
             bound = factor
-        looser.append(f"{setting}={_rounded_up(value):g}")
+        new_bound = _rounded_up(value)
+        looser.append(f"{setting}={new_bound:g}")
         stated.append(f"{bound:g}")
     command = nearest.command(context, *nearest.alone, *looser)
     bounds = f"{' '.join(looser)} in place of {' and '.join(stated)}"
@@ -439,15 +480,17 @@ def _looser_bound(nearest: Trial, context: RunContext) -> Remedy | None:
 
 def _rounded_up(value: float) -> float:
     exponent = math.floor(math.log10(value))
-    scale = 10.0 ** (exponent - DIGITS + 1)
-    return math.ceil(value / scale) * scale
+    last_exponent = exponent - DIGITS + 1
+    unit = 10.0**last_exponent  # of the last digit
+    num_units = math.ceil(value / unit)
+    return num_units * unit
 
 
 def quantities_of(row: Row, slo: Slo) -> str:
     """Return the bounded quantities, such as "TTFT P99 734 ms, TBT P99 48.2 ms"."""
     shown = []
     for name in slo.bounds:
-        quantity = slo.quantity_of(name)
-        quantile = quantity.rpartition("_p")[2]
-        shown.append(f"{NAMES[name]} P{quantile} {amount(1e3 * row[quantity])} ms")
+        percent = 100 * slo.quantile_of(name)
+        milliseconds = 1e3 * row[slo.quantity_of(name)]
+        shown.append(f"{NAMES[name]} P{percent:g} {amount(milliseconds)} ms")
     return ", ".join(shown)

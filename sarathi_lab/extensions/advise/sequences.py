@@ -12,7 +12,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import copied
 from sarathi_lab.experiment.advise import Row, choose, marked
 from sarathi_lab.extensions.advise.confirmation import with_longer_runs
-from sarathi_lab.extensions.advise.options import Option, PolicyRuns, first_plan
+from sarathi_lab.extensions.advise.options import Budget, Option, PolicyRuns, first_plan
 from sarathi_lab.extensions.advise.server_flags import least_budget, unit_of
 
 MOST_DOUBLINGS = 5  # of the sequences of now
@@ -60,16 +60,18 @@ def _with_sequences(best: PolicyRuns, row: Row, present: int, batch_size: int) -
     cfg.batch = batch_size
     option: Option = replace(best.option, cfg=cfg)
     policy = best.plan.policy
-    unit = unit_of(policy)
-    is_whole = bool(row["is_whole"])
-    chunk = int(row["chunk"])
+    chunk, is_whole = Budget.of(row)
     if is_whole:
         # A budget for whole prompts must grow with the decodes that it also pays for.
         chunk += batch_size - present  # the longest prompt beside all decodes
     else:
+        unit = unit_of(policy)
         least = max(chunk, least_budget(policy, batch_size))
-        chunk = math.ceil(least / unit) * unit
+        num_units = math.ceil(least / unit)
+        chunk = num_units * unit
     plan = first_plan(option)
-    short = option.simulate(chunk, best.slo, is_whole=is_whole)
-    runs = PolicyRuns(option, plan, best.slo, marked(pd.DataFrame([short])))
+    budget = Budget(chunk, is_whole)
+    short = option.simulate(budget, best.slo)
+    table = marked(pd.DataFrame([short]))
+    runs = PolicyRuns(option, plan, best.slo, table)
     return with_longer_runs(runs)

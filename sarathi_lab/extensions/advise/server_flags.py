@@ -148,14 +148,16 @@ class Server:
         unit = _number(self.unit, tokens)
         num_units = math.ceil(least / unit)
         if self.maximum is not None:
-            most_units = tokens[self.maximum] // unit
-            num_units = min(num_units, most_units)
+            most_tokens = tokens[self.maximum]
+            num_units = min(num_units, most_tokens // unit)
         return num_units * unit
 
 
 def _number(name: int | str, tokens: Mapping[str, int]) -> int:
     """Return a number of servers.yaml, which may be a name of one of `tokens`, as batch_size is."""
-    return tokens[name] if isinstance(name, str) else name
+    if isinstance(name, str):
+        return tokens[name]
+    return name
 
 
 @cache
@@ -221,14 +223,16 @@ def parameters_of(policy: Policy) -> dict[str, object]:
 
 def chosen_parameters(policy: Policy) -> dict[str, object]:
     """Return the policy's parameters that are not at their defaults, but for its budget."""
-    defaults = {}
-    for parameter in fields(cast("DataclassInstance", policy)):
-        defaults[parameter.name] = parameter.default
+    values = parameters_of(policy)
     chosen: dict[str, object] = {}
-    for name, value in parameters_of(policy).items():
+    for parameter in fields(cast("DataclassInstance", policy)):
+        name = parameter.name
+        value = values[name]
         is_budget = name == policy.budget_field
-        is_default = value == defaults[name]
-        if not is_budget and not is_default and isinstance(value, int | float | str):
+        is_default = value == parameter.default
+        # What is no number or text, such as a policy inside another one, can't be typed.
+        is_typed = isinstance(value, int | float | str)
+        if is_typed and not is_budget and not is_default:
             chosen[name] = value
     return chosen
 
@@ -240,12 +244,14 @@ def _longest_of_workload(plan: Plan) -> int:
     if plan.config["max_model_len"] is not None:
         return plan.max_model_len
     bound = plan.config["workload"].get("max_len")
+    max_position = plan.spec.max_position
     if isinstance(bound, int):
-        return max(plan.max_model_len, min(bound, plan.spec.max_position))
+        return max(plan.max_model_len, min(bound, max_position))
     workload = build(plan.cfg.workload, Workload)
     if isinstance(workload, Trace):
-        all_rows = replace(workload, max_requests=None, part=0).within(plan.spec.max_position)
-        return max(request.total_len for request in all_rows.generate(None).requests)
+        whole_trace = replace(workload, max_requests=None, part=0)
+        load = whole_trace.within(max_position).generate(None)
+        return max(request.total_len for request in load.requests)
     return plan.max_model_len
 
 
@@ -270,10 +276,13 @@ def simulated_options(plan: Plan) -> dict[str, object]:
         value = OmegaConf.select(config, name)
         if value not in (usual, None):
             options[name] = value
-    if plan.engine.cluster.num_instances > 1:
-        # Servers whose engines share the experts of a mixture have the same flag for it.
-        name = "engines of a mixture" if plan.spec.num_experts else "engines"
-        options[name] = plan.engine.cluster.num_instances
+    num_engines = plan.engine.cluster.num_instances
+    if num_engines > 1:
+        name = "engines"
+        if plan.spec.num_experts:
+            # Servers whose engines share the experts of a mixture have the same flag for it.
+            name = "engines of a mixture"
+        options[name] = num_engines
     drafts = plan.engine.speculation.tokens
     if drafts:
         options["drafts"] = drafts
@@ -312,18 +321,27 @@ def server_flags(simulated: Simulated) -> ServerFlags | None:
     tokens["budget"] = budget
     is_whole = server.leaves_whole(policy)
     flags = [template.format(**tokens) for template in server.flags]
-    flags += server.uncut["flags"] if is_whole else server.chunked
+    if is_whole:
+        flags += server.uncut["flags"]
+    else:
+        flags += server.chunked
     entries: list[str] = []
     of_checkpoint: list[str] = []
     without: list[str] = []
     texts = {**server.options, **server.parameters}
-    for name, value in {**simulated.options, **chosen_parameters(policy)}.items():
-        with_value = f"{name}={typed(value)}"
-        spelled = with_value if with_value in {**texts, **server.file} else name
+    spellings = {**texts, **server.file}
+    settings = {**simulated.options, **chosen_parameters(policy)}
+    for name, value in settings.items():
+        text = typed(value)
+        with_value = f"{name}={text}"
+        # A server may have a flag for one value of a setting, another or none for others.
+        spelled = name
+        if with_value in spellings:
+            spelled = with_value
         if spelled in texts:
-            flags.append(texts[spelled].format(typed(value), **tokens))
+            flags.append(texts[spelled].format(text, **tokens))
         elif spelled in server.file:
-            entries.append(server.file[spelled].format(typed(value), **tokens))
+            entries.append(server.file[spelled].format(text, **tokens))
         elif with_value in server.of_checkpoint:
             of_checkpoint.append(with_value)
         else:
@@ -382,4 +400,7 @@ def _moved(server: Server, wanted: int, tokens: Mapping[str, int]) -> str:
 
 def typed(value: object) -> str:
     """Write a value as flags have it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value)
+    if isinstance(value, bool):
+        return text.lower()
+    return text

@@ -48,8 +48,13 @@ class SlowEnd:
         longest = table["num_requests"].max()
         for row in table.to_dict("records"):
             is_repeated = row["num_requests"] == longest
-            column.append(self.is_met(row) if is_repeated else None)
-        return table.assign(**{MET_AT_SLOW_END: pd.array(column, dtype="Float64")})
+            is_met = None
+            if is_repeated:
+                is_met = self.is_met(row)
+            column.append(is_met)
+        # Not of bool, which has no NaN.
+        values = pd.array(column, dtype="Float64")
+        return table.assign(**{MET_AT_SLOW_END: values})
 
 
 def assumed_error(runs: PolicyRuns) -> float | None:

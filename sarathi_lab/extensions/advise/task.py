@@ -26,6 +26,7 @@ from sarathi_lab.extensions.advise.limits import out_of_reach, too_many
 from sarathi_lab.extensions.advise.options import (
     AN_OPTION,
     LONGER,
+    Budget,
     Option,
     PolicyRuns,
     first_plan,
@@ -87,10 +88,6 @@ class Advice:
         """The policy that is advised."""
         return self.compared[self.best["policy"]]
 
-    def plan_of(self, row: Row) -> Plan:
-        """Return the plan of the run of a row."""
-        return self.compared[row["policy"]].plan_of(row)
-
     @property
     def without_server(self) -> list[str]:
         """Lines on policies whose server does not run on the device."""
@@ -134,7 +131,7 @@ class Advise(Task):
         options = options_of(with_requests(cfg), self.policies)
         first_plan(options[0])
         for chunk in self.chunks or ():
-            options[0].plan(chunk)
+            options[0].plan(Budget(chunk))
         return options
 
     def advise(self, options: Sequence[Option]) -> Advice:
@@ -149,9 +146,8 @@ class Advise(Task):
             advance(1)
             limits = limits_of(of_first, leader)
             if limits:
-                left_out += [
-                    f"{option.label} was not simulated, as no policy meets it" for option in others
-                ]
+                for option in others:
+                    left_out.append(f"{option.label} was not simulated, as no policy meets it")
                 others = []
             for option in others:
                 try:
@@ -166,8 +162,10 @@ class Advise(Task):
             if leader is not None and leader is not of_first:
                 compared |= self._beside_overtaking(leader, compared)
         tables = [runs.judged for runs in compared.values()]
+        # Each was marked by its own best; `is_as_good` must be by the best of all.
         judged = marked(pd.concat(tables, ignore_index=True))
-        return Advice(compared, left_out, judged, advised(judged, of_first), limits)
+        best = advised(judged, of_first)
+        return Advice(compared, left_out, judged, best, limits)
 
     def _beside_overtaking(
         self, leader: PolicyRuns, compared: Mapping[str, PolicyRuns]
@@ -189,51 +187,56 @@ class Advise(Task):
         self, option: Option, leader: PolicyRuns | None, before: Sequence[PolicyRuns]
     ) -> PolicyRuns:
         """Return the runs of a policy, with longer ones where there are such."""
-        rivals = before if leader is None else [leader]
-        runs = try_chunks(option, self.chunks, rivals, is_thorough=leader is None)
+        has_no_leader = leader is None
+        rivals = before
+        if leader is not None:
+            rivals = [leader]
+        runs = try_chunks(option, self.chunks, rivals, is_thorough=has_no_leader)
         return with_longer_runs(runs)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         with rare_collections():
             advice = self.advise(context.prepared or self.check(cfg))
             runs = advice.of_best
+            best = advice.best
             remedied = Remedies()
             if not advice.is_met:
                 with progress_of("looking for what would meet the objective"):
-                    remedied = remedies(runs, advice.best, context)
-        plan = advice.plan_of(advice.best)
+                    remedied = remedies(runs, best, context)
+        plan = runs.plan_of(best)
         print_plan(plan, replace(context, policy=None))
         flags = flags_of(advice, remedied)
+        has_server = remedied.server is not None
         slow_end = slow_end_of(advice)
+        table = advice.table
         shown: list[DisplayTable | str] = [
-            *answer.best_lines(advice.best, runs, advice.judged, slow_end),
+            *answer.best_lines(best, runs, advice.judged, slow_end),
             *[f"  {line}" for line in (*advice.limits, *advice.left_out)],
             *assumed_workload(plan, context),
-            *answer.policies_table(advice.judged, advice.best, runs.slo, slow_end),
+            *answer.policies_table(advice.judged, best, runs.slo, slow_end),
             *answer.remedy_lines(remedied.commands, remedied.notes),
-            *graphs_gain(runs, advice.best, self.chunks),
+            *graphs_gain(runs, best, self.chunks),
             answer.chunks_table(runs),
-            *answer.longer_run_lines(advice.best, runs),
+            *answer.longer_run_lines(best, runs),
             *advice.without_server,
-            *answer.flag_lines(flags, is_met=advice.is_met, has_server=remedied.server is not None),
-            *(answer.longest_line(plan) if flags else []),
-            answer.closing(advice.table, runs, plan.config["seed"]),
+            *answer.flag_lines(flags, is_met=advice.is_met, has_server=has_server),
         ]
-        numbers = advice.best.drop(["policy", "is_as_good"]).to_dict()
-        table = advice.table
+        if flags:
+            shown += answer.longest_line(plan)
+        shown.append(answer.closing(table, runs, plan.config["seed"]))
+        numbers = best.drop(["policy", "is_as_good"])
+        summary = {str(name): float(value) for name, value in numbers.items()}
         if slow_end is not None:
             table = slow_end.marked(table)
-            numbers[MET_AT_SLOW_END] = bool(slow_end.is_met(advice.best))
-        is_whole = answer.leaves_whole(advice.best, runs)
+            summary[MET_AT_SLOW_END] = float(bool(slow_end.is_met(best)))
+        is_whole = answer.leaves_whole(best, runs)
+        summary["chunking_pays"] = float(not is_whole)
         hardware = plan.config["executor"]["hardware"]["name"]
         return Result(
             tables={"advice": table, "flags": pd.DataFrame(flags)},
-            summary={
-                **{str(name): float(value) for name, value in numbers.items()},
-                "chunking_pays": float(not is_whole),
-            },
+            summary=summary,
             shown=shown,
-            labels={"device": hardware, "policy": str(advice.best["policy"])},
+            labels={"device": hardware, "policy": str(best["policy"])},
             tags=["advice", hardware],
             config=plan.config,
         )
@@ -273,7 +276,8 @@ def check_settings(cfg: DictConfig) -> None:
     policy: Policy = build(cfg.policy, Policy)
     field = policy.budget_field
     written = as_written(cfg.policy)
-    if field is not None and isinstance(written.get(field), int):
+    is_stated = field is not None and isinstance(written.get(field), int)
+    if is_stated:
         raise UserError(
             f"policy.{field}={policy.budget} has no effect; drop it, and name chunks by "
             "task.chunks=[256,512]"
@@ -370,15 +374,20 @@ def graphs_gain(runs: PolicyRuns, best: pd.Series, chunks: Sequence[int] | None)
     row = larger.best
     best = runs.tried(best)
     gain = row.throughput / best.throughput
-    is_shorter = row.tbt_p99 < (1 - AS_GOOD) * best.tbt_p99
+    gap = row.tbt_p99
+    present_gap = best.tbt_p99
     present = max(graphs.captured)
     size = int(row.chunk)
-    if size <= present or (gain <= 1 + AS_GOOD and not is_shorter):
+    is_faster = gain > 1 + AS_GOOD
+    is_shorter = gap < (1 - AS_GOOD) * present_gap
+    gains = is_faster or is_shorter
+    # A chunk within the present graphs replays one already.
+    if size <= present or not gains:
         return [f"  CUDA graphs captured beyond the {present} tokens of now gain nothing"]
     return [
         f"  with CUDA graphs captured to {size} tokens, {present} now, the best chunk is {size}: "
-        f"{gain:.2f} times the tokens/s, {1e3 * row.tbt_p99:.1f} ms between tokens at P99 where "
-        f"{best.chunk:.0f} has {1e3 * best.tbt_p99:.1f}; vLLM: --max-num-batched-tokens {size} "
+        f"{gain:.2f} times the tokens/s, {1e3 * gap:.1f} ms between tokens at P99 where "
+        f"{best.chunk:.0f} has {1e3 * present_gap:.1f}; vLLM: --max-num-batched-tokens {size} "
         f"--max-cudagraph-capture-size {size}"
     ]
 
@@ -391,12 +400,15 @@ def flags_of(advice: Advice, remedied: Remedies) -> list[ServerFlags]:
     if remedied.server is not None:
         plans = [remedied.server]
     elif advice.is_met:
-        best_rows = [runs.best for runs in advice.compared.values()]
-        plans = [advice.plan_of(row) for row in best_rows if row.get("slo_met", True)]
+        plans = []
+        for runs in advice.compared.values():
+            row = runs.best
+            if row.get("slo_met", True):
+                plans.append(runs.plan_of(row))
     elif is_overloaded(advice.best):
         return []
     else:
-        plans = [advice.plan_of(advice.best)]
+        plans = [advice.of_best.plan_of(advice.best)]
     flags = []
     for plan in plans:
         of_server = server_flags(simulated(plan))

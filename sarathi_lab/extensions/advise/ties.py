@@ -22,8 +22,10 @@ def deciding_bound(row: Row, slo: Slo) -> str:
     uses = {}
     for name, bound in slo.bounds.items():
         use = row[slo.quantity_of(name)] / bound
-        uses[name] = 0.0 if math.isnan(use) else use
-    return max(uses, key=lambda name: uses[name])
+        if math.isnan(use):  # no request has such a time, as of one token each
+            use = 0.0
+        uses[name] = use
+    return max(uses, key=uses.__getitem__)
 
 
 def margin_of_tie(row: Row, slo: Slo | None) -> float:
