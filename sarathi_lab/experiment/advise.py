@@ -269,8 +269,8 @@ class ChunkSearch:
         untried = []
         for neighbour in neighbours:
             rate = self.rows[neighbour]["throughput"]
-            is_as_good = rate >= least_as_good
-            if only_slower and is_as_good:
+            is_slower = rate < least_as_good
+            if only_slower and not is_slower:
                 continue
             halfway = (best + neighbour) // 2
             chunk = halfway // self.tile * self.tile

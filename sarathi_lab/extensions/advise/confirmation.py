@@ -28,7 +28,9 @@ def with_longer_runs(runs: PolicyRuns) -> PolicyRuns:
     is_within = runs.table["bounds_missed"] == 0
     within = runs.table[is_within]
     # Less tokens/s than the most comes after all others.
-    is_behind = within["throughput"] < (1 - AS_GOOD) * within["throughput"].max()
+    rates = within["throughput"]
+    least_as_good = (1 - AS_GOOD) * rates.max()
+    is_behind = rates < least_as_good
     best_first = ranked(within.assign(is_behind=is_behind), "is_behind", "worst_use")
     for _, row in best_first.iterrows():
         is_worse = row["is_behind"] or row["worst_use"] >= least_use

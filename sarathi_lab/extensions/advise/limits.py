@@ -72,6 +72,8 @@ class Limits:
         number = len(requests)
         mean_prompt = sum(request.prompt_len for request in requests) // number
         mean_output = sum(request.output_len for request in requests) // number
+        # Seconds of a mean request: its tokens without attention, then the attention of its prompt
+        # and of each decode.
         num_steps = mean_output - 1  # the first token comes with the prompt
         num_tokens = mean_prompt + num_steps
         of_tokens = num_tokens * self._least_linear_of_token

@@ -218,7 +218,8 @@ class SharedExperts(Experts):
         entries = num_tokens * values_of_token
         share_of_others = (devices - 1) / devices
         num_bytes = share_of_others * entries * self.dtype_bytes
-        return 2 * self.hardware.link_latency + num_bytes / self._link_rate
+        latency = 2 * self.hardware.link_latency  # to gather, and to scatter
+        return latency + num_bytes / self._link_rate
 
 
 @dataclass(frozen=True)
