@@ -61,7 +61,8 @@ def refuse_unread(settings: object, names: Iterable[str], reason: str, prefix: s
     for name in names:
         value = _value_of(settings, name)
         # A dataclass keeps the default of a field as an attribute of the class.
-        default = getattr(type(settings), name, None)
+        settings_class = type(settings)
+        default = getattr(settings_class, name, None)
         if value != default:
             setting = f"{prefix}{name}={value}"
             raise errors.UserError(f"{setting} has no effect{reason}")

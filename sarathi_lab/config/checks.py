@@ -23,7 +23,7 @@ def check_jobs(
     `keeps`, and notes on the others. Raises UserError for one that fails, which names the job by
     what is `swept` unless all fail alike; with `skips` if all do.
     """
-    passed: list[Job] = []
+    passed = []
     notes: dict[str, None] = {}
     with progress_of("checking", len(jobs), "runs") as advance:
         for job in jobs:

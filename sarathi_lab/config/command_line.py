@@ -82,8 +82,8 @@ class Arguments:
 def read_arguments(args: Sequence[str]) -> Arguments:
     """Read a command line; of `resume=FOLDER` alone that of the sweep there. Raises UserError."""
     parsed = _parsed(args)
-    topics: list[str] = []
-    settings: list[str] = []
+    topics = []
+    settings = []
     for argument in parsed.settings:
         if parsed.help and "=" not in argument:
             topics.append(argument)
@@ -93,7 +93,7 @@ def read_arguments(args: Sequence[str]) -> Arguments:
         settings.append("hydra.verbose=true")
     if parsed.config_dir:
         settings.append(_searchpath(settings, parsed.config_dir))
-    flags_of_hydra: list[str] = []
+    flags_of_hydra = []
     if any(vars(parsed)[name] for name in SHOWN_BY_HYDRA):
         others = (*OF_LAB, *parsed.settings)
         flags_of_hydra = [argument for argument in args if argument not in others]
@@ -171,9 +171,12 @@ def quoted(text: str) -> str:
 def _with_quotes(setting: str) -> str:
     """Quote a command line that is a value, unless it is quoted."""
     name, _, value = setting.partition("=")
-    # Its spaces, commas and braces would be Hydra's lists and sweeps.
-    if name != SERVER or value in ("", "null") or value[0] in "'\"":
+    is_stated = name == SERVER and value not in ("", "null")
+    if not is_stated:
         return setting
+    if value[0] in "'\"":
+        return setting
+    # Its spaces, commas and braces would be Hydra's lists and sweeps.
     return f"{name}={quoted(value)}"
 
 
@@ -192,7 +195,9 @@ def _searchpath(settings: Settings, folder: str) -> str:
 def _with_datasheet(settings: list[str]) -> list[str]:
     """Choose the option whose parameters are named, where a card is described and none chosen."""
     of_datasheet = [f"hardware.{name}" for name in OF_DATASHEET]
-    if settings_of(settings, ["hardware"]) or not settings_of(settings, of_datasheet):
+    is_card_chosen = bool(settings_of(settings, ["hardware"]))
+    states_datasheet = bool(settings_of(settings, of_datasheet))
+    if is_card_chosen or not states_datasheet:
         return settings
     return ["hardware=datasheet", *settings]
 
@@ -265,7 +270,8 @@ def _unknown_key(key: str, node: DictConfig) -> UserError:
             names.append("experiment")  # which has settings of all groups
         return unknown_name(key, names, "a setting")
     owner = class_name(node)
-    named = [f"{group}={option}" for option in _options_with(group, parameter)]
+    options = _options_with(group, parameter)
+    named = [f"{group}={option}" for option in options]
     if 0 < len(named) <= MOST_OPTIONS:
         remedy = f"add {' or '.join(named)}"
         return UserError(
@@ -284,4 +290,8 @@ def _unknown_key(key: str, node: DictConfig) -> UserError:
 def _options_with(group: str, parameter: str) -> list[str]:
     """Return the options of a group whose files list a parameter."""
     files = option_files(group, ())
-    return [option for option, path in files.items() if parameter in read_option(group, path)]
+    options = []
+    for option, path in files.items():
+        if parameter in read_option(group, path):
+            options.append(option)
+    return options

@@ -121,10 +121,12 @@ class _Work:
         if not self.total or not 0 < self.done < self.total:
             return None
         elapsed = time.monotonic() - self.start
-        return elapsed / self.done * (self.total - self.done)
+        seconds_a_step = elapsed / self.done
+        steps_left = self.total - self.done
+        return seconds_a_step * steps_left
 
     def print_line(self) -> None:
-        # What is known to end tells more than what is not.
+        # Of several lines, one without a total tells the least.
         if self.total is None and len(_shown) > 1:
             return
         elapsed = time.monotonic() - self.start

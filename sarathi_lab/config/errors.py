@@ -46,6 +46,7 @@ def require_bool(name: str, value: object, fix: str = "use one of them") -> bool
 
 def require_int(name: str, value: object, minimum: int, fix: str, maximum: int = MOST) -> int:
     """Return `value` if it is an integer from `minimum` to `maximum`, else raise `UserError`."""
+    # To Python, true is the number 1.
     if isinstance(value, bool) or not isinstance(value, int):
         raise UserError(f"{name}={value} is not a whole number; {fix}")
     bound = ""
@@ -85,21 +86,27 @@ def require_number(
 
 def require_share(name: str, value: object, fix: str) -> None:
     """Raise `UserError` unless `value` is a number from 0 to 1."""
-    if require_number(name, value, minimum=0, fix=fix) > 1:
+    share = require_number(name, value, minimum=0, fix=fix)
+    if share > 1:
         raise UserError(f"{name}={value} is above 1; {fix}")
 
 
 def require_text(name: str, value: object, fix: str) -> None:
     """Raise `UserError` unless `value` is text, not blank and without control characters."""
-    is_text = isinstance(value, str) and value.strip() and value.isprintable()
+    is_text = False
+    if isinstance(value, str):
+        is_blank = not value.strip()
+        is_text = value.isprintable() and not is_blank
     if not is_text:
         raise UserError(f"{name}={value!r} must be a non-empty string; {fix}")
 
 
 def require_instance(name: str, value: object, kind: type, fix: str) -> None:
     """Raise `UserError` unless `value` is of a `kind`."""
-    if not isinstance(value, kind):
-        raise UserError(f"{name}={value} is no {kind.__name__}; {fix}")
+    if isinstance(value, kind):
+        return
+    setting = f"{name}={value}"
+    raise UserError(f"{setting} is no {kind.__name__}; {fix}")
 
 
 def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
@@ -118,8 +125,10 @@ def _successors() -> dict[str, str]:
     import yaml  # which a bare image lacks
 
     successors: dict[str, str] = {}
-    for entry in yaml.safe_load(SUCCESSORS.read_text()):
-        successors |= dict.fromkeys(entry["names"], entry["here"])
+    text = SUCCESSORS.read_text()
+    for entry in yaml.safe_load(text):
+        of_names = dict.fromkeys(entry["names"], entry["here"])
+        successors |= of_names
     return successors
 
 
@@ -135,10 +144,12 @@ def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
     nearest = nearest_name(parameter, list(full_names))
     similar = ""
     if nearest is not None:
-        similar = f" (did you mean {full_names[nearest]}?)"
+        full_name = full_names[nearest]
+        similar = f" (did you mean {full_name}?)"
     remedy = "it has none; drop it"
     if valid:
-        remedy = f"use one of {', '.join(sorted(valid))}"
+        in_order = sorted(valid)
+        remedy = f"use one of {', '.join(in_order)}"
     return UserError(f"{key} is not {what}{similar}; {remedy}")
 
 
@@ -155,7 +166,9 @@ def nearest_name(name: str, names: Sequence[str]) -> str | None:
     # A beginning is typed of long names: qwen3-235b is nearer to qwen3-235b-a22b than to qwen3-32b.
     completions = []
     if len(name) >= FEWEST_LETTERS:
-        completions = [longer for longer in names if longer.startswith(name)]
+        for longer in names:
+            if longer.startswith(name):
+                completions.append(longer)
     # The shortest adds least to what was typed: qwen2.5-7b to qwen2.5-7, not qwen2.5-72b.
     if completions:
         return min(completions, key=len)
@@ -181,7 +194,10 @@ def require_list(
         raise UserError(f"{name}={values} {complaint}")
     for value in values:
         each(name, value)
-    if twice and len(set(values)) < len(values):
+    if not twice:
+        return  # such values may be mappings, which no set holds
+    num_different = len(set(values))
+    if num_different < len(values):
         raise UserError(f"{name}={list(values)} {twice}")
 
 
@@ -214,14 +230,17 @@ def exit_code(command: Callable[[], int], remains: str) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # by `| head`, which has what it wanted
+        # Python flushes stdout once more at its end, which would fail again.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except (UserError, OSError, ModuleNotFoundError) as error:
         return report(error)
     except KeyboardInterrupt as interrupt:  # which may carry the command that continues
-        sentences = [f"interrupted: {remains}", *map(str, interrupt.args)]
-        print("; ".join(sentences), file=sys.stderr)
+        sentences = [f"interrupted: {remains}"]
+        sentences += map(str, interrupt.args)
+        message = "; ".join(sentences)
+        print(message, file=sys.stderr)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends it, without a traceback
         return EXIT_INTERRUPTED
 

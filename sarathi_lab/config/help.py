@@ -59,8 +59,9 @@ def help_text(settings: Settings, topics: Sequence[str] = ()) -> str:
         sections += map(_topic, topics)
     else:
         sections += _overview()
-    lines = "\n\n".join(sections).split("\n")
-    return "\n".join(map(_wrapped, lines))
+    text = "\n\n".join(sections)
+    lines = map(_wrapped, text.split("\n"))
+    return "\n".join(lines)
 
 
 def _overview() -> Iterator[str]:
@@ -124,7 +125,8 @@ def _options_of(group: str) -> str:
     width = max(map(len, options))
     lines = [f"{group}="]
     for name, path in options.items():
-        lines.append(f"  {name:{width}}  {_summary(path)}")
+        summary = _summary(path)
+        lines.append(f"  {name:{width}}  {summary}")
     return "\n".join(lines)
 
 
@@ -158,19 +160,26 @@ def _set_by(path: Path, name: str) -> list[str]:
 def _set_in(text: str, name: str) -> list[str]:
     """Return what sets `name` in a file of settings, with the lines below it that are its own."""
     pattern = rf"^( *){re.escape(name)}:.*(?:\n\1 +.*)*"
-    matches = re.finditer(pattern, text, flags=re.MULTILINE)
-    return [match[0].strip() for match in matches]
+    settings = []
+    for match in re.finditer(pattern, text, flags=re.MULTILINE):
+        lines = match[0]
+        settings.append(lines.strip())
+    return settings
 
 
 def _top_level_text() -> str:
     """Return the settings of config.yaml, without its defaults and Hydra's own."""
     text = (CONF / "config.yaml").read_text()
-    return text.partition("\n\n")[2].partition("\nhydra:")[0]
+    _, _, behind_defaults = text.partition("\n\n")
+    settings, _, _ = behind_defaults.partition("\nhydra:")
+    return settings
 
 
 def _shared_files(path: Path) -> Iterator[Path]:
     """Yield the files whose settings an option takes over, such as those of arrivals."""
-    taken_over = re.findall(r"^  - /(\w+)@_here_: \[(.*)\]$", path.read_text(), re.MULTILINE)
+    text = path.read_text()
+    # In the defaults list of a file: `- /folder@_here_: [name, name]`.
+    taken_over = re.findall(r"^  - /(\w+)@_here_: \[(.*)\]$", text, re.MULTILINE)
     for folder, names in taken_over:
         for name in names.split(", "):
             yield CONF / folder / f"{name}.yaml"

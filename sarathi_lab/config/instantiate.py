@@ -102,16 +102,21 @@ def _arrive_over_time(cfg: DictConfig) -> bool:
     kind = OmegaConf.select(cfg, "workload.arrivals")
     if kind is None:
         # Only these: another setting may be the number that is asked for.
-        settings = {name: OmegaConf.select(cfg, f"workload.{name}") for name in IMPLIED_BY}
+        settings = {}
+        for name in IMPLIED_BY:
+            settings[name] = OmegaConf.select(cfg, f"workload.{name}")
         kind, _ = implied_arrivals(settings)
     return bool(kind != "closed")
 
 
 def is_model_stated(cfg: DictConfig) -> bool:
     """Return whether a model is chosen, by its name or by its files."""
+    model = cfg.model
     # model=auto is the default, which a path makes a stated one.
-    is_auto = "AutoModel" in str(cfg.model.get("_target_"))
-    return not is_auto or cfg.model.get("path") is not None
+    target = str(model.get("_target_"))
+    if "AutoModel" in target:
+        return model.get("path") is not None
+    return True
 
 
 def _is_model_stated(*, _root_: DictConfig) -> bool:
@@ -147,8 +152,10 @@ def settings_without(settings: Iterable[str], names: Container[str]) -> list[str
     return [setting for setting in settings if name_of(setting) not in names]
 
 
+A_CLASS = "a class as module.Class"  # what a user is to name, in errors
 Node = DictConfig | ListConfig | Mapping[str, object]
 Groups = DictConfig | Mapping[str, DictConfig]  # nodes of options by their groups
+Target = Callable[..., object]  # a class or function that a user or an option names
 
 
 @overload
@@ -174,9 +181,10 @@ def build(node: Node, kind: type[object] | None = None) -> object:
 
 def require_kind(built: object, kind: type[Built]) -> Built:
     """Return `built`, what a `_target_` made. Raises UserError if it is no `kind`."""
-    if not isinstance(built, kind):
-        raise UserError(f"_target_={type(built).__name__} is no {kind.__name__}; name one")
-    return built
+    if isinstance(built, kind):
+        return built
+    setting = f"_target_={type(built).__name__}"
+    raise UserError(f"{setting} is no {kind.__name__}; name one")
 
 
 def _made(settings: object) -> object:
@@ -188,7 +196,7 @@ def _made(settings: object) -> object:
     if "_target_" not in settings:
         return arguments
     dotted = str(arguments.pop("_target_"))
-    target = imported(dotted, f"_target_={dotted}", "a class as module.Class")
+    target = imported(dotted, f"_target_={dotted}", A_CLASS)
     try:
         return target(**arguments)
     except TypeError as error:  # of a parameter deleted with `~`, or of another kind
@@ -200,19 +208,21 @@ def class_of(cfg: Groups, group: str) -> type:
     target = target_of(cfg, group)
     if isinstance(target, type):
         return target
-    name = cfg[group]["_target_"]
-    raise UserError(f"{group}._target_={name} is no class; name a class as module.Class")
+    setting = f"{group}._target_={cfg[group]['_target_']}"
+    raise UserError(f"{setting} is no class; name {A_CLASS}")
 
 
-def target_of(cfg: Groups, group: str) -> Callable[..., object]:
+def target_of(cfg: Groups, group: str) -> Target:
     """Return the class or function that `GROUP._target_` names, which makes the group's object.
     Raises UserError if it can't be imported.
     """
-    target = str(cfg[group]["_target_"])
-    return imported(target, f"{group}._target_={target}", "a class as module.Class")
+    node = cfg[group]
+    target = str(node["_target_"])
+    setting = f"{group}._target_={target}"
+    return imported(target, setting, A_CLASS)
 
 
-def imported(dotted: str, setting: str, kind: str) -> Callable[..., object]:
+def imported(dotted: str, setting: str, kind: str) -> Target:
     """Import what a user names by `module.name`.
 
     Args:
@@ -226,9 +236,12 @@ def imported(dotted: str, setting: str, kind: str) -> Callable[..., object]:
     module, _, name = dotted.rpartition(".")
     reason = "it can't be called"
     try:
-        target: object = getattr(import_module(module or name), name)
+        # A name without a dot is tried as a module, whose error a user understands.
+        code = import_module(module or name)
+        target: object = getattr(code, name)
     except Exception as error:  # any of importing a user's module
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        lines = str(error).splitlines()
+        reason = next(iter(lines), type(error).__name__)
     else:
         if callable(target):
             return target
@@ -237,21 +250,21 @@ def imported(dotted: str, setting: str, kind: str) -> Callable[..., object]:
 
 
 @cache
-def parameters_of(target: Callable[..., object]) -> list[str] | None:
+def parameters_of(target: Target) -> list[str] | None:
     """Return the names that a class or function takes; None if it takes any."""
     try:
         parameters = inspect.signature(target).parameters
     except ValueError:  # of some that are built in
         return None
-    kinds = {parameter.kind for parameter in parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD in kinds:
-        return None
+    for parameter in parameters.values():
+        if parameter.kind == inspect.Parameter.VAR_KEYWORD:
+            return None
     return list(parameters)
 
 
 def parameter_names(node: DictConfig, group: str) -> list[str]:
     """A group's parameters as a user types them: the short name where it is an interpolation."""
-    names: list[str] = []
+    names = []
     for parameter, value in as_written(node).items():
         # Of `chunk: ${chunk}` users type the short name.
         short_name = re.fullmatch(r"\$\{(\w+)\}", str(value))
@@ -291,7 +304,9 @@ def _fit_target(cfg: DictConfig, group: str, typed: Collection[str]) -> None:
         name = f"{group}.{parameter}"
         # What is typed, or what the file of its own class lists, must be a parameter.
         if name in typed or not is_exchanged:
-            valid_names = [f"{group}.{valid_parameter}" for valid_parameter in valid]
+            valid_names = []
+            for valid_parameter in valid:
+                valid_names.append(f"{group}.{valid_parameter}")
             raise unknown_name(name, valid_names, "a parameter")
         with open_dict(node):
             del node[parameter]
@@ -317,11 +332,14 @@ def read_by() -> dict[str, tuple[str, ...]]:
     settings.remove("output")  # where each run leaves its results
     readers: dict[str, tuple[str, ...]] = {}
     for group in GROUPS:
-        names: set[str] = set()
+        names = set()
         for path in CONF.glob(f"{group}/*.yaml"):
-            names.update(re.findall(r"\$\{(\w+)\}", path.read_text()))
+            text = path.read_text()
+            interpolated = re.findall(r"\$\{(\w+)\}", text)
+            names.update(interpolated)
         for name in names & settings:
-            readers[name] = (*readers.get(name, ()), group)
+            earlier = readers.get(name, ())
+            readers[name] = (*earlier, group)
     return readers
 
 
@@ -330,7 +348,8 @@ def check_structure(cfg: DictConfig) -> None:
     _check_keys(cfg, [*GROUPS, *top_level(), "hydra"], "")
     for group in GROUPS:
         node = cfg[group]
-        if not OmegaConf.is_dict(node) or "_target_" not in node:
+        has_class = OmegaConf.is_dict(node) and "_target_" in node
+        if not has_class:
             raise UserError(f"{group}={node} is none of its options; --help shows them")
     for name, default in top_level().items():
         if isinstance(default, DictConfig):
@@ -377,7 +396,10 @@ def option_files(group: str, folders: Sequence[Path] | None = None) -> dict[str,
     running job's `--config-dir` or `hydra.searchpath` adds), which do not replace them.
     """
     sources = [CONF]  # first, as its options count
-    sources += _added_folders() if folders is None else folders
+    if folders is None:
+        sources += _added_folders()
+    else:
+        sources += folders
     options: dict[str, Path] = {}
     for source in sources:
         for path in source.glob(f"{group}/*.yaml"):
@@ -388,8 +410,11 @@ def option_files(group: str, folders: Sequence[Path] | None = None) -> dict[str,
 def _added_folders() -> list[Path]:
     if not HydraConfig.initialized():
         return []
-    sources = HydraConfig.get().runtime.config_sources
-    return [Path(source.path) for source in sources if source.schema == "file"]
+    folders = []
+    for source in HydraConfig.get().runtime.config_sources:
+        if source.schema == "file":
+            folders.append(Path(source.path))
+    return folders
 
 
 def make_loader() -> ConfigLoader:
@@ -427,7 +452,9 @@ def read_yaml(path: Path) -> DictConfig:
 
 def load_option(group: str, name: str) -> Any:
     """The object that `conf/GROUP/NAME.yaml` describes, such as ("model", "13b")."""
-    return build(read_option(group, CONF / group / f"{name}.yaml"))
+    path = CONF / group / f"{name}.yaml"
+    node = read_option(group, path)
+    return build(node)
 
 
 def plain(value: object) -> Any:
@@ -439,19 +466,26 @@ def plain(value: object) -> Any:
 
 def as_written(node: DictConfig) -> dict[str, object]:
     """Return a node's settings by name; interpolations stay, so that ${chunk} equals ${chunk}."""
-    container = OmegaConf.to_container(node, resolve=False)
+    return _by_name(node, resolve=False)
+
+
+def _by_name(node: DictConfig, *, resolve: bool) -> dict[str, Any]:
+    container = OmegaConf.to_container(node, resolve=resolve)
     assert isinstance(container, dict)
     return {str(name): value for name, value in container.items()}
 
 
 def reads_chunk(policy: DictConfig) -> bool:
     """Return whether the budget of a policy is the setting `chunk`."""
-    return any("${chunk}" in str(value) for value in as_written(policy).values())
+    values = as_written(policy).values()
+    return any("${chunk}" in str(value) for value in values)
 
 
 def class_name(node: DictConfig) -> str:
     """Return the name of the class that a node's `_target_` names, without its module."""
-    return str(node["_target_"]).rpartition(".")[2]
+    target = str(node["_target_"])
+    _, _, name = target.rpartition(".")
+    return name
 
 
 def copier(cfg: DictConfig) -> Callable[[], DictConfig]:
@@ -466,6 +500,4 @@ def copied(cfg: DictConfig) -> DictConfig:
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
     """The configuration as plain values, all interpolations filled in."""
-    container = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(container, dict)
-    return {str(name): value for name, value in container.items()}
+    return _by_name(cfg, resolve=True)

@@ -14,8 +14,10 @@ class JobCallbacks(Callback):
 
     def __init__(self, config: DictConfig) -> None:
         self._callbacks: list[Callback] = []
-        for settings in (config.hydra.callbacks or {}).values():
-            self._callbacks.append(instantiate(settings))
+        callbacks = config.hydra.callbacks or {}
+        for settings in callbacks.values():
+            callback = instantiate(settings)
+            self._callbacks.append(callback)
 
     def on_job_start(
         self, config: DictConfig, *, task_function: TaskFunction, **kwargs: object
@@ -24,5 +26,6 @@ class JobCallbacks(Callback):
             callback.on_job_start(config, task_function=task_function, **kwargs)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
+        # As Hydra does: the first to begin is the last to end.
         for callback in reversed(self._callbacks):
             callback.on_job_end(config, job_return, **kwargs)

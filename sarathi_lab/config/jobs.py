@@ -196,7 +196,8 @@ class Job:
     def in_round(self, number: int) -> Self:
         """Return a copy for a round of the sweep."""
         settings = (*self.settings, f"{ROUND}={number}")
-        return replace(self, settings=settings, values={**self.values, ROUND: number})
+        values = {**self.values, ROUND: number}
+        return replace(self, settings=settings, values=values)
 
 
 def first_of_compositions(jobs: Sequence[Job]) -> list[Job]:
@@ -205,7 +206,9 @@ def first_of_compositions(jobs: Sequence[Job]) -> list[Job]:
     """
     first_jobs: dict[int, Job] = {}
     for job in jobs:
-        first_jobs.setdefault(id(job.composition), job)
+        # The jobs keep their compositions alive, so that no two have one id.
+        number = id(job.composition)
+        first_jobs.setdefault(number, job)
     return list(first_jobs.values())
 
 
@@ -234,8 +237,8 @@ class Composer:
 
     def job(self, settings: Settings) -> Job:
         """Compose the job of these settings. Raises UserError, or what Hydra raises."""
-        values: dict[str, object] = {}
-        options: list[str] = []
+        values = {}
+        options = []
         for setting in settings:
             name = setting.partition("=")[0]
             if name in self._single_valued:
@@ -253,13 +256,15 @@ class Composer:
 
     def _value(self, setting: str) -> object:
         if setting not in self._values:
-            self._values[setting] = self._parser.parse_override(setting).value()
+            override = self._parser.parse_override(setting)
+            self._values[setting] = override.value()
         return self._values[setting]
 
 
 def _has_single_values(setting: Override, settings: Sequence[Override]) -> bool:
     """Return whether a swept setting has values that can be set on what others decide."""
     name = setting.key_or_group
+    # The key of a setting that is added or removed has + or ~ before its name.
     is_changed = setting.is_discrete_sweep() and setting.get_key_element() == name
     if not is_changed or is_choice(name) or _has_nodes(setting):
         return False
@@ -277,11 +282,14 @@ def _is_within(name: str, node: str) -> bool:
 
 def _has_nodes(setting: Override) -> bool:
     """Return whether a value is a list or a mapping."""
+    # A range may have more values than memory holds; `combine` refuses it later.
     values = islice(setting.sweep_string_iterator(), MOST_JOBS)
     return any(value.startswith(("[", "{")) for value in values)
 
 
 def is_choice(name: str) -> bool:
     """Return whether a setting decides what is composed: an option, a class, or one of Hydra's."""
-    group = re.split(r"[./]", name)[0]
-    return name in CHOICES or "/" in name or group == "hydra" or name.endswith("._target_")
+    if name in CHOICES or "/" in name:
+        return True
+    group, _, _ = name.partition(".")
+    return group == "hydra" or name.endswith("._target_")

@@ -85,7 +85,9 @@ def json_object(text: str, source: str, fix: str = "write one object a line") ->
 @cache
 def stated_beside(module: str, name: str) -> dict[str, Any]:
     """Return the facts of a YAML file that is named `name` and stands beside a module's file."""
-    content: dict[str, Any] = yaml.safe_load(Path(module).with_name(name).read_text("utf-8"))
+    path = Path(module).with_name(name)
+    text = path.read_text("utf-8")
+    content: dict[str, Any] = yaml.safe_load(text)
     return content
 
 

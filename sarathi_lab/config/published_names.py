@@ -59,22 +59,27 @@ def option_of(group: str, name: str) -> str:
     does.
     """
     option, differences = nearest_option(group, name)
-    return "" if differences else option
+    if differences:
+        return ""
+    return option
 
 
 def positions_of(name: str) -> int | None:
     """Return the positions of the model of a published name, where its file in conf/model has those
     of one with another date; None: it has none of these names.
     """
-    positions: dict[str, int] = WORDS["positions_by_date"].get(option_of("model", name), {})
-    dates = filter(DATE.fullmatch, words_of(name))
-    date = next(dates, "")
-    return positions.get(date)
+    option = option_of("model", name)
+    positions: dict[str, int] = WORDS["positions_by_date"].get(option, {})
+    for word in words_of(name):
+        if DATE.fullmatch(word) is not None:
+            return positions.get(word)
+    return positions.get("")  # of the model as it was first published
 
 
 def stands_for(group: str, option: str, name: str) -> bool:
     """Return whether an option is that of a name in a file; a100_2023 is an A100."""
-    return option_of(group, name) in (option, option.partition("_")[0])
+    card, _, _ = option.partition("_")
+    return option_of(group, name) in (option, card)
 
 
 def nearest_option(group: str, name: str) -> NearestOption:
@@ -82,10 +87,12 @@ def nearest_option(group: str, name: str) -> NearestOption:
     `name`, and what `name` has besides.
     """
     files = option_files(group)
-    options = {option: option for option in files} | WORDS["further_names"][group]
+    options = {option: option for option in files}
+    options |= WORDS["further_names"][group]
     longest = ""
     for first in options:
-        if len(first) > len(longest) and _is_beginning(name, first):
+        is_longer = len(first) > len(longest)
+        if is_longer and _is_beginning(name, first):
             longest = first
     option = options.get(longest, "")
     if not option:
@@ -95,7 +102,10 @@ def nearest_option(group: str, name: str) -> NearestOption:
     if group == "model":
         differences = _differences_of_model(behind, node)
     else:
-        differences = [word for word in behind if not _is_of_card(word, node)]
+        differences = []
+        for word in behind:
+            if not _is_of_card(word, node):
+                differences.append(word)
     return NearestOption(option, differences)
 
 
@@ -106,7 +116,8 @@ def _is_beginning(name: str, option: str) -> bool:
     behind = words_behind(name, option)
     if behind is None:
         return False
-    is_published = PUBLISHED.match(without_maker(option)) is not None
+    published_name = without_maker(option)
+    is_published = PUBLISHED.match(published_name) is not None
     return is_published or not behind
 
 
@@ -117,7 +128,8 @@ def begins_with(name: str, first: str) -> bool:
     match = _match(name, first)
     if match is None:
         return False
-    behind = without_maker(name)[match.end() :]
+    text = without_maker(name)
+    behind = text[match.end() :]
     return re.match(r"[a-z0-9]", behind) is None
 
 
@@ -157,10 +169,17 @@ def _match(name: str, first: str) -> re.Match[str] | None:
     for token in tokens:
         if last:
             are_numbers = last[-1].isdigit() and token[0].isdigit()
-            pattern += "[^a-z0-9]+" if are_numbers else "[^a-z0-9]*"
+            if are_numbers:
+                pattern += "[^a-z0-9]+"
+            else:
+                pattern += "[^a-z0-9]*"
+        # A version's dot is written in three ways, or left out: 2.5, 2_5, 2-5, 25.
         pattern += token.replace(".", "[-_.]?")
         last = token
-    pattern += r"(?!\d)" if last[-1].isdigit() else r"(?![a-z])"
+    if last[-1].isdigit():
+        pattern += r"(?!\d)"
+    else:
+        pattern += r"(?![a-z])"
     return re.match(pattern, without_maker(name))
 
 
@@ -200,7 +219,10 @@ def _is_of_model(word: str, node: DictConfig) -> bool:
     if tells_weights(word):
         # A model that is published quantised has its own type of weights alone.
         quantisation = node.get("quantisation")
-        return quantisation is None or WEIGHTS_OF_WORDS.get(word) == quantisation.name
+        if quantisation is None:
+            return True
+        weights = WEIGHTS_OF_WORDS.get(word)
+        return bool(weights == quantisation.name)
     length = CONTEXT_LENGTH.fullmatch(word)
     if length is not None:
         positions = 1024 * int(length[1])
@@ -217,7 +239,8 @@ def _is_of_card(word: str, node: DictConfig) -> bool:
         return word in WORDS["forms_of_cards"]
     memory = node.get("memory_bytes") or node.get("memory") or 0.0
     printed_memory = 1e9 * int(size[1])
-    return bool(abs(printed_memory - memory) <= MEMORY_WITHIN * memory)
+    difference = abs(printed_memory - memory)
+    return bool(difference <= MEMORY_WITHIN * memory)
 
 
 def datasheet_of_card(nearest: NearestOption) -> str:

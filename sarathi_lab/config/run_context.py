@@ -88,7 +88,7 @@ def current_run(prepared: object = None) -> RunContext:
     if is_sweep:
         root = Path(hydra.sweep.dir)
         record = SweepRecord.find(root)
-    swept: list[str] = []
+    swept = []
     host = platform.node()
     command = as_command([*settings, *hydra.overrides.hydra])
     if record is not None:
@@ -133,15 +133,17 @@ def group_of(root: Path, choices: Mapping[str, str | None], swept: Sequence[str]
         device = "several devices"
     elif choices["executor"] == "simulated":
         device = f"simulated {choices['hardware']}"
+    # Of Hydra's folder outputs/DATE/TIME.
     day_and_time = root.absolute().parts[-2:]
-    name = f"{runs} on {device}, {'/'.join(day_and_time)}"
+    when = "/".join(day_and_time)
+    name = f"{runs} on {device}, {when}"
     return name[:MOST_CHARACTERS]
 
 
 def run_name(policy: str, settings: Settings, swept: Sequence[str] | None) -> str:
     """The policy and what its sweep varies, or what of a single run's settings changes its work."""
     rule = policy
-    named: list[str] = []
+    named = []
     for setting in settings:
         name = name_of(setting)
         if name == "policy._target_":
@@ -200,7 +202,7 @@ class SweepRecord:
         """Read the record in `folder`; None if there is none, or one of another version."""
         try:
             return cls(folder=folder, **json.loads((folder / RECORD).read_text()))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError):  # the last of other fields than these
             return None
 
     @classmethod
@@ -280,6 +282,7 @@ class SweepRecord:
         same = [record for record in records if record.fingerprint == self.fingerprint]
         unfinished = [record for record in same if not record.is_complete()]
         if unfinished:
+            # As text: all are ISO 8601 in UTC, which sorts by time.
             return max(unfinished, key=lambda record: record.started_at)
         num_others = len(records) - len(same)
         raise UserError(
@@ -290,9 +293,15 @@ class SweepRecord:
 
     def _recorded_below(self, output: Path) -> list[Self]:
         """Return the records of sweeps below `output` and in this one's folder."""
-        folders = {path.parent.absolute() for path in output.rglob(RECORD)}
-        records = map(self.find, {*folders, self.folder})
-        return [record for record in records if record is not None]
+        folders = {self.folder}
+        for path in output.rglob(RECORD):
+            folders.add(path.parent.absolute())
+        records = []
+        for folder in folders:
+            record = self.find(folder)
+            if record is not None:
+                records.append(record)
+        return records
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -310,9 +319,11 @@ def fingerprint(configs: Sequence[Mapping[str, object]]) -> str:
     jobs = []
     for config in configs:
         names = config.keys() - NOT_OF_WORK
-        jobs.append({name: config[name] for name in names})
+        work = {name: config[name] for name in names}
+        jobs.append(work)
     text = json.dumps(jobs, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(text.encode())
+    return digest.hexdigest()[:16]
 
 
 class JobStatus(Callback):

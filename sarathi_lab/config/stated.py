@@ -27,7 +27,7 @@ def follow_stated(cfg: DictConfig, settings: Settings) -> None:
     """Set in `cfg` what follows from `settings`, and tell them to a task that asks (`task.stated`):
     what is typed means something there even where it is the default.
     """
-    stated: dict[str, str] = {}
+    stated = {}
     for setting in settings:  # of two of a name the last counts
         _, _, value = setting.partition("=")
         stated[name_of(setting)] = value or "null"

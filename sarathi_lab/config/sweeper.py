@@ -176,10 +176,10 @@ class LabSweeper:
 
     def _make_jobs(self) -> list[Job]:
         """Compose the jobs, round after round, as a machine's speed drifts."""
-        typed = combine(self.settings)
-        if len(typed) >= MANY_JOBS and not self.config.skip_invalid:
-            self._check_each_value(typed)
-        combinations, notes = without_unread(typed, self.swept, self.compose_job)
+        every_combination = combine(self.settings)
+        if len(every_combination) >= MANY_JOBS and not self.config.skip_invalid:
+            self._check_each_value(every_combination)
+        combinations, notes = without_unread(every_combination, self.swept, self.compose_job)
         self.notes += notes
         jobs = []
         with progress_of("composing", len(combinations), "runs") as advance:
@@ -258,7 +258,7 @@ class LabSweeper:
         # Other processes prepare theirs, and what thousands of jobs prepare would fill the memory.
         is_elsewhere = self._is_remote or self._is_dry_run
         keeps = not is_elsewhere and len(self.jobs) < MANY_JOBS
-        swept: set[str] = set()
+        swept = set()
         if self.is_sweep:
             # Rounds are alike: no job is refused for its number.
             swept = {*self.swept} - {ROUND}
@@ -379,7 +379,7 @@ class LabSweeper:
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=self.hydra_context, task_function=self._task_function, config=self.config
         )
-        settings: list[list[str]] = []
+        settings = []
         for number, job in jobs.items():
             # The folder by the job's number: a launcher numbers only those that it is handed.
             settings.append([*job.settings, f"hydra.sweep.subdir={number}"])
@@ -428,7 +428,8 @@ def _refuse_lists(overrides: Sequence[Override]) -> None:
         group = override.key_or_group
         options = override.value()
         if group in CHOICES and isinstance(options, list):
-            remedy = f"sweep over them by {group}={','.join(map(str, options))} -m"
+            values = ",".join(map(str, options))
+            remedy = f"sweep over them by {group}={values} -m"
             raise UserError(f"{override.input_line} is a list, not an option; {remedy}")
 
 
@@ -436,11 +437,15 @@ def _shared(overrides: Sequence[Override]) -> list[str]:
     """Return the settings that all jobs have: not those that are swept, and not those of an option
     where the option is swept.
     """
-    swept = [override.key_or_group for override in overrides if override.is_sweep_override()]
+    swept = set()
+    for override in overrides:
+        if override.is_sweep_override():
+            swept.add(override.key_or_group)
     shared = []
     for override in overrides:
         name = override.key_or_group
-        group = name.partition(".")[0]
-        if override.is_hydra_override() or not {name, group}.intersection(swept):
+        group, _, _ = name.partition(".")
+        is_swept = name in swept or group in swept
+        if override.is_hydra_override() or not is_swept:
             shared.append(str(override.input_line))
     return shared
