@@ -60,10 +60,13 @@ def scale_of(rows: pd.DataFrame, *, is_ratio: bool, is_log: bool) -> Scale:
     low = float(rows["value"].min())
     high = float(rows["value"].max())
     ends = rows["high"].fillna(rows["value"])
-    longest = float(ends.max())
-    top = max(high, min(longest, LONGEST_BAR * high))
+    # A single wide interval would leave the values themselves no room.
+    longest = min(float(ends.max()), LONGEST_BAR * high)
+    top = max(high, longest)
     if is_log and low > 0:
-        return Scale(low / 1.3, 1.3 * top, is_log=True, note=LOG_SCALE)
+        start = low / 1.3
+        end = 1.3 * top
+        return Scale(start, end, is_log=True, note=LOG_SCALE)
     if is_ratio and high <= 2 * low:
         return _scale_beside_one(low, top)
     start = HEADROOM * min(0.0, low)  # differences may be negative

@@ -90,6 +90,7 @@ def heat_map(
         columns = list(_in_order(cells[col]))
         column_of_cell = list(cells[col])
     panels = list(product(labels, columns))
+    num_cells = len(panels) * len(along) * len(upwards)
     panel_of_cell = zip(cells["row"], column_of_cell, strict=True)
     table = cells.assign(panel=column_of(panel_of_cell, cells))
     # Repetitions share a cell, which can show only one of them.
@@ -100,14 +101,22 @@ def heat_map(
     y_names = list(map(text, upwards))
     size = _size(x_names, y_names, len(labels), len(columns))
     grid = PanelLayout(panels, len(columns), size)
-    figure, ax_of_panel = plot(table, x=x, y=y, hue="scale", kind="heat", grid=grid)
+    figure, ax_of_panel = plot(
+        table,
+        x=x,
+        y=y,
+        hue="scale",
+        kind="heat",
+        grid=grid,
+    )
 
     for label, column in panels:
         ax = ax_of_panel[label, column]
         _label_cells(ax, x_names, y_names)
-        letters = int(style.inches_wide(ax) / style.LETTER)
+        letters = style.inches_wide(ax) / style.LETTER
         x_label = style.axis_name(x)
-        ax.set_xlabel(textwrap.fill(x_label, letters))
+        in_lines = textwrap.fill(x_label, int(letters))
+        ax.set_xlabel(in_lines)
         if col:
             setting = style.short_name(col)
             ax.set_title(f"{setting} {text(column)}", fontsize=9)
@@ -119,7 +128,6 @@ def heat_map(
         if is_number_upwards:  # names need no label
             y_label = style.short_name(y)
             ax.set_ylabel(y_label)
-    num_cells = len(panels) * len(along) * len(upwards)
     if len(table) == num_cells:
         not_run = ""
     keys = _keys(table, notes, not_run)
@@ -141,13 +149,16 @@ def _size(
     """Return the inches of a picture whose panels have cells for these names."""
     width_of_names = _inches(upwards)
     num_cells_beside = num_columns * len(along)
-    width = MARGIN + width_of_names + CELL_WIDTH * num_cells_beside
+    width_of_cells = CELL_WIDTH * num_cells_beside
+    width = MARGIN + width_of_names + width_of_cells
     width = max(LEAST_WIDTH, width)
-    height_of_panel = LABELS + CELL_HEIGHT * len(upwards)
+    width = min(style.WIDTH, width)  # of a page, where cells get narrower
+    height_of_cells = CELL_HEIGHT * len(upwards)
+    height_of_panel = LABELS + height_of_cells
     if _are_upright(along):
         height_of_panel += _inches(along)
     height = num_rows * height_of_panel + 0.5
-    return min(style.WIDTH, width), height
+    return width, height
 
 
 def _inches(names: Sequence[str]) -> float:
@@ -181,7 +192,8 @@ def _label_cells(ax: Axes, along: Sequence[str], upwards: Sequence[str]) -> None
 def _keys(cells: pd.DataFrame, notes: Sequence[str], not_run: str) -> list[Artist]:
     """Explain the colours of gains, grey cells (`not_run`, "" without any) and what is noted."""
     colours: dict[str, Any] = {}  # of matplotlib
-    if (cells["scale"] == GAIN).any():
+    is_gain = cells["scale"] == GAIN
+    if is_gain.any():
         shades = plt.get_cmap(GAINS)
         band = 100 * BAND
         colours[f"worse by {STRONGEST} % or more"] = shades(0.0)

@@ -88,7 +88,7 @@ def draw_lines(
             is_log = is_geometric(at)
             set_setting_axis(ax, at.dropna(), label, is_log=is_log)
         if facet != facets[0]:
-            ax.set_ylabel("")
+            ax.set_ylabel("")  # the first panel of a row has it, with the same scale
         if axes.col and quantity == quantities[0]:
             setting = style.short_name(axes.col)
             ax.set_title(f"{setting} = {facet}", fontsize=9)
@@ -121,13 +121,22 @@ def _places(rows: pd.DataFrame, axes: PlotAxes, quantity: str) -> tuple[pd.Serie
     names.reverse()  # the first on top
     if axes.x == "policy":
         is_of_quantity = rows["quantity"] == quantity
-        shown = rows[is_of_quantity]
-        values_of_name = shown["value"].groupby(name)
-        medians = values_of_name.median().reindex(names)
-        is_more_better = not shown["is_less_better"].iloc[0]
-        best_last = medians.sort_values(ascending=is_more_better, kind="stable")
-        names = list(best_last.index)
+        names = _best_last(rows[is_of_quantity], name, names)
     return name.map(names.index), names
+
+
+def _best_last(rows: pd.DataFrame, name: pd.Series, names: list[str]) -> list[str]:
+    """Sort names by the median of the quantity that the rows have; equal ones keep their order."""
+    values_of_name = rows["value"].groupby(name)
+    medians = values_of_name.median()
+    in_given_order = medians.reindex(names)
+    first_row = rows.iloc[0]
+    is_more_better = not first_row["is_less_better"]
+    best_last = in_given_order.sort_values(
+        ascending=is_more_better,
+        kind="stable",
+    )
+    return list(best_last.index)
 
 
 def _grid(panels: Sequence[tuple[str, str]], *, num_facets: int, num_names: int) -> PanelLayout:
@@ -184,13 +193,15 @@ class _Styles:
             colour = self.colours[value]
         else:
             colour = style.colours([policy])[policy]
-        marker = style.marker(self._marker_number(row["variant"], value))
+        marker_number = self._marker_number(row["variant"], value)
+        marker = style.marker(marker_number)
         look = Look(row["label"], colour, marker=marker)
         if self.is_listed:
             return replace(look, dash="")
         if not row["is_baseline"]:
             return look
-        turn = self.baselines.index(policy) % len(DASHES)
+        number = self.baselines.index(policy)
+        turn = number % len(DASHES)
         if not self.has_variants:
             look = replace(look, marker="")  # the dash is enough
         return replace(look, dash=DASHES[turn])
@@ -199,14 +210,16 @@ class _Styles:
         if self.has_variants:
             return self.variants.index(variant)
         if value in self.colours:
-            return list(self.colours).index(value)
+            values = list(self.colours)
+            return values.index(value)
         return 0
 
     def keys(self, row: pd.Series, look: Look) -> list[Look]:
         """Return what explains a series: its colour and dash, and the marker of its variant."""
         value = text(row[self.hue])
         is_of_a_value = self.hue != "policy" and value in self.colours
-        if row["is_baseline"] and is_of_a_value and not self.is_listed:
+        is_dashed = row["is_baseline"] and not self.is_listed
+        if is_dashed and is_of_a_value:
             look = replace(look, colour="black")  # it has the colours of all values
         if not self.has_variants:
             return [look]
@@ -222,7 +235,9 @@ def _looks(rows: pd.DataFrame, axes: PlotAxes) -> tuple[pd.Series, list[Artist]]
     """Return the look of each row, None where another policy's line stands for it, and the keys."""
     hue = axes.hue or "policy"
     is_listed = not is_numeric(rows, axes.x)
-    variants = [named(row, axes.others) for _, row in rows.iterrows()]
+    variants = []
+    for _, row in rows.iterrows():
+        variants.append(named(row, axes.others))
     rows = rows.assign(
         label=_labels(rows, axes, hue),
         variant=variants,
@@ -255,7 +270,8 @@ def _looks(rows: pd.DataFrame, axes: PlotAxes) -> tuple[pd.Series, list[Artist]]
     has_names_below = axes.x == "policy" and axes.hue is None
     if len(keys) == 1 or has_names_below:
         return look_of_row, []
-    return look_of_row, [key.key() for key in keys.values()]
+    artists: list[Artist] = [key.key() for key in keys.values()]
+    return look_of_row, artists
 
 
 def _labels(rows: pd.DataFrame, axes: PlotAxes, hue: str) -> pd.Series:
@@ -263,7 +279,9 @@ def _labels(rows: pd.DataFrame, axes: PlotAxes, hue: str) -> pd.Series:
     policies = names_of(rows, "policy")
     if hue == "policy":
         return policies
-    values = [named(row, [hue]) for _, row in rows.iterrows()]
+    values = []
+    for _, row in rows.iterrows():
+        values.append(named(row, [hue]))
     labels = pd.Series(values, rows.index)
     if axes.x == "policy":  # rows are named by it
         return labels
@@ -278,7 +296,8 @@ def _joint_names(rows: pd.DataFrame, axes: PlotAxes) -> dict[str, str]:
     compared = [axes.x, *axes.others, "quantity", "digits"]
     if axes.col:
         compared.append(axes.col)
-    digits = rows["value"].map(f"{{:.{SAME}g}}".format)
+    with_equal_digits = f"{{:.{SAME}g}}"
+    digits = rows["value"].map(with_equal_digits.format)
     with_digits = rows.assign(digits=digits)
     points = group_keys(with_digits, compared)
     # The first of equal ones is drawn: a baseline only if all are.
@@ -289,5 +308,6 @@ def _joint_names(rows: pd.DataFrame, axes: PlotAxes) -> dict[str, str]:
         equal_labels[points_of_label].append(str(label))
     joint_names = {}
     for equal in equal_labels.values():
-        joint_names[equal[0]] = " = ".join(equal)
+        drawn = equal[0]
+        joint_names[drawn] = " = ".join(equal)
     return joint_names

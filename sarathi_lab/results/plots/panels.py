@@ -64,7 +64,8 @@ def draw(spec: PlotSpec, points: pd.DataFrame, *, is_all: bool = False) -> Figur
         figure = _gain_map(shown, spec)
         return style.finished(figure, spec.title)
     figure = _panels(shown, spec)
-    num_left_out = every_point.device.nunique() - shown.device.nunique()
+    num_devices = every_point.device.nunique()
+    num_left_out = num_devices - shown.device.nunique()
     _add_legend(figure, shown, spec, num_left_out)
     return style.finished(figure, spec.title)
 
@@ -90,8 +91,10 @@ def _panels(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
     figure, axes = plot(table, x="at", col="cell", kind=kind, grid=grid)
 
     width, _ = grid.size
-    letters = int(LETTERS * width) // grid.columns
-    has_groups = spec.is_by_device or in_cells.group.nunique() > 1
+    letters_of_picture = int(LETTERS * width)
+    letters = letters_of_picture // grid.columns
+    num_groups = in_cells.group.nunique()
+    has_groups = spec.is_by_device or num_groups > 1
     for cell, marks_of_cell in table.groupby("cell", sort=False):
         ax = axes[cell]
         _label(ax, marks_of_cell, spec)
@@ -139,7 +142,8 @@ def _gain_map(rows: pd.DataFrame, spec: PlotSpec) -> Figure:
     """
     gain = rows.value - 1
     percent = 100 * gain
-    effects = pd.Series(map(effect, rows.low, rows.high), rows.index)
+    effect_of_row = map(effect, rows.low, rows.high)
+    effects = pd.Series(effect_of_row, rows.index)
     has_colour = effects.isin([GAIN, LOSS])
     is_undecided = effects == UNDECIDED
     notes = []
@@ -185,10 +189,12 @@ def _by_source(rows: pd.DataFrame) -> pd.DataFrame:
     """
     is_measured = rows.source == MEASURED
     is_composed = rows.source == COMPOSED_SOURCE
+    device = rows.device
     group = pd.Series(PREDICTED, rows.index)
-    group = group.mask(is_measured, "measured on " + rows.device)
-    group = group.mask(is_composed, rows.device)
+    group = group.mask(is_measured, "measured on " + device)
+    group = group.mask(is_composed, device)
     grouped = rows.assign(group=group)
+    # Panels follow the order of the rows, and what is measured follows what predicts it.
     is_predicted = group == PREDICTED
     predicted = grouped[is_predicted]
     others = grouped[~is_predicted]
@@ -207,9 +213,12 @@ def _by_device(rows: pd.DataFrame) -> pd.DataFrame:
     # Where the paper's rows belong.
     places = grouped[["group", "panel", "hardware"]]
     has_hardware = places.hardware != ""
-    predicted = places[is_simulated(others)]
+    is_predicted = is_simulated(others)
+    predicted = places[is_predicted]
+    # The merge takes "" for a hardware: it finds all simulated devices.
     of_any_hardware = predicted.assign(hardware="")
-    places_of_hardware = pd.concat([places[has_hardware], of_any_hardware])
+    of_hardware = places[has_hardware]
+    places_of_hardware = pd.concat([of_hardware, of_any_hardware])
     each_once = places_of_hardware.drop_duplicates()
     papers_rows = rows[is_paper]
     of_paper = papers_rows.merge(each_once, on=["panel", "hardware"])
@@ -221,7 +230,10 @@ def _grid(rows: pd.DataFrame, spec: PlotSpec, panels: Sequence[str]) -> PanelLay
     cells_of_groups = []
     for group, of_group in rows.groupby("group", sort=False):
         present = set(of_group.panel)
-        cells_of_group = [(group, panel) for panel in panels if panel in present]
+        cells_of_group = []
+        for panel in panels:
+            if panel in present:
+                cells_of_group.append((group, panel))
         cells_of_groups.append(cells_of_group)
     most_panels = max(map(len, cells_of_groups))
     across = min(spec.columns, most_panels)
@@ -232,7 +244,8 @@ def _grid(rows: pd.DataFrame, spec: PlotSpec, panels: Sequence[str]) -> PanelLay
         cells += [None] * num_empty  # so the next group starts a row
     # Narrow groups stand beside each other.
     groups_across = spec.columns // across
-    columns = min(groups_across * across, len(cells))
+    columns_of_groups = groups_across * across
+    columns = min(columns_of_groups, len(cells))
     num_rows = math.ceil(len(cells) / columns)
     width = max(PANEL_WIDTH * columns, LEAST_WIDTH)
     height = PANEL_HEIGHT
@@ -285,7 +298,9 @@ def _dashes(rows: pd.DataFrame, spec: PlotSpec) -> dict[str, Dash]:
         return {}
     simulated = rows[is_simulated(rows)]
     devices = simulated.device.unique()
-    return dict(zip(devices, cycle(SIMULATED), strict=False))
+    # More devices than dashes begin with the first dash again.
+    dashes = cycle(SIMULATED)
+    return dict(zip(devices, dashes, strict=False))
 
 
 def _lines(rows: pd.DataFrame, looks: Looks, dashes: Dashes) -> pd.DataFrame:
@@ -302,10 +317,15 @@ def _lines(rows: pd.DataFrame, looks: Looks, dashes: Dashes) -> pd.DataFrame:
         elif dash is not None:
             look = replace(look, dash=dash)
             # Its interval is the cost model's error, not a spread.
-            in_order = in_order.assign(low=math.nan, high=math.nan)
-            if has_paper and len(points) > 1:
+            in_order = in_order.assign(
+                low=math.nan,
+                high=math.nan,
+            )
+            is_line = len(points) > 1
+            if has_paper and is_line:
                 look = replace(look, marker="")  # the paper's markers name the line
-        marks.append(styled(in_order, look))
+        marks_of_line = styled(in_order, look)
+        marks.append(marks_of_line)
     return pd.concat(marks)
 
 
@@ -324,8 +344,9 @@ def _bars(rows: pd.DataFrame, looks: Looks) -> pd.DataFrame:
     )
     is_point = marks.source == PAPER
     points = styled(marks[is_point], HOLLOW)
-    points = points.assign(width=math.nan)
-    return pd.concat([marks[~is_point], points])
+    points = points.assign(width=math.nan)  # by which `plot` knows that they are no bars
+    bars_alone = marks[~is_point]
+    return pd.concat([bars_alone, points])
 
 
 # -- labels ----------------------------------------------------------------------------------------
@@ -336,7 +357,11 @@ def _label(ax: Axes, marks: pd.DataFrame, spec: PlotSpec) -> None:
     first = marks.iloc[0]
     # A bar's height is compared with zero, of a ratio, too.
     is_ratio = first.unit in RATIOS and spec.kind != "bar"
-    scale = scale_of(marks, is_ratio=is_ratio, is_log=spec.log_y)
+    scale = scale_of(
+        marks,
+        is_ratio=is_ratio,
+        is_log=spec.log_y,
+    )
     y_label = _quantity(first, spec)
     set_quantity_axis(ax, scale, y_label)
     if spec.kind == "bar":

@@ -112,7 +112,7 @@ def plot(
     """
     num_rows = max(1, math.ceil(len(grid.panels) / grid.columns))
     figure, every_ax = style.panels(num_rows, grid.columns, grid.size, **grid.shares)
-    axes: dict[Hashable, Axes] = {}
+    axes = {}
     # The last row may have fewer panels than columns: it is filled with None.
     for ax, name in zip_longest(every_ax, grid.panels):
         if name is None:
@@ -149,7 +149,8 @@ def distribution(values: pd.Series) -> pd.DataFrame:
     least = numbers[:1]
     at = np.concatenate([least, numbers])  # it rises from nothing at the first value
     counts = np.arange(len(at))
-    shares = counts / max(1, len(numbers))
+    num_values = max(1, len(numbers))
+    shares = counts / num_values
     return pd.DataFrame({"at": at, "value": shares})
 
 
@@ -208,8 +209,13 @@ class _Panel:
             self.ax.axhline(value, color=look.colour, ls=look.dash)
             low = row.get("low", math.nan)
             if not math.isnan(low):
-                high = row["high"]
-                self.ax.axhspan(low, high, color=look.colour, alpha=BAND, lw=0)
+                self.ax.axhspan(
+                    low,
+                    row["high"],
+                    color=look.colour,
+                    alpha=BAND,
+                    lw=0,
+                )
 
     def _draw_points(self, rows: pd.DataFrame, look: Look) -> None:
         """Draw a line through points with their intervals, and the marks of some points."""

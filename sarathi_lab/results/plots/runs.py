@@ -68,14 +68,16 @@ def _draw_over_time(ax: Axes, iterations: pd.DataFrame, columns: Mapping[str, st
     started = amounts.set_axis(iterations["start"])
     ended = 0 * amounts.set_axis(end)
     # An iteration that begins as another ends has both rows at that time.
-    by_time = pd.concat([started, ended]).groupby(level=0)
+    steps = pd.concat([started, ended])
+    by_time = steps.groupby(level=0)
     at_each_time = by_time.max()
     heights = at_each_time.to_numpy(float)
     names = list(columns.values())
     ax.stackplot(at_each_time.index, heights.T, step="post", labels=names)
     ax.legend(frameon=True)
     ax.set_xlabel("time [s]")
-    ax.set_xlim(0, iterations["end"].max())
+    last = iterations["end"].max()
+    ax.set_xlim(0, last)
     ax.set_ylim(bottom=0)
 
 

@@ -28,21 +28,25 @@ def selected(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     if spec.quantities:
         panel = _panels_of_quantities(shown, spec)
         shown = shown.assign(panel=panel)
-    # These are drawn as a distribution.
+    # Rows of these have a quantile by its share: the picture has the share upwards.
     is_swapped = shown.panel.isin(spec.swapped)
+    x = shown.x
+    y = shown.y
     return shown.assign(
-        x=shown.x.mask(is_swapped, shown.y),
-        value=shown.y.mask(is_swapped, shown.x),
+        x=x.mask(is_swapped, y),
+        value=y.mask(is_swapped, x),
         key=shown.series.map(in_tokens),
     )
 
 
 def _of_stated_names(rows: pd.DataFrame, spec: PlotSpec) -> pd.DataFrame:
     """Return the rows whose panel, series, unit and quantity the spec draws."""
-    panels_left_out: list[str] = []
+    panels_left_out = []
     for pattern in spec.left_out:
-        panels_left_out += fnmatch.filter(rows.panel, pattern)
-    is_shown = ~rows.panel.isin(panels_left_out)
+        matching = fnmatch.filter(rows.panel, pattern)
+        panels_left_out += matching
+    is_left_out = rows.panel.isin(panels_left_out)
+    is_shown = ~is_left_out
     if spec.series:
         is_shown &= rows.series.isin(spec.series)
     if spec.unit:
@@ -60,7 +64,8 @@ def _panels_of_quantities(rows: pd.DataFrame, spec: PlotSpec) -> pd.Series:
     panel = dataset.mask(has_slo, dataset_and_slo)
     if len(spec.quantities) == 1:
         return panel
-    return panel + ": " + rows.quantity
+    ending = ": " + rows.quantity
+    return panel + ending
 
 
 def best_sources(rows: pd.DataFrame) -> pd.DataFrame:
@@ -86,7 +91,8 @@ def _is_best_level(rows: pd.DataFrame) -> pd.Series:
     has_method = rows.method != ""
     rank += 2 * has_method
     gpu_and_panel = [rows.hardware, rows.model, rows.panel]
-    best_rank = rank.groupby(gpu_and_panel).transform("min")
+    ranks_in_panel = rank.groupby(gpu_and_panel)
+    best_rank = ranks_in_panel.transform("min")
     return rank == best_rank
 
 
@@ -97,10 +103,13 @@ def _is_of_chosen_kernels(rows: pd.DataFrame, is_composed: pd.Series) -> pd.Seri
     num_needed = num_in_panel.clip(upper=2)
     in_panel_of_device = rows.groupby(["device", "panel"])
     num_of_device = in_panel_of_device.key.transform("nunique")
-    is_comparable = is_composed & (num_of_device >= num_needed)
+    has_needed = num_of_device >= num_needed
+    is_comparable = is_composed & has_needed
     comparable = rows[is_comparable]
     if comparable.empty:
         return is_comparable
     series = comparable.drop_duplicates(["device", "panel", "key"])
-    chosen_device = series.device.mode()[0]
+    # Of several with as many series it is the first by name.
+    devices_with_most = series.device.mode()
+    chosen_device = devices_with_most[0]
     return is_comparable & (rows.device == chosen_device)

@@ -78,12 +78,15 @@ class PlotSpec:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def panel_name(self, panel: str) -> str:
-        name = re.sub(r" (?=[A-Z]=)", ", ", in_tokens(panel))
+        panel_in_tokens = in_tokens(panel)
+        name = re.sub(r" (?=[A-Z]=)", ", ", panel_in_tokens)
         return self.panels.get(panel, self.prefix + name)
 
     def series_name(self, series: str) -> str:
-        name = self.names.get(series, SERIES.get(series, series))
-        return re.sub(r"^sarathi(\d+)$", r"SARATHI, C = \1", name).replace("C=", "C = ")
+        usual_name = SERIES.get(series, series)
+        name = self.names.get(series, usual_name)
+        of_chunk = re.sub(r"^sarathi(\d+)$", r"SARATHI, C = \1", name)
+        return of_chunk.replace("C=", "C = ")
 
 
 def in_tokens(name: str) -> str:

@@ -107,8 +107,9 @@ def inches_wide(ax: Axes) -> float:
 
 def short_name(setting: str) -> str:
     """Return what titles and legends call a setting, without its group."""
-    name = setting.rpartition(".")[2]
-    return SHORT_NAMES.get(name, name.replace("_", " "))
+    _, _, name = setting.rpartition(".")
+    in_words = name.replace("_", " ")
+    return SHORT_NAMES.get(name, in_words)
 
 
 def axis_name(name: str) -> str:
@@ -147,11 +148,16 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     for policy, same in names_of.items():
         place = POLICIES.index(str(policy))
         shades = _shades(PALETTE[place], len(same))
+        # The policy's name alone has its own colour, names with settings have paler ones.
         shortest_first = sorted(same, key=len)
         colour_of |= zip(shortest_first, shades, strict=True)
     used = set(colour_of.values())
-    free = [colour for colour in COLOURS if colour not in used]
-    colour_of |= zip(others, cycle(free or COLOURS), strict=False)
+    free = []
+    for colour in COLOURS:
+        if colour not in used:
+            free.append(colour)
+    in_turn = cycle(free or COLOURS)
+    colour_of |= zip(others, in_turn, strict=False)
     return {name: colour_of[name] for name in names}
 
 
@@ -163,7 +169,8 @@ def _colours_of_numbers(names: Sequence[str], numbers: Sequence[float]) -> dict[
     viridis = plt.get_cmap("viridis")
     shades = {}
     for name, rank in zip(names, ranks, strict=True):
-        shade = viridis(0.85 * rank / last)
+        share = rank / last
+        shade = viridis(0.85 * share)  # beyond, yellow is pale on white
         shades[name] = to_hex(shade)
     return shades
 
@@ -186,7 +193,8 @@ def _shades(colour: str, number: int) -> list[str]:
     rgb = np.array(to_rgb(colour))
     shades = []
     for share in np.linspace(0, PALEST, number):
-        shade = rgb + share * (1 - rgb)
+        to_white = 1 - rgb
+        shade = rgb + share * to_white
         shades.append(to_hex(shade))
     return shades
 
@@ -217,7 +225,8 @@ def scale_x(ax: Axes, places: NDArray[np.float64], *, is_log: bool) -> None:
     range_of_places = max(np.ptp(at), 1e-9)
     inches_of_unit = inches_wide(ax) / range_of_places
     inches_apart = inches_of_unit * np.diff(at)
-    has_room = (inches_apart >= LETTER * letters).all()
+    is_apart = inches_apart >= LETTER * letters
+    has_room = is_apart.all()
     if has_room and len(places) <= MOST_TICKS:
         ax.set_xticks(places, labels)
     elif not is_log:
@@ -228,7 +237,7 @@ def legend_below(figure: Figure, keys: Sequence[Artist], title: str = "") -> Non
     """Add one legend below all panels, as wide as they are; the figure grows by its lines."""
     if not keys:
         return
-    lines: list[str] = []
+    lines = []
     for key in keys:
         name = str(key.get_label())
         label = textwrap.fill(name, LONGEST_KEY)

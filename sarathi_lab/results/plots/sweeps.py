@@ -79,16 +79,21 @@ def _with_values(rows: pd.DataFrame, quantities: Sequence[str]) -> list[str]:
     """Return the quantities of which a row has a value, such as times above the noise."""
     with_value = rows.dropna(subset="value")
     present = set(with_value["quantity"])
-    return [name for name in quantities if name in present]
+    shown = []
+    for name in quantities:
+        if name in present:
+            shown.append(name)
+    return shown
 
 
 def _with_devices_of_models(runs: pd.DataFrame) -> pd.DataFrame:
     """Name the device beside the model where each model ran on one of several devices."""
     if not {"model", "device"} <= set(runs):
         return runs
+    num_devices = runs["device"].nunique()
     devices_of_model = runs.groupby("model")["device"]
-    has_several_devices = runs["device"].nunique() > 1
-    if has_several_devices and devices_of_model.nunique().max() == 1:
+    num_of_model = devices_of_model.nunique()
+    if num_devices > 1 and num_of_model.max() == 1:
         model_and_device = runs["model"] + ", " + runs["device"]
         return runs.assign(model=model_and_device)
     return runs
@@ -195,7 +200,9 @@ def _joined(texts: Sequence[str]) -> str:
 
 def _few_values(runs: pd.DataFrame, name: str) -> str:
     """Return the one or two values of a label; "" for more, or without it."""
-    if name not in runs or runs[name].nunique() > 2:
+    if name not in runs:
+        return ""
+    if runs[name].nunique() > 2:
         return ""
     texts = runs[name].map(text)
     in_order = sorted(texts.unique())
