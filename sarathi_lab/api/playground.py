@@ -30,7 +30,12 @@ class Playground:
 
     def __init__(self, **settings: object) -> None:
         self._ledgers: dict[str, Ledger] = {}  # of equal work: the newest
-        self._cfg = read({**UNTRACKED, "executor": "simulated", "baselines": ["orca"], **settings})
+        defaults: dict[str, object] = {
+            **UNTRACKED,
+            "executor": "simulated",
+            "baselines": ["orca"],
+        }
+        self._cfg = read(defaults | settings)
 
     @staticmethod
     def options(group: str) -> list[str]:
@@ -43,8 +48,8 @@ class Playground:
         """Simulate it with changed settings: values, and names of options for hardware, model and
         policy. What the policy does not read has no effect. Raises UserError.
         """
-        options: dict[str, DictConfig] = {}
-        values: dict[str, object] = {}
+        options = {}
+        values = {}
         for name, value in changes.items():
             if name in GROUPS:
                 options[name] = _option(name, value)
@@ -55,7 +60,8 @@ class Playground:
             OmegaConf.update(cfg, name, value)
         plan, baselines = make_plans(cfg)
         # The option's name where it is chosen, as some options share a class.
-        policy = str(changes.get("policy", plan.policy.name))
+        chosen = changes.get("policy", plan.policy.name)
+        policy = str(chosen)
         ledgers = {policy: self._ledger(plan)}
         # A baseline last: `gain` is a ratio to the last row.
         for name, baseline in baselines.items():
@@ -102,7 +108,8 @@ class PlaygroundRun:
         the share of decodes that ride along with prompts, and latencies (seconds).
         """
         rows = {}
-        num_tokens = sum(request.total_len for request in self.plan.load.requests)
+        requests = self.plan.load.requests
+        num_tokens = sum(request.total_len for request in requests)
         for name, iterations in self.iterations.items():
             seconds = float(iterations.end.max())
             times = latency(self.requests[name])
@@ -110,15 +117,17 @@ class PlaygroundRun:
             # A decode rides along where its iteration also computes tokens of a prompt.
             has_prompts = iterations.num_prefill_tokens > 0
             num_riding = decodes[has_prompts].sum()
+            num_decodes = max(1, decodes.sum())
             rows[name] = {
                 "throughput": num_tokens / seconds,
-                "riding": num_riding / max(1, decodes.sum()),
+                "riding": num_riding / num_decodes,
                 **times,
             }
         table = pd.DataFrame.from_dict(rows, orient="index")
         table = table.rename_axis("policy")
-        reference = table.throughput.iloc[-1]
-        return table.assign(gain=table.throughput / reference)
+        throughput = table.throughput
+        gain = throughput / throughput.iloc[-1]
+        return table.assign(gain=gain)
 
     def why(self) -> str:
         """Explain in a sentence the throughput beside that of the last baseline."""
@@ -129,9 +138,12 @@ class PlaygroundRun:
             return f"{serves}, which others are held against."
         baseline = base.name
         gain = f"{chosen.gain:.2f} times {baseline}'s"
-        gaps = f"{_gap(chosen)} between tokens at P99 where {baseline} has {_gap(base)}"
+        gap = _gap(chosen)
+        gap_of_baseline = _gap(base)
+        gaps = f"{gap} between tokens at P99 where {baseline} has {gap_of_baseline}"
         riding = f"{chosen.riding:.0%} of its decodes ride along with prompts"
-        return f"{serves}, {gain}, with {gaps}: {riding}, {base.riding:.0%} of {baseline}'s."
+        riding_of_baseline = f"{base.riding:.0%} of {baseline}'s"
+        return f"{serves}, {gain}, with {gaps}: {riding}, {riding_of_baseline}."
 
 
 def _gap(outcome: pd.Series) -> str:

@@ -67,8 +67,8 @@ def verdicts() -> str:
         devices = group.device.str.removeprefix("simulated-")
         for verdict in columns:
             has_verdict = group.verdict == verdict
-            names = devices[has_verdict]
-            cells.append(", ".join(names))
+            devices_of_verdict = ", ".join(devices[has_verdict])
+            cells.append(devices_of_verdict)
         rows.append(cells)
     return markdown(rows)
 
@@ -77,9 +77,11 @@ def errors() -> str:
     """Return the simulator's errors against the paper's points, in Markdown."""
     points = recorded.points_of()
     table = recorded.error_table(points)
+    as_percent = "{:.1%}".format
     for name in table.columns.intersection(SHARES):
-        table[name] = table[name].map("{:.1%}".format, na_action="ignore")
-    texts = table.astype(object).fillna("").astype(str)
+        table[name] = table[name].map(as_percent, na_action="ignore")
+    with_gaps = table.astype(object)
+    texts = with_gaps.fillna("").astype(str)
     heading = list(map(str, texts))
     rows = texts.to_numpy().tolist()
     return markdown([heading, *rows])
@@ -93,6 +95,7 @@ def later_claims(root: str = "") -> str:
 def policy_figures() -> dict[str, Figure]:
     """Draw all policies on the same arrivals, by the device that they were recorded on."""
     pictures = {}
-    for device, runs in load.load(figures.POLICIES).groupby("device"):
+    all_runs = load.load(figures.POLICIES)
+    for device, runs in all_runs.groupby("device"):
         pictures[str(device)] = figures.policies(runs.copy())
     return pictures

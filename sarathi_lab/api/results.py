@@ -55,7 +55,8 @@ class Results:
             self._tables.update(tables)
 
     def __repr__(self) -> str:
-        num_runs = len(sweep_analysis.without_baselines(self.runs))
+        runs = sweep_analysis.without_baselines(self.runs)
+        num_runs = len(runs)
         num_baselines = len(self.runs) - num_runs
         varied = ", ".join(self.varying) or "nothing"
         counts = f"{num_runs} runs and {num_baselines} baselines"
@@ -99,7 +100,7 @@ class Results:
     def names(self) -> list[str]:
         """Names of the runs by what varies, such as "sarathi, tiny, cpu, chunk 256"."""
         runs = sweep_analysis.with_short_devices(self.runs)
-        names: list[str] = []
+        names = []
         num_named: Counter[str] = Counter()
         for _, run in runs.iterrows():
             name = _name_of(run, self.varying)
@@ -135,11 +136,15 @@ class Results:
         base = self._matching(wanted)
         self._refuse_several(base, keys, to)
         # A metric that no run has, such as waits of a closed batch, is left out.
-        shown = [name for name in metrics if name in self.runs]
+        shown = []
+        for name in metrics:
+            if name in self.runs:
+                shown.append(name)
         runs = sweep_analysis.without_baselines(self.runs)
         ratios = sweep_analysis.ratios(runs, base, shown, keys)
         # Of several settings all values, as in "throughput_vs_sarathi_256".
-        ending = "_".join(map(str, wanted.values()))
+        values = map(str, wanted.values())
+        ending = "_".join(values)
         named_ratios = ratios.add_suffix(f"_vs_{ending}")
         columns = dict.fromkeys(["policy", *self.varying, *shown])
         compared = runs[list(columns)]
@@ -210,7 +215,9 @@ class Results:
         """Return the places of the runs with most throughput, one of each policy."""
         runs = self.runs.reset_index(drop=True)
         in_order = runs.sort_values("throughput", ascending=False)
-        return list(in_order.drop_duplicates("policy").index[:MOST_CURVES])
+        best_of_policies = in_order.drop_duplicates("policy")
+        numbers = best_of_policies.index[:MOST_CURVES]
+        return list(numbers)
 
     def _matching(self, wanted: Values) -> pd.DataFrame:
         """Return the runs with these settings, or else the baselines."""
@@ -239,8 +246,9 @@ class Results:
         settings = self.runs[self.settings]
         settings = settings.drop(columns=list(rows), errors="ignore")
         # As categories, texts that millions of rows repeat take a byte each.
-        texts = settings.select_dtypes(exclude="number").columns
-        settings = settings.astype(dict.fromkeys(texts, "category"))
+        texts = settings.select_dtypes(exclude="number")
+        types = dict.fromkeys(texts, "category")
+        settings = settings.astype(types)
         runs = np.arange(len(tables))
         num_rows = list(map(len, tables))
         run_of_row = np.repeat(runs, num_rows)
@@ -282,7 +290,7 @@ def load(*places: str | Path) -> Results:
     if len(results) == 1:
         return results[0]
     runs = []
-    settings: set[str] = set()
+    settings = set()
     requests: list[Reader] = []
     iterations: list[Reader] = []
     for result in results:
@@ -317,7 +325,7 @@ def _load_benchmarks(path: Path) -> Results:
     reader = import_module(CLIENT_FILES)
     benchmarks = reader.read_benchmarks(path)
     runs = []
-    requests: list[Reader] = []
+    requests = []
     for benchmark in benchmarks:
         runs.append({**benchmark.labels, **benchmark.summary})
         requests.append(partial(pd.DataFrame, benchmark.requests))

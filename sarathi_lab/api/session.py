@@ -97,7 +97,10 @@ def _prepared(settings: Values, flags: list[str], verbose: bool) -> Iterator[Lab
 def read(settings: Values) -> DictConfig:
     """Return the checked configuration of a single run. Raises UserError."""
     with TemporaryDirectory() as folder:
-        return compose(_arguments(settings, [], Path(folder))).jobs[0].cfg
+        args = _arguments(settings, [], Path(folder))
+        sweeper = compose(args)
+        only_job = sweeper.jobs[0]
+        return only_job.cfg
 
 
 def _arguments(settings: Values, flags: Sequence[str], folder: Path) -> list[str]:
@@ -120,12 +123,18 @@ def _is_list_of_metrics(name: str, value: object) -> bool:
     """Return whether a value is the list that `metrics` is, rather than one of such lists."""
     if name != "metrics" or not isinstance(value, list | tuple):
         return False
-    return all(callable(item) or isinstance(item, str) for item in value)
+    for item in value:
+        is_metric = callable(item) or isinstance(item, str)
+        if not is_metric:
+            return False
+    return True
 
 
 def _values(setting: object, options: PolicyOptions) -> str:
     """Return the comma-separated values of a setting that a sweep may vary."""
-    if isinstance(setting, str | Mapping | Policy) or not isinstance(setting, Iterable):
+    # Text is iterable too, and so may a policy be.
+    is_single = isinstance(setting, str | Mapping | Policy)
+    if is_single or not isinstance(setting, Iterable):
         return text_of(setting, options)
     values = [text_of(value, options) for value in setting]
     if not values:
@@ -181,7 +190,8 @@ def _is_named(code: Callable[..., object]) -> bool:
     module = sys.modules.get(code.__module__)
     if module is None:
         return False
-    return vars(module).get(code.__qualname__) is code
+    names = vars(module)
+    return names.get(code.__qualname__) is code
 
 
 class PolicyOptions:
@@ -209,7 +219,8 @@ class PolicyOptions:
                 f"policy={cls.__qualname__} is not in {cls.__module__} under that name; define it "
                 "at the top of a module or in a notebook's cell, and make its objects again"
             )
-        node = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **_parameters(policy)}
+        target = f"{cls.__module__}.{cls.__qualname__}"
+        node = {"_target_": target, **_parameters(policy)}
         try:
             text = OmegaConf.to_yaml(OmegaConf.create(node))
         except OmegaConfBaseException as error:
@@ -219,9 +230,11 @@ class PolicyOptions:
                 "or an option's file"
             ) from None
         # An option's name is also that of its file, and a value on the command line.
-        name = self._unused_name(re.sub(r"\W", "_", cls.name))
+        stem = re.sub(r"\W", "_", cls.name)
+        name = self._unused_name(stem)
         self._folder.mkdir(exist_ok=True)
-        (self._folder / f"{name}.yaml").write_text(text)
+        file = self._folder / f"{name}.yaml"
+        file.write_text(text)
         self.names.append(name)
         return name
 
@@ -240,7 +253,7 @@ def _parameters(policy: Policy | type[Policy]) -> dict[str, object]:
     """Return the fields of an object; of a class those with defaults, and its token budget."""
     if not is_dataclass(policy):
         return {}
-    parameters: dict[str, object] = {}
+    parameters = {}
     own_fields = [field for field in fields(policy) if field.init]
     if not isinstance(policy, type):
         for field in own_fields:

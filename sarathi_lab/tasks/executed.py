@@ -41,6 +41,7 @@ from sarathi_lab.results.window import RunPart
 from sarathi_lab.tasks.plan import Plan
 
 Tables = dict[str, pd.DataFrame]
+Summary = dict[str, float]  # a run's quantities, by name
 OPERATIONS = "operations"
 BUBBLES = "bubbles.parquet"
 
@@ -76,8 +77,9 @@ class ExecutedRun:
     @cached_property  # asked for by the summary and by a caution
     def fitting_sequences(self) -> int | None:
         """Sequences of a batch that the cache has room for, where all that may be are in use."""
-        blocks_used = self.tables[ITERATIONS].num_blocks_used
-        return sequences_in_cache(blocks_used, self.tables[REQUESTS], self.plan.engine)
+        iterations = self.tables[ITERATIONS]
+        requests = self.tables[REQUESTS]
+        return sequences_in_cache(iterations.num_blocks_used, requests, self.plan.engine)
 
 
 def execute(plan: Plan, ledger: Ledger, run_dir: Path) -> ExecutedRun:
@@ -134,7 +136,7 @@ def _decode_cost(
     )
 
 
-def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | None]:
+def summary_of(run: ExecutedRun) -> tuple[Summary, Tables, RunError | None]:
     """Return the metrics of the part that counts, all tables, and the error of a user's metric."""
     plan = run.plan
     engine = plan.engine
@@ -163,7 +165,7 @@ def summary_of(run: ExecutedRun) -> tuple[dict[str, float], Tables, RunError | N
     return summary | own, tables, error
 
 
-def _bubble_metrics(run: ExecutedRun, bubbles: pd.DataFrame) -> dict[str, float]:
+def _bubble_metrics(run: ExecutedRun, bubbles: pd.DataFrame) -> Summary:
     """Return the metrics of a pipeline's bubbles in the part that counts."""
     if run.part is not None:
         bubbles = run.part.spans(bubbles)
@@ -171,7 +173,7 @@ def _bubble_metrics(run: ExecutedRun, bubbles: pd.DataFrame) -> dict[str, float]
     return metrics.pipeline_metrics(run.iterations, run.requests, bubbles, num_stages)
 
 
-def _load_metrics(run: ExecutedRun) -> dict[str, float]:
+def _load_metrics(run: ExecutedRun) -> Summary:
     """Return the trend of the load, and how many sequences were and may be in flight; none for too
     few requests.
     """
@@ -188,13 +190,16 @@ def _load_metrics(run: ExecutedRun) -> dict[str, float]:
 
 def serving_summary_of(
     plan: Plan, requests: pd.DataFrame, seconds: float, peaks: Peaks, slo: Slo
-) -> dict[str, float]:
+) -> Summary:
     """The metrics of `requests`, served in `seconds`, held against `slo`, the plan's other targets,
     and their roofline times, alone on the engine.
     """
     targets = replace(plan.targets, slo=slo)
-    alone = request_roofline(plan.spec, requests, plan.backend.dtype_bytes, peaks)
-    return serving_summary(requests, seconds, targets, plan.backend.num_stages * alone)
+    backend = plan.backend
+    # A request alone is at one stage of a pipeline at a time (docs/reference/metrics.md).
+    of_stage = request_roofline(plan.spec, requests, backend.dtype_bytes, peaks)
+    alone = backend.num_stages * of_stage
+    return serving_summary(requests, seconds, targets, alone)
 
 
 def not_steady(run: ExecutedRun) -> list[str]:
@@ -257,10 +262,13 @@ def over_budget(run: ExecutedRun) -> list[str]:
         num_tokens = num_tokens + num_decodes
         what = "tokens"
     # Decodes are never cut: more of them than the budget are a batch of their own.
-    is_over = (num_tokens > policy.budget) & (iterations.num_prefill_tokens > 0)
-    if not policy.is_capped:  # batches without decodes may take whole prompts
-        # A sequence that comes back to its cached tokens looks like a decode beside these.
-        is_over &= (num_decodes > 0) & (not engine.shares_prefixes)
+    has_prompts = iterations.num_prefill_tokens > 0
+    is_over = has_prompts & (num_tokens > policy.budget)
+    if not policy.is_capped:
+        if engine.shares_prefixes:
+            # A sequence that comes back to its cached tokens looks like a decode.
+            return []
+        is_over &= num_decodes > 0  # batches without decodes may take whole prompts
     if not is_over.any():
         return []
     field = policy.budget_field

@@ -124,7 +124,8 @@ def _pictures(name: str, *, is_all: bool) -> dict[str, Picture]:
     if name != POLICIES:
         return {name: draw(name, is_all=is_all)}
     pictures = {}
-    for device, rows in load.load(POLICIES).groupby("device"):
+    all_rows = load.load(POLICIES)
+    for device, rows in all_rows.groupby("device"):
         pictures[f"{POLICIES}-{device}"] = policies(rows)
     return pictures
 
@@ -171,9 +172,10 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
     names = list(dict.fromkeys(table.figure.iloc[0] for table in tables))
     papers = [paper(name) for name in names]
     simulated = [table.assign(source=SIMULATED) for table in tables]
-    points = pd.concat([*papers, *simulated], ignore_index=True)[[*COLUMNS, *LABELS]]
+    rows = pd.concat([*papers, *simulated], ignore_index=True)
+    points = rows[[*COLUMNS, *LABELS]]
     errors = error_table(points)
-    shown: list[DisplayTable | str] = []
+    shown = []
     if len(errors):
         shown += _shown_errors(errors)
     # Of what has no error row, as the paper shows no points of it, the lines are shown.
@@ -187,7 +189,8 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
         summary[f"error/{row}, {device}"] = mean
     pictures = {}
     for name in names:
-        of_figure = points[points.figure == name]
+        is_of_figure = points.figure == name
+        of_figure = points[is_of_figure]
         pictures[name] = panels.draw(CATALOG[name].look, of_figure)
     return Result(
         tables={POINTS: points, "errors": errors},
@@ -274,8 +277,10 @@ def counts(device: str, table: pd.DataFrame) -> DisplayTable:
 
 def _counted(ratios: pd.DataFrame) -> str:
     """Count what the intervals of ratios show, in the order of `EFFECTS`."""
-    counted = Counter(map(effect, ratios.low, ratios.high))
-    return " / ".join(str(counted[name]) for name in EFFECTS)
+    effects = map(effect, ratios.low, ratios.high)
+    counted = Counter(effects)
+    numbers = [str(counted[name]) for name in EFFECTS]
+    return " / ".join(numbers)
 
 
 NOTES_ON_ERRORS = (

@@ -327,7 +327,7 @@ class Measure(Task):
             # Of a paper's figure the device is named with level, model and method.
             named = table.assign(device_name=table.device)
             tables_by_method[str(table.method.iloc[0])].append(named)
-        recorded: dict[str, pd.DataFrame] = {}
+        recorded = {}
         for method, named_tables in tables_by_method.items():
             ending = f"-{method}" if method else ""
             folders = by_folder(named_tables)

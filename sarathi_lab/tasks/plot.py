@@ -45,7 +45,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _plot(folder: Path, settings: Sequence[str], out: Path | None) -> int:
-    axes: dict[str, str] = {}
+    axes = {}
     for setting in settings:
         axis, _, name = setting.partition("=")
         if axis not in AXES or not name:

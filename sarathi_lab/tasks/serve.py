@@ -45,6 +45,7 @@ from sarathi_lab.results.table import heading
 from sarathi_lab.tasks.base import Task, conclude
 from sarathi_lab.tasks.executed import (
     OPERATIONS,
+    Summary,
     Tables,
     cautions_of,
     execute,
@@ -89,8 +90,8 @@ class Serve(Task):
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Run the baselines unless they are there already, and the run itself."""
         plan, baselines = context.prepared or make_plans(cfg)
-        folders: dict[str, Path] = {}
-        errors: list[RunError] = []
+        folders = {}
+        errors = []
         for name, baseline in baselines.items():
             try:
                 folders[name] = _ensure_baseline(cfg, baseline, name, context)
@@ -133,9 +134,11 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
         if not is_of_policy and not is_unread_chunk:
             varied[key] = value
     settings = [f"{key}={value}" for key, value in varied.items()]
+    # Jobs with equal work find each other's baseline by this name.
+    folder = f"{name}-{fingerprint(plan)}"
     context = replace(
         context,
-        run_dir=context.baselines_dir / f"{name}-{fingerprint(plan)}",
+        run_dir=context.baselines_dir / folder,
         name=" ".join(["baseline", name, *settings]),
         varied=varied,
         policy=name,
@@ -153,7 +156,8 @@ def run_once(work: Callable[[], Result], cfg: DictConfig, context: RunContext) -
     with lock(own_lock, waits=True) or nullcontext():
         if failed.is_file():  # in another job: it would fail again
             failure = read_object(failed, AGAIN)
-            raise RunError(str(failure.get("error")))
+            reason = str(failure.get("error"))
+            raise RunError(reason)
         if not (run_dir / "run.json").is_file():
             shutil.rmtree(run_dir, ignore_errors=True)
             conclude(work, cfg, context, is_run=True)
@@ -166,7 +170,13 @@ def fingerprint(plan: Plan) -> str:
     # "auto" is another number for another server, whose policy need not be this one.
     read["num_blocks"] = plan.engine.num_blocks
     text = json.dumps(read, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return _short_digest(text.encode())
+
+
+def _short_digest(content: bytes) -> str:
+    digest = hashlib.sha256(content)
+    # Part of folders' names: 32 bits tell the runs of a sweep apart.
+    return digest.hexdigest()[:8]
 
 
 def _executed(
@@ -227,7 +237,9 @@ def _labelled(
         # A sweep's folder may be moved as a whole.
         folders[name] = os.path.relpath(path, context.run_dir)
     labels["baselines"] = folders
-    tags = [str(labels[name]) for name in TAGGED]
+    tags = []
+    for name in TAGGED:
+        tags.append(str(labels[name]))
     if is_baseline:
         tags.append("baseline")
     artifact = f"{plan.policy.name}-{fingerprint(plan)}"
@@ -247,7 +259,7 @@ def _facts_after(
     return labels
 
 
-def _announce(plan: Plan, context: RunContext) -> dict[str, float]:
+def _announce(plan: Plan, context: RunContext) -> Summary:
     """Print what will run; return the quantity that the roofline predicts, if it predicts one."""
     peaks = plan.backend.peaks()
     print_plan(plan, context)
@@ -269,8 +281,8 @@ def _announce(plan: Plan, context: RunContext) -> dict[str, float]:
 def _compared(
     plan: Plan,
     context: RunContext,
-    summary: Mapping[str, float],
-    summaries: Mapping[str, Mapping[str, float]],
+    summary: Summary,
+    summaries: Mapping[str, Summary],
     tables: Tables,
 ) -> list[DisplayTable | str]:
     """Return the table of a run beside its baselines, and which part of the run it counts."""
@@ -306,13 +318,17 @@ def _riding_gain(plan: Plan, peaks: Peaks) -> float:
     """Return what decodes that ride can gain at the roofline."""
     rows = []
     for request in plan.load.requests:
-        rows.append({"prompt_len": request.prompt_len, "output_len": request.output_len})
+        row = {
+            "prompt_len": request.prompt_len,
+            "output_len": request.output_len,
+        }
+        rows.append(row)
     batch_size = min(plan.engine.num_slots, len(rows))
     requests = pd.DataFrame(rows)
     return riding_gain(plan.spec, requests, batch_size, plan.backend.dtype_bytes, peaks)
 
 
-def _in_ridges(plan: Plan) -> dict[str, float]:
+def _in_ridges(plan: Plan) -> Summary:
     """Return the chunk of a measured run over the ridge, by which devices can be compared."""
     chunk = plan.policy.budget
     backend = plan.backend
@@ -329,13 +345,16 @@ def _in_ridges(plan: Plan) -> dict[str, float]:
 
 def schedule_of(iterations: pd.DataFrame) -> str:
     """Equal for runs whose iterations have the same tokens in the same order: equal work."""
-    tokens = iterations[["num_prefill_tokens", "num_decode_tokens"]].to_numpy()
-    return hashlib.sha256(tokens.astype("int64").tobytes()).hexdigest()[:8]
+    tokens = iterations[["num_prefill_tokens", "num_decode_tokens"]]
+    # One type on all machines: the digest is that of the bytes.
+    numbers = tokens.to_numpy("int64")
+    return _short_digest(numbers.tobytes())
 
 
-def _counted_of(plan: Plan, tables: Tables, summary: Mapping[str, float]) -> list[str]:
+def _counted_of(plan: Plan, tables: Tables, summary: Summary) -> list[str]:
     """State which part of a run, whose requests all waited from the start, its metrics count."""
-    if "window_start" not in summary or not (plan.load.all_wait and plan.window.is_whole):
+    has_steady_part = plan.load.all_wait and plan.window.is_whole
+    if not has_steady_part or "window_start" not in summary:
         return []
     start = amount(summary["window_start"])
     end = amount(summary["window_end"])
@@ -377,11 +396,13 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     backend = plan.backend
     if context.is_brief:
         model = describe_model(spec, backend)
-        facts = [f"{model} on {backend.device_name}", *backend.cautions(spec)]
+        facts = [f"{model} on {backend.device_name}"]
+        facts += backend.cautions(spec)
         print_cautions(facts, context)
     else:
         name = context.policy or plan.policy.name
-        print_device(context, spec, backend, f"{name}{plan.policy.describe()}")
+        described = plan.policy.describe()
+        print_device(context, spec, backend, f"{name}{described}")
     for same, line in _lines_of(plan, context).items():
         if not context.is_brief or first_of_sweep([same], context):
             print_words(f"  {line}")
@@ -452,7 +473,10 @@ def _further_facts(plan: Plan) -> list[str]:
 
 def _first_for(context: RunContext) -> str:
     """Name the run of a sweep that is the first to have something, by all but its seed."""
-    settings = [f"{name}={value}" for name, value in context.varied.items() if name not in SAMPLES]
+    settings = []
+    for name, value in context.varied.items():
+        if name not in SAMPLES:
+            settings.append(f"{name}={value}")
     if not settings:
         return ""
     return f", first for {' '.join(settings)}"
@@ -462,8 +486,9 @@ def print_advice(advice: BestChunk, longest_prompt: int) -> None:
     """Print whether to chunk, the chunk that chunk=auto stands for, and what it was chosen by."""
     rows = []
     for prediction in advice.table.to_dict("records"):
+        chunk = prediction["chunk"]
         mark = "*" if prediction["is_as_good"] else " "
-        row = {"chunk": f"{prediction['chunk']} {mark}"}
+        row = {"chunk": f"{chunk} {mark}"}
         for name in ADVICE_COLUMNS:
             row[heading(name)] = cell(name, prediction[name])
         if "slo_met" in prediction:

@@ -115,7 +115,8 @@ class LoadedRequests:
         )
         if self.num_users is not None:
             line += f" from {self.num_users} users who think {self.think_time:g} s"
-        line = ", ".join([line, *self.notes])
+        sentences = [line, *self.notes]
+        line = ", ".join(sentences)
         if self.rows_read is None:
             return line
         num_dropped = sum(self.dropped.values())
@@ -218,8 +219,8 @@ class Arriving:
             is_stated = self._settings[name] is not None
             is_read = name in READS[kind]
             if is_stated and not is_read:
-                readers = [reader for reader, names in READS.items() if name in names]
-                reason = f" on {kind} arrivals; drop it or use workload.arrivals={readers[0]}"
+                reader = next(reader for reader, names in READS.items() if name in names)
+                reason = f" on {kind} arrivals; drop it or use workload.arrivals={reader}"
                 refuse_unread(self, [name], reason, "workload.")
             # Users who are not said to think ask again at once.
             is_needed = is_read and name != "think_time"
@@ -281,7 +282,10 @@ class Arriving:
         chances = np.full(num_levels, 1 / num_levels)
         rng = self.random(4)
         drawn = rng.choice(num_levels, num_requests, p=chances)
-        return [levels[level] for level in drawn.tolist()]
+        priorities = []
+        for level in drawn.tolist():
+            priorities.append(levels[level])
+        return priorities
 
 
 def random_prompt(
@@ -295,6 +299,7 @@ def random_prompt(
 
 def random_tokens(request_id: int, num_tokens: int, vocab_size: int, seed: int) -> Tokens:
     """Uniform token ids [num_tokens] by seed and request only."""
+    # Stream 0 of the seed, and a request of its own: no other one changes its tokens.
     rng = np.random.default_rng([seed, 0, request_id])
     return rng.integers(0, vocab_size, num_tokens, dtype=np.int32)
 

@@ -162,6 +162,7 @@ def recorded(table: pd.DataFrame, check: RowCheck, damaged: Sequence[str] = ()) 
     for name in LENGTHS:
         usable[name] = usable[name].astype("int64")
     if usable.arrival.notna().all():
+        # Stable: turns that have the time of an earlier one follow it in the file's order.
         usable = usable.sort_values("arrival", kind="stable")
         usable["arrival"] -= usable.arrival.min()
     example = check.example

@@ -29,6 +29,7 @@ from sarathi_lab.workload.base import (
     random_tokens,
 )
 
+Lengths = tuple[int, int]  # of a prompt and of its output, in tokens
 ANY_VOCAB_SIZE = 2**15  # of simulated prompts, whose tokens only identify prefixes
 MOST_TOKENS = 10_000_000  # of a request of a drawn length
 _TOKENS = "use at least one prompt and one output token"
@@ -39,7 +40,7 @@ MAX_STEPS = 10_000
 TOLERANCE = 1e-9
 
 
-def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
+def split_length(total_len: int, pd_ratio: float) -> Lengths:
     """P and D, each at least 1, of P + D = total_len and P : D nearest to `pd_ratio`."""
     longest = total_len - 1
     if pd_ratio >= 2 * total_len:
@@ -73,17 +74,19 @@ class Generated(Arriving, ABC):
             refuse_unread(self, ["num_prefixes"], reason, "workload.")
 
     @abstractmethod
-    def lengths(self) -> Iterable[tuple[int, int]]:
+    def lengths(self) -> Iterable[Lengths]:
         """Prompt and output tokens of each request (or of more), by the seed."""
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         """Make `num_requests` requests, whose lengths don't depend on settings of arrivals."""
         times = self.times(self.num_requests)
-        return self.loaded(self.name, times, self._shapes(vocab_size))
+        shapes = self._shapes(vocab_size)
+        return self.loaded(self.name, times, shapes)
 
     def _shapes(self, vocab_size: int | None) -> Iterator[Shape]:
         for request_id, (prompt_len, output_len) in enumerate(self.lengths()):
-            yield prompt_len, output_len, self.prompt(request_id, prompt_len, vocab_size)
+            prompt = self.prompt(request_id, prompt_len, vocab_size)
+            yield prompt_len, output_len, prompt
 
     def prompt(self, request_id: int, prompt_len: int, vocab_size: int | None) -> Tokens | None:
         """Token ids [prompt_len] by seed and request only; None in simulations without a prefix."""
@@ -95,7 +98,8 @@ class Generated(Arriving, ABC):
     def _prompt_with_prefix(self, request_id: int, prompt_len: int, vocab_size: int) -> Tokens:
         # Streams 10 and 11 of the seed: which prefix a request has, and the prefix's tokens.
         rng = self.random(10, request_id)
-        text = int(rng.integers(self.num_prefixes or 1))
+        num_texts = self.num_prefixes or 1
+        text = int(rng.integers(num_texts))
         text_rng = self.random(11, text)
         prompt = random_tokens(request_id, prompt_len, vocab_size, self.seed)
         num_shared = min(self.shared_prefix_len, prompt_len)
@@ -128,7 +132,7 @@ class _Split(Generated):
     def total_lens(self) -> Sequence[int]:
         """Tokens of each request, prompt and output together."""
 
-    def lengths(self) -> Iterable[tuple[int, int]]:
+    def lengths(self) -> Iterable[Lengths]:
         return [split_length(total_len, self.pd_ratio) for total_len in self.total_lens()]
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
@@ -284,7 +288,7 @@ class Lognormal(Generated):
                 f"{self.prompt_p90 + self.output_p90:g} tokens; raise it, or shorten the requests"
             )
 
-    def lengths(self) -> Iterator[tuple[int, int]]:
+    def lengths(self) -> Iterator[Lengths]:
         generator = self.random(3)
         prompt_mean, prompt_deviation = self._fit("prompt", self.output_p50)
         output_mean, output_deviation = self._fit("output", self.prompt_p50)
@@ -376,13 +380,13 @@ class Agentic(Lognormal):
         num_turns = [len(session) for session in sessions]
         # Of a session only the first turn is sent at its time.
         times = np.repeat(self.times(len(sessions)), num_turns)
-        shapes = list[Shape]()
+        shapes = []
         for turn in chain.from_iterable(sessions):
             shapes.append((turn.prompt_len, turn.output_len, None))
         load = self.loaded(self.name, times, shapes)
         requests = iter(load.requests)
         num_tokens = vocab_size or ANY_VOCAB_SIZE
-        turns = list[list[Turn]]()
+        turns = []
         for session in sessions:
             turns_of_session = []
             for lengths in session:
@@ -423,7 +427,9 @@ class Agentic(Lognormal):
         else:
             tokens = random_tokens(number, new_len, vocab_size, self.seed)
         rng = self.random(12, number)
-        deviation = math.log(self.pause_p90 / self.pause_p50) / P90
+        # Pauses are lognormal, so their logarithms have a mean and a deviation.
+        ratio = self.pause_p90 / self.pause_p50
+        deviation = math.log(ratio) / P90
         deviations = deviation * float(rng.standard_normal())
         pause = self.pause_p50 * math.exp(deviations)
         return Turn(request, tokens, pause)

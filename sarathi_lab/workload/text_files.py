@@ -89,6 +89,7 @@ def json_rows(text: str) -> JsonRows | None:
     except json.JSONDecodeError as error:
         return _rows_of_damaged(text, error)
     except (ValueError, RecursionError):
+        # A number of thousands of digits, or deep nesting, may spoil a single line only.
         return _rows_of_lines(text)
     entries = [content]
     if isinstance(content, list):
@@ -98,9 +99,9 @@ def json_rows(text: str) -> JsonRows | None:
 
 def _rows_of_list(entries: Sequence[object]) -> JsonRows:
     """Tell objects from other entries."""
-    objects = list[dict[str, object]]()
-    lines = list[int]()
-    damaged = list[str]()
+    objects = []
+    lines = []
+    damaged = []
     for number, entry in enumerate(entries, 1):
         if isinstance(entry, dict):
             objects.append(entry)
@@ -125,7 +126,7 @@ def _rows_of_damaged(text: str, error: json.JSONDecodeError) -> JsonRows:
 def _entries_before_damage(text: str) -> list[object]:
     """Read the entries of a list as far as they are whole."""
     decoder = json.JSONDecoder()
-    entries = list[object]()
+    entries = []
     start = text.index("[") + 1
     while separator := SEPARATOR.match(text, start):
         try:
@@ -149,9 +150,9 @@ def _reason_of_damage(text: str, error: json.JSONDecodeError) -> str:
 
 def _rows_of_lines(text: str) -> JsonRows:
     """Read an object a line."""
-    objects = list[dict[str, object]]()
-    lines = list[int]()
-    damaged = list[str]()
+    objects = []
+    lines = []
+    damaged = []
     num_blank = 0
     # Not splitlines: JSON strings may contain other separators, such as U+2028.
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
@@ -188,6 +189,7 @@ def kind_of_text(text: str) -> str:
         return "a script"
     if JSON_BEGINNING.match(first):
         return "JSON"
+    # Before CSV, as the lines of logs have commas.
     if LOG_LINE.search(COLORS.sub("", text)):
         return "a log"
     if first.startswith("<"):

@@ -92,8 +92,10 @@ class TraceFormat:
     @property
     def needed(self) -> list[str]:
         """Columns without which a file is of another format."""
-        names = [self.time, self.prompt, self.output, *self.marks]
-        return [name for name in names if name]
+        names = [self.prompt, self.output, *self.marks]
+        if self.time:
+            names.insert(0, self.time)
+        return names
 
     def understood(self, cells: pd.DataFrame) -> set[str]:
         """Return the columns that are read, or whose content others have."""
@@ -123,7 +125,7 @@ def _stated(section: str) -> Any:
 def formats() -> list[TraceFormat]:
     """List all formats, in the order in which they are tried; those of people's own files last."""
     of_systems = [TraceFormat(**columns) for columns in _stated("formats")]
-    plain = list[TraceFormat]()
+    plain = []
     for unit, times in _stated("plain_times").items():
         for time in times:
             plain += _plain(time, unit)
@@ -214,8 +216,11 @@ def read_trace_file(file: Path, block_size: int | None = None) -> TraceFile:
 
 # -- cells ---------------------------------------------------------------------------------------
 
+# A row for each request, by number of its line, and what of the file is no row, in words.
+CellsAndDamage = tuple[pd.DataFrame, list[str]]
 
-def _read_cells(file: Path) -> tuple[pd.DataFrame, list[str]]:
+
+def _read_cells(file: Path) -> CellsAndDamage:
     """Read the cells of a trace by number of their line, and list what of the file is none."""
     if file.is_dir():
         raise UserError(
@@ -232,29 +237,32 @@ def _read_cells(file: Path) -> tuple[pd.DataFrame, list[str]]:
         if rows.damaged:
             reason = rows.damaged[0]
         raise UserError(f"{file} {reason}; {FIX}")
-    if any("requests" in entry for entry in objects):
+    has_conversations = any("requests" in entry for entry in objects)
+    if has_conversations:
         return _cells_of_conversations(rows)
     lines = list(rows.lines)
     cells = pd.DataFrame(objects, index=lines, dtype=object)
     return cells, [*rows.damaged]
 
 
-def _cells_of_csv(file: Path, text: str) -> tuple[pd.DataFrame, list[str]]:
+def _cells_of_csv(file: Path, text: str) -> CellsAndDamage:
     kind = kind_of_text(text)
     if kind in NO_TABLES:
         raise UserError(f"{file} is {kind}; {FIX}")
     csv.field_size_limit(LARGEST_CELL)
+    content = text.lstrip("\r\n")
     reader = csv.DictReader(
-        io.StringIO(text.lstrip("\r\n"), newline=""),
+        io.StringIO(content, newline=""),
         delimiter=_separator(text),
         restkey=SURPLUS,
         skipinitialspace=True,
         strict=True,
     )
-    usable = dict[int, Mapping[str, str]]()
-    damaged = list[str]()
+    usable = {}
+    damaged = []
     try:
-        names = [name.strip() for name in reader.fieldnames or ()]
+        headings = reader.fieldnames or ()
+        names = [name.strip() for name in headings]
         reader.fieldnames = names
         for row in reader:
             surplus = row.pop(SURPLUS, ())
@@ -265,7 +273,8 @@ def _cells_of_csv(file: Path, text: str) -> tuple[pd.DataFrame, list[str]]:
                 usable[reader.line_num] = row
     except csv.Error as error:
         raise UserError(f"{file} behind line {reader.line_num}: {error}; correct it") from None
-    if len({*names}) < len(names):
+    num_different = len(set(names))
+    if num_different < len(names):
         raise UserError(f"{file} has two columns of one name: {', '.join(names)}; rename one")
     if not usable and not damaged:
         raise UserError(f"{file} is empty but for its header ({kind}); name a file with requests")
@@ -275,19 +284,22 @@ def _cells_of_csv(file: Path, text: str) -> tuple[pd.DataFrame, list[str]]:
         columns=names,
         dtype=object,
     )
-    return cells.mask(cells == "").dropna(how="all"), damaged
+    with_gaps = cells.mask(cells == "")
+    without_empty_rows = with_gaps.dropna(how="all")
+    return without_empty_rows, damaged
 
 
 def _separator(text: str) -> str:
     """Return what separates the columns: the separator that the header has most."""
-    header = text.strip().splitlines()[0]
+    lines = text.strip().splitlines()
+    header = lines[0]
     return max(SEPARATORS, key=header.count)
 
 
-def _cells_of_conversations(rows: JsonRows) -> tuple[pd.DataFrame, list[str]]:
+def _cells_of_conversations(rows: JsonRows) -> CellsAndDamage:
     """Read Weka's conversations: a row for each of their requests, counted from 1."""
     damaged = [*rows.damaged]
-    cells = list[Mapping[str, object]]()
+    cells = []
     numbering: Numbering = {}
     for line, conversation in zip(rows.lines, rows.objects, strict=True):
         requests = conversation.get("requests")
@@ -295,8 +307,9 @@ def _cells_of_conversations(rows: JsonRows) -> tuple[pd.DataFrame, list[str]]:
             damaged.append(f"line {line}: requests is not a list")
             continue
         name = str(conversation.get("id", line))
-        is_global = conversation.get("hash_id_scope") == "global"
-        scope = "" if is_global else name
+        scope = name
+        if conversation.get("hash_id_scope") == "global":
+            scope = ""
         for request in requests:
             # A subagent's requests run beside the conversation, of which they are no turns.
             if not isinstance(request, Mapping) or "in" not in request:
@@ -311,10 +324,12 @@ def _cells_of_conversations(rows: JsonRows) -> tuple[pd.DataFrame, list[str]]:
 
 def _numbered(stated_ids: object, scope: str, numbering: Numbering) -> object:
     """Number the blocks of all conversations: equal ids of two scopes are two blocks."""
-    ids = list[int]()
+    ids = []
     for number in _ids(stated_ids) or ():
         new = len(numbering)
-        ids.append(numbering.setdefault((scope, number), new))
+        block = (scope, number)
+        block_id = numbering.setdefault(block, new)
+        ids.append(block_id)
     return ids or stated_ids
 
 
@@ -344,18 +359,21 @@ def _unknown_format(file: Path, names: set[str]) -> UserError:
     def closeness(trace_format: TraceFormat) -> tuple[int, int]:
         needed = trace_format.needed
         common = names.intersection(needed)
+        # Of formats with as many columns in common, the one that lacks the fewest.
         return len(common), -len(needed)
 
     closest = max(formats(), key=closeness)
     missing = [name for name in closest.needed if name not in names]
-    columns = ", ".join(sorted(names))[:200]
+    all_columns = ", ".join(sorted(names))
+    columns = all_columns[:200]  # a message is one line
     num_common, _ = closeness(closest)
     if num_common > 1:
         return UserError(
             f"{file} has the columns {columns}, and lacks {', '.join(missing)} of "
             f"{closest.name}'s; add or rename columns"
         )
-    by_format = dict[str, str]()
+    by_format = {}
+    # Of several formats with one name the first is shown, so it is set last.
     for trace_format in reversed(formats()):
         by_format[trace_format.name] = ", ".join(trace_format.needed)
     columns_of_formats = []
@@ -408,11 +426,15 @@ def _unit_of(file: Path, column: pd.Series) -> str:
     for first, unit in FIRST_OF_UNITS:
         if numbers.median() >= first:
             return unit
-    is_whole = bool((numbers.dropna() % 1 == 0).all())
-    if is_whole and numbers.min() < numbers.max():
+    valid = numbers.dropna()
+    is_whole = valid % 1 == 0
+    largest = numbers.max()
+    # Milliseconds are written whole, so that a fraction tells seconds.
+    if is_whole.all() and numbers.min() < largest:
+        name = column.name
         raise UserError(
-            f"{file} has whole numbers up to {numbers.max():.0f} as {column.name}, which may be "
-            f"seconds or milliseconds; rename the column {column.name}_s or {column.name}_ms"
+            f"{file} has whole numbers up to {largest:.0f} as {name}, which may be "
+            f"seconds or milliseconds; rename the column {name}_s or {name}_ms"
         )
     return "s"
 
@@ -438,10 +460,13 @@ def _recording(cells: pd.DataFrame, trace_format: TraceFormat, damaged: Sequence
         table["block_ids"] = ids
     session = trace_format.session_in(cells)
     if session is not None:
-        table["session"] = cells[session].fillna("").astype(str)
-        table["turn"] = table.groupby("session").cumcount()
+        sessions = cells[session].fillna("")
+        table["session"] = sessions.astype(str)
+        in_session = table.groupby("session")
+        table["turn"] = in_session.cumcount()
         if trace_format.delay in cells:
-            delays = pd.to_numeric(cells[trace_format.delay], errors="coerce")
+            stated_delays = cells[trace_format.delay]
+            delays = pd.to_numeric(stated_delays, errors="coerce")
             unit_size = NANOSECONDS[trace_format.unit]
             table["delay"] = delays * unit_size / SECOND
     if trace_format.time:
@@ -462,7 +487,8 @@ def _arrivals(column: pd.Series, unit: str, table: pd.DataFrame, check: RowCheck
         check.require(column, is_valid)
         return seconds
     is_in_session = table.session != ""
-    follows = is_in_session & table.delay.notna() & (table.turn > 0)
+    is_later_turn = table.turn > 0
+    follows = is_in_session & is_later_turn & table.delay.notna()
     of_first_turns = seconds.where(~follows)
     of_sessions = of_first_turns.groupby(table.session).ffill()
     is_usable = is_valid | follows
@@ -501,7 +527,9 @@ def _nanoseconds_of_dates(text: pd.Series) -> pd.Series:
     )
     is_valid = dates.dt.year.between(1970, 2261)  # of nanoseconds in 64 bits
     valid = dates[is_valid].dt.as_unit("ns")
-    return valid.astype("int64").astype("Int64").reindex(text.index)
+    nanoseconds = valid.astype("int64")
+    # Int64 holds missing values as well, which the reindexing makes of the other rows.
+    return nanoseconds.astype("Int64").reindex(text.index)
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:
@@ -520,7 +548,9 @@ def _ids(value: Any) -> tuple[int, ...] | None:
                 return None
         return tuple(ids)
     is_empty_cell = pd.isna(ids)
-    return () if is_empty_cell else None
+    if is_empty_cell:
+        return ()
+    return None
 
 
 def _size_of_blocks(file: Path, requests: pd.DataFrame, trace_format: TraceFormat) -> int:
@@ -535,15 +565,18 @@ def _size_of_blocks(file: Path, requests: pd.DataFrame, trace_format: TraceForma
         # Some writers leave out the last block where it is not full.
         num_whole = lengths // size
         num_touched = np.ceil(lengths / size)
-        is_explained = (num_touched == numbers) | (num_whole == numbers)
+        has_touched = num_touched == numbers
+        has_whole = num_whole == numbers
+        is_explained = has_touched | has_whole
         return float(is_explained.mean())
 
     usual = trace_format.block_size
-    for size in (usual, max(BLOCK_SIZES, key=share_explained)):
+    best = max(BLOCK_SIZES, key=share_explained)
+    for size in (usual, best):
         if share_explained(size) >= EXPLAINED:
             return size
+    example = f"{numbers[-1]} for {lengths[-1]} tokens"
     raise UserError(
         f"{file}: no size of blocks explains the numbers of {trace_format.ids}, such as "
-        f"{numbers[-1]} for {lengths[-1]} tokens; add workload.block_size={usual}, or what they "
-        "have"
+        f"{example}; add workload.block_size={usual}, or what they have"
     )

@@ -131,7 +131,8 @@ def mean_errors(held_out: pd.DataFrame, column: str) -> dict[str, float]:
     """Return the mean absolute error by kind of held-out composition."""
     errors = {}
     for kind, of_kind in held_out.groupby("kind", sort=False):
-        errors[str(kind)] = float(of_kind[column].abs().mean())
+        sizes = of_kind[column].abs()
+        errors[str(kind)] = float(sizes.mean())
     return errors
 
 
@@ -155,13 +156,12 @@ def fit_hardware(
 
     def with_values(logs: NDArray[np.float64]) -> Hardware:
         figures = np.exp(logs)
-        values: dict[str, Any] = {}
-        for name, figure in zip(names, figures.tolist(), strict=True):
-            values[name] = figure
+        values: dict[str, Any] = dict(zip(names, figures.tolist(), strict=True))
         return replace(hardware, **values)
 
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        seconds_of = predictor(with_values(logs), spec)
+        candidate = with_values(logs)
+        seconds_of = predictor(candidate, spec)
         predicted = [seconds_of(batch) for batch in batches]
         return np.log(predicted) - measured
 

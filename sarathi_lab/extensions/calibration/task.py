@@ -277,7 +277,8 @@ def _write(hardware: Hardware, folder: Path, title: str) -> Path:
     figures["uncertainty"] = _rounded(hardware.held_out_errors)
     target = f"_target_: {Hardware.__module__}.{Hardware.__qualname__}\n"
     path = folder / f"{hardware.name}.yaml"
-    path.write_text(title + target + OmegaConf.to_yaml(OmegaConf.create(figures)))
+    settings = OmegaConf.to_yaml(OmegaConf.create(figures))
+    path.write_text(title + target + settings)
     return path
 
 
