@@ -43,6 +43,7 @@ LARGE_ERROR = 0.1
 LEAST_DIFFERENCE = 0.005
 DIGITS = ".9g"  # to which quantities of equal runs agree
 FEWEST_QUANTITIES = 3  # that runs have in common, so that it says something that they are equal
+MOST_BEHIND = 4  # runs that are worse than the reference, in a sentence
 MOST_SETS = 3  # of equal runs, in a sentence each
 
 
@@ -64,7 +65,8 @@ class _Comparison:
 
     Attributes:
         runs: All, each with an index of its own.
-        base: The policy to compare with; None without one.
+        references: The policies to compare with; the first is `base`. Where requests arrive over
+            time there is no other: the paper's baseline, request-level batching, lets all wait.
         names: What is judged.
         settings: What the runs differ in, the policy first.
         work: What decides the requests and the device.
@@ -72,25 +74,31 @@ class _Comparison:
     """
 
     runs: Runs
-    base: str | None
+    references: Sequence[str]
     names: Sequence[str]
     settings: Sequence[str]
     work: Sequence[str]
     noise: float
 
+    @property
+    def base(self) -> str | None:
+        return next(iter(self.references), None)
+
     @classmethod
     def of(cls, runs: Runs) -> _Comparison:
         """Return how `runs` are compared."""
         judged: Sequence[str] = CLOSED_VERDICTS
+        references = analysis.references(runs)
         if arrive_over_time(runs):
             judged = LOADED_VERDICTS
+            references = references[:1]
         measured = runs.dropna(axis="columns", how="all")
         names = [name for name in judged if name in measured]
         settings = ["policy", *analysis.varied(runs)]
         same_work = analysis.same_work(runs)
         return cls(
             runs=runs.reset_index(drop=True),
-            base=analysis.reference(runs),
+            references=references,
             names=names,
             settings=list(dict.fromkeys(settings)),
             work=[name for name in same_work if name not in analysis.SAMPLES],
@@ -154,26 +162,52 @@ def _verdicts(comparison: _Comparison) -> list[str]:
     num_between = len(every_best) - len(described)
     if num_between:
         sentences.append(f"The table has the {num_between} workloads between these.")
+    sentences += _behind(described, comparison)
     remark = _remark_on_samples(described[0], comparison)
     if remark:
         sentences.append(remark)
     return sentences
 
 
+def _behind(described: Sequence[_Best], comparison: _Comparison) -> list[str]:
+    """Name the runs with fewer tokens/s than the reference, without those that have sentences."""
+    base = comparison.base
+    if base is None or OF_ANY_LENGTH not in comparison.names:
+        return []
+    with_ratios = analysis.relative(comparison.runs, OF_ANY_LENGTH, base)
+    swept = analysis.without_baselines(with_ratios)
+    for best in described:
+        swept = swept.drop(best.runs.index, errors="ignore")
+    of_others = swept[swept["policy"] != base]
+    medians = analysis.medians(of_others, comparison.settings, f"{OF_ANY_LENGTH}_vs_{base}")
+    behind = []
+    for _, row in medians.iterrows():
+        ratio = row["value"]
+        if row["is_decided"] and ratio <= 1 - LEAST_DIFFERENCE:
+            behind.append(f"{name_of(row, comparison.settings)} ({ratio:.2f} times)")
+    num_more = len(behind) - MOST_BEHIND
+    if num_more > 1:
+        behind[MOST_BEHIND:] = [f"{num_more} more"]
+    if not behind:
+        return []
+    return [f"Worse than {base} in tokens/s: {', '.join(behind)}."]
+
+
 def _compared_with(best: _Best, comparison: _Comparison) -> list[Runs]:
-    """Return the reference's runs on the workload of the best runs, and in a sweep of policies the
+    """Return the references' runs on the workload of the best runs, and in a sweep of policies the
     best ones of the next best policy.
     """
     runs = comparison.runs
-    is_reference = runs["policy"] == comparison.base
-    references = _on_same_work(runs[is_reference], best, comparison)
     compared = []
-    if len(references):
-        compared.append(references)
+    for policy in comparison.references:
+        of_policy = runs[runs["policy"] == policy]
+        references = _on_same_work(of_policy, best, comparison)
+        if len(references) and policy != best.policy:
+            compared.append(references)
     if "swept" not in runs:
         return compared
     swept = analysis.without_baselines(runs)
-    compared_already = [comparison.base, best.policy]
+    compared_already = [*comparison.references, best.policy]
     is_other = ~swept["policy"].isin(compared_already)
     others = _on_same_work(swept[is_other], best, comparison)
     # A policy that equals the best one is named by `_equal_runs`.

@@ -61,17 +61,30 @@ def main(args: Sequence[str]) -> int:
         "all that is simulated and measured, not one line a GPU and panels with enough points"
     )
     parser.add_argument("--all", action="store_true", help=everything)
-    again = "draw nothing else but, in its folder, each picture in experiments/ that was recorded"
+    again = (
+        "draw recorded pictures again, in their folders in experiments/: all, or those of --only"
+    )
     parser.add_argument("--recorded", action="store_true", help=again)
     options = parser.parse_args(args)
-    draw = redraw if options.recorded else partial(_main, options)
+    draw = partial(_main, options)
+    if options.recorded:
+        # Recorded pictures have their folders and their lines.
+        if options.all or options.out != parser.get_default("out"):
+            parser.error("--recorded draws into the folders of results: leave out --out and --all")
+        draw = partial(redraw, only=options.only)
     return exit_code(draw, "the figures that were written are kept")
 
 
-def redraw(root: Path = EXPERIMENTS) -> int:
-    """Draw figures by their names, and sweeps by the table beside them."""
+def redraw(root: Path = EXPERIMENTS, only: Sequence[str] | None = None) -> int:
+    """Draw figures by their names, and sweeps by the table beside them; all, or `only` some."""
     names = CATALOG.keys() & load.recorded(root)
-    for path in sorted(root.rglob("*.png")):
+    pictures = sorted(root.rglob("*.png"))
+    recorded_names = dict.fromkeys(path.stem for path in pictures)
+    for name in only or ():
+        require_one_of("--only", name, recorded_names)
+    for path in pictures:
+        if only and path.stem not in only:
+            continue
         group = path.relative_to(root).parts[0]
         # A page of another group, such as the leaderboard's, may have a picture of that name.
         is_experiment = path.stem in names and load.group_of(path.stem) == group

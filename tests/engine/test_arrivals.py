@@ -175,5 +175,5 @@ def test_users_are_described_and_leave_no_times_to_choose_a_chunk_by():
     load = grid(arrivals="users", users=3, num_requests=9).generate(None)
     assert "from 3 users who think 0 s" in load.describe()
     users = ("executor=simulated", "workload.arrivals=users", "workload.users=3")
-    with pytest.raises(UserError, match="arrivals=users leaves to the answers"):
+    with pytest.raises(UserError, match="do not wait for answers as those of users"):
         make_plan(config_of(*users, "chunk=auto"))

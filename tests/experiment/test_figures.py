@@ -61,10 +61,21 @@ def test_recorded_pictures_are_drawn_anew_where_they_lie(tmp_path):
     page_of_another = tmp_path / "lab" / "leaderboard" / "results" / "p_pas_gain.png"
     page_of_another.parent.mkdir(parents=True)
     page_of_another.write_bytes(b"old")
+    with pytest.raises(UserError, match="--only=fig99"):
+        figures.redraw(tmp_path, only=["fig99"])
+    assert figures.redraw(tmp_path, only=["other"]) == 0
+    assert (place / "chunk_size.png").read_bytes() == b"old"
     assert figures.redraw(tmp_path) == 0
     assert is_drawn(place / "chunk_size.png")
     assert (place / "other.png").read_bytes() == b"old"
     assert page_of_another.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("option", [["--all"], ["--out", "pictures"]])
+def test_recorded_pictures_have_their_folders_and_their_lines(option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        figures.main(["--recorded", "--only", "fig09", *option])
+    assert "leave out --out and --all" in capsys.readouterr().err
 
 
 def test_the_figure_of_the_tour_is_simulated_recorded_and_drawn(tmp_path, monkeypatch):

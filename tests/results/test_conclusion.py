@@ -46,6 +46,17 @@ def test_runs_of_equal_quantities_are_named_with_or_without_a_baseline() -> None
     assert not [line for line in conclusion(offline()) if line.startswith("Equal")]
 
 
+def test_the_best_run_is_held_against_both_baselines_and_worse_runs_are_named() -> None:
+    assert conclusion(offline())[1:] == [
+        "sarathi chunk=256 beside request_level: better in throughput 120 against 98 tokens/s "
+        "(1.22 times); worse in TBT P99 100 against 80 ms (1.25 times).",
+        "Worse than orca in tokens/s: sarathi chunk=128 (0.88 times).",
+    ]
+    # One measured run each does not decide what is worse.
+    measured = conclusion(offline().assign(executor="torch"))
+    assert not [line for line in measured if line.startswith("Worse")]
+
+
 def test_policies_of_a_sweep_are_compared_with_each_other_by_their_best_runs() -> None:
     own = {"my.First": [90.0, 130.0], "my.Second": [125.0, 120.0]}
     rows = []
