@@ -159,8 +159,6 @@ def _what_json_it_is(content: Content) -> str:
     if _holds_prompts(content):
         remedy = f"serve them by workload=prompts workload.path={content.path}"
         return f"has prompts without results; {remedy}"
-    if "experiments" in content.first:
-        return f"has genai-perf's responses without lengths; name its {GENAI_PERF_SUMMARY}"
     keys = ", ".join(map(str, content.first))[:100]
     return f"has the keys {keys}, as of none of the known clients; {FIX}"
 
@@ -185,6 +183,8 @@ def _what_it_is(content: Content) -> str:
         return f"is empty and has no benchmark; {FIX}"
     if any(name in content.text[:2000] for name in OF_TRACES):
         return f"is a trace, which has no results; serve it by workload=trace workload.path={path}"
+    if "experiments" in content.first:
+        return f"has genai-perf's responses without lengths; name its {GENAI_PERF_SUMMARY}"
     results = [str(name) for name in content.first if "ttft" in str(name).lower()]
     if results:
         return (

@@ -48,6 +48,8 @@ OF_SUMMARY = {
 TOKENS_TIMED = 0.9
 # Share by which what was read may differ from what the file states of all its requests.
 SAME_TOTALS = 0.02
+# Ratio of a mean time per token to what other means say, beyond which they are contradictory.
+MOST_DIFFERENT = 1.5
 NOT_STREAMED = "has no times of first tokens, as answers were not streamed; run it again streaming"
 # What of a conversation is kept for a replay, a row a request.
 CONVERSATION = ["cached_len", "session", "delay"]
@@ -169,7 +171,10 @@ def _of_requests(
     requests = recording.requests
     if requests.empty:
         reason = recording.describe_left_out() or "it has no request"
-        raise UserError(f"{path}: {reason}; see the server's log, or correct what is damaged")
+        remedy = "see the server's log"
+        if DAMAGED in recording.left_out:
+            remedy = "correct what is damaged"
+        raise UserError(f"{path}: {reason}; {remedy}")
     cautions = [recording.describe_left_out(), *load.cautions]
     client = load.client
     is_drawn = bool(requests.arrival.isna().all())
@@ -242,6 +247,7 @@ def _cautions_of_summary(load: Load, requests: pd.DataFrame, num_failed: int) ->
     num_incomplete = count_of(load.numbers.get("num_incomplete"))
     left_out = {"failed": num_failed, "incomplete": num_incomplete}
     cautions.append(Recording(requests, left_out).describe_left_out())
+    cautions.append(_caution_of_means(load))
     first = requests.iloc[0]
     cautions.append(
         f"the file has means only: {number} requests of {first.prompt_len:.0f} prompt and "
@@ -249,6 +255,24 @@ def _cautions_of_summary(load: Load, requests: pd.DataFrame, num_failed: int) ->
         "are compared"
     )
     return list(filter(None, cautions))
+
+
+def _caution_of_means(load: Load) -> str:
+    """Name a mean time per token that the other means contradict, as milliseconds for seconds do;
+    "": none is contradicted.
+    """
+    means = load.means
+    num_gaps = load.numbers["output_len"] - 1
+    if num_gaps < 1 or not {"ttft", "tpot", "latency"} <= means.keys():
+        return ""
+    follows = (means["latency"] - means["ttft"]) / num_gaps
+    ratio = means["tpot"] / max(follows, 1e-9)
+    if 1 / MOST_DIFFERENT < ratio < MOST_DIFFERENT:
+        return ""
+    return (
+        f"the file's mean time per token is {1e3 * means['tpot']:.3g} ms, and by its latency, time "
+        f"to the first token and output tokens {1e3 * follows:.3g} ms; look at its units"
+    )
 
 
 def quantities_of(requests: pd.DataFrame, duration: float) -> dict[str, float]:

@@ -26,6 +26,12 @@ def named_values(text: str) -> dict[str, object]:
     return values
 
 
+def is_closed(text: str) -> bool:
+    """Return whether a bracket that is opened in front of `text` is closed in it."""
+    pieces = _split(text)
+    return len(",".join(pieces)) < len(text)
+
+
 def _split(text: str) -> list[str]:
     """Cut `text` at the commas outside brackets and quotes."""
     pieces = list[str]()
@@ -33,8 +39,10 @@ def _split(text: str) -> list[str]:
     quote = ""
     start = 0
     for position, character in enumerate(text):
+        is_escaped = text[position - 1 : position] == "\\"
         if quote:
-            quote = "" if character == quote else quote
+            if character == quote and not is_escaped:
+                quote = ""
         elif character in QUOTES:
             quote = character
         elif character in OPENING:

@@ -21,7 +21,7 @@ from sarathi_lab.extensions.replay.argument_table import LOGGED_CACHE, Arguments
 from sarathi_lab.extensions.replay.first_engine import with_rules_of_v0, with_rules_of_version
 from sarathi_lab.extensions.replay.iteration_log import CACHE_TOKENS
 from sarathi_lab.extensions.replay.json_values import count_of
-from sarathi_lab.extensions.replay.literals import named_values
+from sarathi_lab.extensions.replay.literals import is_closed, named_values
 from sarathi_lab.extensions.replay.server_arguments import (
     LoggedCache,
     Statement,
@@ -126,7 +126,7 @@ def _joined(text: str) -> str:
     """Join the lines of arguments that a terminal has broken at its width, or a person by hand."""
     lines = list[str]()
     is_of_arguments = False
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if is_of_arguments and BEGINS_LINE.search(line) is None:
             lines[-1] += line
             continue
@@ -205,10 +205,10 @@ def _of_vllm_log(source: str, text: str) -> Statement:
     listed = ALL_ARGUMENTS.search(text)
     typed = dict[str, object]()
     if changed is not None:
-        typed = named_values(changed[1])
+        typed = _bracketed_values(changed, source)
     elif listed is not None:
         # Defaults included, so that only names of the table are arguments of the engine.
-        typed = selected("vllm", named_values(listed[1]))
+        typed = selected("vllm", _bracketed_values(listed, source))
     is_complete = changed is not None or listed is not None
     resolved = _resolved_by_vllm(text, typed)
     statement = merged(
@@ -216,9 +216,12 @@ def _of_vllm_log(source: str, text: str) -> Statement:
         # What the server made of its arguments counts.
         read_arguments("vllm", resolved, source, is_dump=True),
     )
+    engine = ENGINE.search(text)
+    if engine is not None and engine.end() == len(text):  # no bracket closes its configuration
+        raise _cut_off(source)
     if V0_ENGINE.search(text):
         return with_rules_of_v0(statement)
-    if ENGINE.search(text) is None:  # which would tell
+    if engine is None:  # which would tell
         statement = with_rules_of_version(statement)
     logged = CACHE_TOKENS.search(text)
     if logged is None:
@@ -226,6 +229,22 @@ def _of_vllm_log(source: str, text: str) -> Statement:
     tokens = _tokens(logged[1])
     cache = LoggedCache(tokens, _is_of_longest(text, tokens))
     return replace(statement, settings={**statement.settings, LOGGED_CACHE: cache})
+
+
+def _bracketed_values(match: re.Match[str], source: str) -> dict[str, object]:
+    """Read a server's arguments behind an opening bracket. Raises UserError where the log ends
+    before the closing one.
+    """
+    if not is_closed(match[1]):
+        raise _cut_off(source)
+    return named_values(match[1])
+
+
+def _cut_off(source: str) -> UserError:
+    return UserError(
+        f"{source} is cut off within the server's arguments, whose last value may be another; name "
+        "the whole log, or state its command as task.server='vllm serve MODEL ...' instead"
+    )
 
 
 def _resolved_by_vllm(text: str, typed: Arguments) -> dict[str, object]:
@@ -281,7 +300,7 @@ def _of_sglang_log(source: str, text: str) -> Statement:
     stated = SGLANG_ARGUMENTS.search(text)
     if stated is None:
         return statement
-    arguments = named_values(stated[1])
+    arguments = _bracketed_values(stated, source)
     described = read_arguments("sglang", arguments, source, is_dump=True, is_complete=True)
     # What the server made of its arguments counts, such as sequences that fit its cache.
     return merged(described, statement)

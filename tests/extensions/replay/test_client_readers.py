@@ -347,6 +347,15 @@ def test_a_summary_of_a_rate_with_a_limit_is_sent_at_that_rate(tmp_path):
     assert "at random at 2/s, at most 3 at a time" in cautions_of(tmp_path, summary)
 
 
+def test_means_that_contradict_each_other_are_named(tmp_path):
+    summary = {**SUMMARIES["vllm"], "mean_tpot_ms": 5.0}
+    assert "per token is 5 ms, and by its latency" in cautions_of(tmp_path, summary)
+    assert "per token is" not in cautions_of(tmp_path, SUMMARIES["vllm"])
+    # Nor is a mean contradicted that a file does not state.
+    summary.pop("mean_ttft_ms")
+    assert "per token is" not in cautions_of(tmp_path, summary)
+
+
 def cautions_of(tmp_path: Path, content) -> str:
     path = tmp_path / "file.json"
     path.write_text(json.dumps(content))
@@ -621,7 +630,7 @@ def test_cached_tokens_are_not_computed(tmp_path):
         ("<html></html>", "is HTML or XML"),
         ("2025-07-17 15:11:32,377 - bench - INFO - 3 requests, sent\n", "is a log, which"),
         (
-            json.dumps({"experiments": []}),
+            json.dumps({"version": "0.1", "experiments": []}),
             "responses without lengths; name its profile_export_genai",
         ),
         (json.dumps({"method": "x", "result": {}}), "has the keys method, result, as of none of"),

@@ -251,6 +251,21 @@ def test_lines_that_a_terminal_has_broken_are_read_whole(name, width):
     assert find_facts(Path("x"), broken_at(text, width)) == find_facts(Path("x"), text)
 
 
+@pytest.mark.parametrize(
+    "log",
+    [
+        V1.partition("28, 'gpu_memory")[0],  # of 128 sequences
+        NAMESPACE.partition("56, block_size")[0],
+        V0.partition("92, tensor_parallel")[0],
+        SGLANG.partition("384, tp_size")[0],
+    ],
+    ids=["changed", "listed", "engine", "SGLang"],
+)
+def test_a_log_that_is_cut_off_within_its_arguments_is_refused(log):
+    with pytest.raises(UserError, match="is cut off within the server's arguments"):
+        find_facts(Path("server.log"), log)
+
+
 COMMANDS = {
     f"vllm serve {MODEL} -tp 2 --max-num-seqs=128 --no-enable-prefix-caching "
     "--max-num-batched-tokens 8k --max-model-len 16K --enforce-eager": {
@@ -591,8 +606,8 @@ def test_a_block_is_of_the_last_size_that_a_log_sets(client, tmp_path):
     assert (engine.block_size, engine.num_blocks) == (528, 100 - 1)
 
 
-def test_a_log_whose_block_size_is_cut_off_has_blocks_of_the_default():
-    text = "INFO args: Namespace(block_size=3x\nINFO GPU KV cache size: 1,600 tokens\n"
+def test_a_log_whose_block_size_is_not_understood_has_blocks_of_the_default():
+    text = "INFO args: Namespace(block_size=3x)\nINFO GPU KV cache size: 1,600 tokens\n"
     facts = read_facts(Path("server.log"), text)
     assert facts.settings["cache.num_blocks"] == 1600 // 16 - 1
     assert facts.not_simulated == ["block_size=3x (not understood)"]
