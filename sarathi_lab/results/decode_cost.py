@@ -193,8 +193,13 @@ def _fitted(sizes: Mix, num_blocks: int, block_size: int) -> Mix:
     num_decodes = sizes["num_decodes"]
     tokens = sizes["prefill_tokens"]
     most_for_chunk = (num_blocks - num_decodes) * block_size  # a block for each decode at least
-    start = min(sizes["start"], most_for_chunk - tokens)
+    latest_start = most_for_chunk - tokens
+    start = min(sizes["start"], latest_start)
     chunk_blocks = -(-(start + tokens) // block_size)
     most_for_decode = (num_blocks - chunk_blocks) // num_decodes * block_size
-    context = max(2, min(sizes["context"], most_for_decode))
-    return {**sizes, "start": start, "context": context}
+    context = min(sizes["context"], most_for_decode)
+    return {
+        **sizes,
+        "start": start,
+        "context": max(2, context),  # a prompt's token and its own
+    }

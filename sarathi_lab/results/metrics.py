@@ -201,7 +201,11 @@ def _rooflines(run: RunTables) -> Quantities:
     busy = run.iterations.busy.sum()
     # NaN, not the sum of what is there, for a model without formulas.
     roofline = run.iterations.roofline.sum(skipna=False)
-    summary = {"busy_time": busy, "roofline": roofline, "time_over_roofline": busy / roofline}
+    summary = {
+        "busy_time": busy,
+        "roofline": roofline,
+        "time_over_roofline": busy / roofline,
+    }
     for kind, rows in _by_kind(run.iterations).items():
         seconds = rows.roofline.sum(skipna=False)
         summary[f"time_over_roofline_{kind}"] = rows.busy.sum() / seconds

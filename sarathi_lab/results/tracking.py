@@ -102,7 +102,8 @@ class WandbTracker(Tracker):
                 require_login("tracking.mode=online", "or use tracking.mode=offline")
 
     def hint(self) -> str:
-        return shlex.join([*WANDB, "leet", str(Path(self.dir) / "wandb")])
+        folder = Path(self.dir) / "wandb"
+        return shlex.join([*WANDB, "leet", str(folder)])
 
     def keeps_tables(self, *, is_measured: bool) -> bool:
         return is_measured if self.iterations == AUTO else bool(self.iterations)
@@ -112,10 +113,18 @@ class WandbTracker(Tracker):
 
     def leave(self, run: TrackedRun) -> None:
         folder = Path(self.dir).absolute()
+        # By default beside the runs, which `wandb sync` sends with their artifacts.
         data = os.environ.get("WANDB_DATA_DIR") or folder / "wandb" / "data"
-        destination = Destination(self.project, self.mode, str(folder), str(data), self.timeout)
+        destination = Destination(
+            project=self.project,
+            mode=self.mode,
+            folder=str(folder),
+            data=str(data),
+            timeout=self.timeout,
+        )
         pending = PendingRun(run, destination)
-        write_json(Path(run.folder) / PENDING, asdict(pending))
+        path = Path(run.folder) / PENDING
+        write_json(path, asdict(pending))
 
     def keep(self, folder: Path, *, waits: bool = False) -> None:
         if (folder / PENDING).is_file():
@@ -126,8 +135,9 @@ class WandbTracker(Tracker):
     def finish(self, folder: Path) -> None:
         # Of a job that failed, and of an earlier command that was killed.
         for pattern in ("", "*/", "baselines/*/"):
-            for pending in sorted(folder.glob(f"{pattern}{PENDING}")):
-                self.keep(pending.parent)
+            pending_runs = folder.glob(f"{pattern}{PENDING}")
+            for path in sorted(pending_runs):
+                self.keep(path.parent)
         _end_writer()
 
 
@@ -136,7 +146,8 @@ class _WriterProcess:
 
     def __init__(self) -> None:
         # The service of other W&B runs, of a notebook's, would outlive the writer.
-        variables = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+        variables = dict(os.environ)
+        variables.pop("WANDB_SERVICE", None)
         # In a new session: Ctrl-C stops the sweep, and what has ended is still written.
         self._process = subprocess.Popen(
             [sys.executable, "-P", wandb_writer.__file__],
@@ -229,9 +240,12 @@ def as_tree(values: Mapping[str, object]) -> dict[str, Any]:
         *groups, leaf = name.split(".")
         node = tree
         for group in groups:
-            inner = node.get(group, {})
-            node[group] = inner if isinstance(inner, dict) else {OPTION: inner}
-            node = node[group]
+            inner = node.setdefault(group, {})
+            if not isinstance(inner, dict):
+                # `policy=sarathi` was stated before `policy.window=2`.
+                inner = {OPTION: inner}
+                node[group] = inner
+            node = inner
         if isinstance(node.get(leaf), dict):
             node[leaf][OPTION] = value
         else:

@@ -79,12 +79,14 @@ class TrackedRun:
 
         A run that is done again in its folder has it again, and replaces what it left before.
         """
-        return f"{REFUSED.sub('_', self.name)[:MAX_NAME]}_{self.key}"
+        name = REFUSED.sub("_", self.name)
+        return f"{name[:MAX_NAME]}_{self.key}"
 
     @property
     def key(self) -> str:
         """Return what only this folder's run has: in its group, on whichever node it is done."""
-        group_and_folder = f"{self.group} {Path(self.folder).absolute()}"
+        folder = Path(self.folder).absolute()
+        group_and_folder = f"{self.group} {folder}"
         return hashlib.sha256(group_and_folder.encode()).hexdigest()[:8]
 
 
@@ -175,7 +177,8 @@ class Writer:
             return work(*args)
         except (Exception, SystemExit) as error:  # a measurement must not end for it
             self._gave_up.add(consequence)
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            first_line, _, _ = str(error).strip().partition("\n")
+            reason = first_line or type(error).__name__
             self.warnings.append(f"{reason}; {consequence}")
             return None
 
@@ -312,7 +315,8 @@ def _displayed(folder: Path) -> dict[str, object]:
     options = pyarrow.csv.ConvertOptions(strings_can_be_null=True, null_values=[""])
     shown: dict[str, object] = {}
     for path in sorted(folder.glob("*.csv")):
-        shown[path.stem] = _as_displayed(pyarrow.csv.read_csv(path, convert_options=options))
+        table = pyarrow.csv.read_csv(path, convert_options=options)
+        shown[path.stem] = _as_displayed(table)
     requests = folder / "requests.parquet"
     if requests.is_file():
         shown["requests"] = _as_displayed(read_parquet(requests))
@@ -327,7 +331,8 @@ def _as_displayed(table: pyarrow.Table) -> wandb.Table:
 
     columns = [name for name in table.column_names if name not in LISTS]
     rows = table.select(columns).to_pylist()
-    return wandb.Table(columns=columns, data=[list(row.values()) for row in rows])
+    data = [list(row.values()) for row in rows]
+    return wandb.Table(columns=columns, data=data)
 
 
 def read_parquet(path: Path) -> pyarrow.Table:
@@ -340,8 +345,10 @@ def main() -> None:
     """Do what the input asks for."""
     os.environ |= {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
     # Nothing else may be printed where the answers are.
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    output = sys.stdout.fileno()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    answers = os.fdopen(os.dup(output), "w")
+    os.dup2(nowhere, output)
     gc.set_threshold(100_000)  # importing makes much that stays
     with suppress(Exception):  # raised, and reported, again by the first run
         import wandb  # noqa: F401

@@ -288,7 +288,8 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
 def _experiments(names: Sequence[str]) -> list[str]:
     """Return the experiments of these names, and those that named claims are read from."""
     experiment_of = {claim.id: claim.experiment for claim in load_claims()}
-    return list(dict.fromkeys(experiment_of.get(name, name) for name in names))
+    experiments = [experiment_of.get(name, name) for name in names]
+    return list(dict.fromkeys(experiments))
 
 
 def _seconds(
