@@ -262,8 +262,9 @@ def _order_over_time(typical: pd.DataFrame, is_steady: pd.Series) -> pd.DataFram
     order = pd.DataFrame(index=typical.index)
     order["unsteady"] = ~is_steady.reindex(typical.index)
     if "throughput" in typical:
-        served = typical["throughput"].where(order["unsteady"], 0.0)
-        order["unserved"] = -served
+        # Steady ones serve what arrives: all are equal in it.
+        if_unsteady = typical["throughput"].where(order["unsteady"], 0.0)
+        order["unserved"] = -if_unsteady
     if "slo_attainment" in typical:
         order["within_objective"] = -typical["slo_attainment"]
     # The order of the columns is that of choice: each decides only between runs equal so far.

@@ -23,7 +23,7 @@ def outcome(requests: Requests, slo: Slo) -> Quantities:
         `request_gap_p99` (the longest gap between tokens of a request, of 99 % of them: a P99 over
         all gaps hides a stall a request), `bound_use` (the largest quantity over its bound),
         `worst_use` (the same, with that gap against the bound between tokens), `is_steady`,
-        `is_too_short` (to tell whether what it is not steady by is overload) and `slo_met`. A run
+        `is_too_short` (not steady, and too short to tell overload from chance) and `slo_met`. A run
         whose waits grow is not within an objective, as a longer one would exceed any bound.
     """
     times = waits(requests)
@@ -42,6 +42,7 @@ def outcome(requests: Requests, slo: Slo) -> Quantities:
     if slo.tbt is not None:
         stall_use = longest_gap / slo.tbt
     largest_gap_use = _largest([*gap_uses, stall_use])
+    halvings = math.log2(max(1.0, largest_gap_use))
     trend = load_trend(requests)
     is_steady = trend is None or not trend.is_overloaded
     is_too_short = trend is not None and not is_steady and trend.is_short
@@ -50,7 +51,7 @@ def outcome(requests: Requests, slo: Slo) -> Quantities:
         **held,
         "bounds_missed": bounds_missed,
         "gap_bounds_missed": _num_missed(gap_uses),
-        "stall_class": math.ceil(math.log2(max(1.0, largest_gap_use))),
+        "stall_class": math.ceil(halvings),
         "request_gap_p99": longest_gap,
         "bound_use": _largest(uses),
         "worst_use": _largest([*uses, stall_use]),

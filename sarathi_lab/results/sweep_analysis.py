@@ -92,8 +92,8 @@ def varied(runs: Runs, leaving: Collection[str] = SAMPLES) -> list[str]:
 
     Args:
         runs: Runs of one sweep, whose settings the sweeper stored, or of several put together.
-            Of the latter these are model, device and all settings that differ, without those
-            that others before them determine.
+            Of several these are the model, the device and what else differs, without settings
+            that follow from those before them.
         leaving: First or last parts of settings that are left out, as that of `workload.seed`.
     """
     swept = without_baselines(runs)
