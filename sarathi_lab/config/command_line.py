@@ -236,15 +236,15 @@ def _explain(error: Exception, settings: Settings) -> UserError:
 
 def _unknown_option(group: str, name: str, options: Sequence[str]) -> UserError:
     """Say what is wrong with the name of an option that a group has not."""
+    similar = suggestion(name, options)
+    if group in ("model", "hardware"):
+        similar = _published(group, name) or similar
     groups = [other for other in CHOICES if name in option_files(other)]
-    if len(groups) == 1:  # "none" is of several
+    if not similar and len(groups) == 1:  # "none" is of several
         (other,) = groups
         return UserError(
             f"{group}={name} is unknown; {name} is an option of {other}: write {other}={name}"
         )
-    similar = suggestion(name, options)
-    if group in ("model", "hardware"):
-        similar = _published(group, name) or similar
     remedy = f"use one of {', '.join(options)}"
     if group in BESIDE_OPTIONS:
         remedy = f"{BESIDE_OPTIONS[group]}, or {remedy}"
