@@ -34,7 +34,8 @@ SIMULATED: Sequence[Dash] = (
     (0, (5, 1, 1, 1, 1, 1)),
 )
 PANEL_HEIGHT = 2.6  # inches
-LINES_OF_NAMES = 2  # that a name below a bar may have
+LETTERS_BELOW = 18  # of the names below bars in an inch
+LINES_BELOW = 3  # that such a name may have
 NAMES_HEIGHT = 0.6  # inches, of the names below bars
 PANEL_WIDTH = 3.2  # inches
 BAR_WIDTH = 0.6  # of a bar's place
@@ -388,15 +389,14 @@ def _quantity(row: pd.Series, spec: PlotSpec) -> str:
 
 
 def _name_bars(ax: Axes, marks: pd.DataFrame, spec: PlotSpec) -> None:
-    """Write the series below bars: upright in two lines, or slanted where these do not fit."""
+    """Write the series below bars: a word a line, or slanted where these do not fit."""
     bars = marks.drop_duplicates("key")
     names = bars.key.map(spec.series_name).str.replace("_", " ")
-    letters = int(style.inches_wide(ax) / style.LETTER) // len(bars)
-    wrapped = [textwrap.wrap(name, max(letters, 1), break_long_words=False) for name in names]
-    longest = max(len(line) for lines in wrapped for line in lines)
-    if longest <= letters and max(map(len, wrapped)) <= LINES_OF_NAMES:
-        upright = ["\n".join(lines) for lines in wrapped]
-        ax.set_xticks(bars["at"], upright, fontsize=8)
+    letters = int(LETTERS_BELOW * style.inches_wide(ax)) // len(bars)
+    words = names.str.split()
+    longest_word = words.explode().map(len).max()
+    if longest_word <= letters and words.map(len).max() <= LINES_BELOW:
+        ax.set_xticks(bars["at"], words.map("\n".join), fontsize=8)
     else:
         ax.set_xticks(
             bars["at"], names, fontsize=8, rotation=45, ha="right", rotation_mode="anchor"
