@@ -142,15 +142,15 @@ def out_of_reach(plan: Plan, slo: Slo) -> list[str]:
                 f"no rate meets slo.{name}={bound:g}: a decode takes {_ms(gap)} even alone"
                 f"{_in_8_bits(plan)}"
             )
-    bound = slo.ttft
-    if bound is None:
+    ttft = slo.ttft
+    if ttft is None:
         return lines
     prompt_len = limits.prompt_in_time(slo.quantile)
     sizes = _iteration_sizes(prompt_len)
     seconds = min(limits.first_token(prompt_len, chunk) for chunk in sizes)
-    if seconds > MARGIN * bound:
+    if seconds > MARGIN * ttft:
         lines.append(
-            f"no rate meets slo.ttft={bound:g}: a prompt of {prompt_len:,} tokens takes "
+            f"no rate meets slo.ttft={ttft:g}: a prompt of {prompt_len:,} tokens takes "
             f"{_ms(seconds)} even alone"
         )
     return lines

@@ -284,6 +284,7 @@ def with_fitting_sequences(cfg: DictConfig, plan: Plan) -> DictConfig:
     excess = needed - budget
     if not 0 < excess < batch_size:
         return cfg
+    # A decode takes one token of the budget, so that each sequence less leaves one more.
     num_fitting = batch_size - excess
     return changed(cfg, batch=num_fitting)
 

@@ -192,14 +192,14 @@ def remedies(best: PolicyRuns, row: Row, context: RunContext) -> Remedies:
     settings = [setting for setting in context.settings if name_of(setting) != "batch"]
     settings.append(f"batch={batch_size}")
     # The remedies below are of the larger batch, so their commands must have it.
-    context = replace(context, settings=settings)
+    of_larger = replace(context, settings=settings)
     present = best.plan_of(row).engine.batch_size
     larger_row = larger.best
-    remedy = _larger_batch(Trial(larger, larger_row), present, context)
+    remedy = _larger_batch(Trial(larger, larger_row), present, of_larger)
     if larger_row["slo_met"]:
         server = larger.plan_of(larger_row)
         return Remedies([remedy], server, notes)
-    others = _of_as_many_sequences(larger, larger_row, context)
+    others = _of_as_many_sequences(larger, larger_row, of_larger)
     commands = [remedy, *others.commands]
     return others._replace(commands=commands, notes=[*notes, *others.notes])
 
@@ -277,12 +277,12 @@ def _chunks_for_a_rate(best: PolicyRuns, slo: Slo) -> list[pd.Series]:
     for column in ("gap_bounds_missed", "stall_class"):
         numbers = calmest[column]
         calmest = calmest[numbers == numbers.min()]
-    largest = calmest.iloc[-1]
-    searched = [largest]
+    previous = calmest.iloc[-1]
+    searched = [previous]
     for _, row in rows.iterrows():
-        if row.chunk >= LARGER * largest.chunk:
-            largest = row
+        if row.chunk >= LARGER * previous.chunk:
             searched.append(row)
+            previous = row
     return searched[:MOST_SEARCHED]
 
 

@@ -55,7 +55,7 @@ def more_sequences(best: PolicyRuns, row: Row) -> tuple[PolicyRuns | None, str]:
 
 
 def _with_sequences(best: PolicyRuns, row: Row, present: int, batch_size: int) -> PolicyRuns:
-    """Simulate a run with other sequences: a longer one where there is."""
+    """Simulate a run with another number of sequences, and longer ones where they decide."""
     cfg = copied(best.option.cfg)
     cfg.batch = batch_size
     option: Option = replace(best.option, cfg=cfg)

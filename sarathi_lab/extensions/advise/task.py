@@ -372,22 +372,22 @@ def graphs_gain(runs: PolicyRuns, best: pd.Series, chunks: Sequence[int] | None)
     cfg.host.graphs.update(sizes=None, largest=longest)
     larger = try_chunks(replace(runs.option, cfg=cfg), chunks)
     row = larger.best
-    best = runs.tried(best)
-    gain = row.throughput / best.throughput
+    present = runs.tried(best)
+    gain = row.throughput / present.throughput
     gap = row.tbt_p99
-    present_gap = best.tbt_p99
-    present = max(graphs.captured)
+    present_gap = present.tbt_p99
+    captured = max(graphs.captured)
     size = int(row.chunk)
     is_faster = gain > 1 + AS_GOOD
     is_shorter = gap < (1 - AS_GOOD) * present_gap
     gains = is_faster or is_shorter
-    # A chunk within the present graphs replays one already.
-    if size <= present or not gains:
-        return [f"  CUDA graphs captured beyond the {present} tokens of now gain nothing"]
+    # A chunk within the captured sizes replays a graph already.
+    if size <= captured or not gains:
+        return [f"  CUDA graphs captured beyond the {captured} tokens of now gain nothing"]
     return [
-        f"  with CUDA graphs captured to {size} tokens, {present} now, the best chunk is {size}: "
+        f"  with CUDA graphs captured to {size} tokens, {captured} now, the best chunk is {size}: "
         f"{gain:.2f} times the tokens/s, {1e3 * gap:.1f} ms between tokens at P99 where "
-        f"{best.chunk:.0f} has {1e3 * present_gap:.1f}; vLLM: --max-num-batched-tokens {size} "
+        f"{present.chunk:.0f} has {1e3 * present_gap:.1f}; vLLM: --max-num-batched-tokens {size} "
         f"--max-cudagraph-capture-size {size}"
     ]
 

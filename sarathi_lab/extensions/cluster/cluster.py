@@ -188,9 +188,9 @@ class Cluster(Schedulers):
     ) -> None:
         super().__init__(schedulers)
         self.instances = instances
-        if num_entries is None:
-            num_entries = len(schedulers)
-        self.num_entries = num_entries
+        self.num_entries = len(schedulers)
+        if num_entries is not None:
+            self.num_entries = num_entries
         self._router = router
         # When each last had no batch: not asked again at that time, unless something changes (NaN).
         self._no_batch_at = [math.nan] * len(schedulers)

@@ -99,8 +99,8 @@ class Several(Topology):
         transfers, whose time includes the wait for the link.
         """
         # The time is summed over the instances.
-        most_busy = self.num_instances * summary["duration"]
-        busy = summary["busy_time"] / most_busy
+        instance_seconds = self.num_instances * summary["duration"]
+        busy = summary["busy_time"] / instance_seconds
         quantities = {"num_devices": float(num_devices), "instance_idle_fraction": 1 - busy}
         for rate in RATES:
             if rate in summary:

@@ -161,8 +161,8 @@ def _reserved(
     budget: int,
     most: int,
 ) -> Iterator[Point]:
-    """`num_requests` of `dataset` at `rate` a second: with `budget` tokens for them and their
-    drafts, and with what is left of it if the drafts of `most` sequences, but one, are left out.
+    """Serve `num_requests` of `dataset` at `rate` a second with a budget of `budget` tokens, and
+    with what remains of it if all drafts but one are reserved for each of `most` sequences.
     """
     requests = at_rate(bench.requests(dataset, num_requests, seed), rate)
     drafting = Assumed(tokens=drafts, acceptance=acceptance, seed=bench.seed + seed)
