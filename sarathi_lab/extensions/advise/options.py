@@ -413,14 +413,14 @@ def _chunk_of_twin(
     return None
 
 
-def is_same_run(row: Mapping[str, Any], other: Row) -> bool:
+def is_same_run(row: Mapping[str, Any], rival: Row) -> bool:
     """Return whether two policies gave the same in every digit of all quantities."""
     for name, value in row.items():
         if name == "policy":
             continue
-        other_value = other[name]
-        are_unknown = pd.isna(value) and pd.isna(other_value)
-        if value != other_value and not are_unknown:
+        rival_value = rival[name]
+        are_unknown = pd.isna(value) and pd.isna(rival_value)
+        if value != rival_value and not are_unknown:
             return False
     return True
 
