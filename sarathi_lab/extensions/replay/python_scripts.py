@@ -1,11 +1,12 @@
 """Commands of servers that a script of Python's states as literals: a list of words, a text, or a
 call such as LLM(...). No script is run: what another expression makes stands as `$(line_7)` in
-them, by which the command is refused.
+them, by which the command is refused; so is a program that a script starts by another expression.
 """
 
 from __future__ import annotations
 
 import ast
+import operator
 import re
 import textwrap
 from collections import defaultdict
@@ -21,11 +22,16 @@ from sarathi_lab.extensions.replay.shell import ShellCommand, commands_in, untol
 # vLLM's.
 SERVER_CALLS = {
     "trtllm": ("tensorrt_llm", ("LLM",)),
-    "sglang": ("sglang", ("Engine", "ServerArgs")),
+    "sglang": ("sgl", ("Engine", "ServerArgs")),
     "vllm": ("", ("LLM", "AsyncEngineArgs", "EngineArgs")),
 }
 # Functions by which a text is a command, and others that leave a variable as it is.
 STARTING = re.compile(r"(?:\w+\.)*(?:Popen|run|call|check_\w+|system|exec\w+|create_\w+|split)")
+# Of these, calls that start a program: `run` is many another thing's.
+PROGRAM_CALL = re.compile(
+    r"(?:(?:subprocess|sp)\.)?(?:run|call|check_call|check_output|getoutput|Popen)"
+    r"|(?:\w+\.)?(?:system|popen|(?:exec|spawn)[lv]\w*|create_subprocess_\w+)"
+)
 READING = re.compile(rf"{STARTING.pattern}|(?:\w+\.)*(?:print|info)|.*\.join")
 # What a literal may be part of, and stay as it is.
 KEEPING = ast.Call | ast.keyword | ast.Expr | ast.Dict
@@ -63,9 +69,23 @@ class PythonScript:
                     self._note_variable(name, node)
 
     def _note_variable(self, name: str, node: ast.expr | ast.keyword) -> None:
-        """Note a server's variable, whatever value it gets: the script may choose it."""
-        if ENVIRONMENT_NAME.fullmatch(name):
-            self._environment[name] = untold(node.lineno)
+        """Note a server's variable; its value is told if the script's one mention of it is outside
+        functions and branches, such as os.environ["VLLM_USE_V1"] = "0".
+        """
+        if not ENVIRONMENT_NAME.fullmatch(name):
+            return
+        value = untold(node.lineno)
+        parent = self._parents[node]
+        statement = self._parents.get(parent)
+        match statement:
+            case ast.Assign(
+                targets=[ast.Subscript() as target], value=ast.Constant(value=str(text))
+            ):
+                is_of_process = ast.unparse(target.value) == "os.environ"
+                is_certain = isinstance(self._parents[statement], ast.Module)
+                if is_of_process and is_certain and name not in self._environment:
+                    value = text
+        self._environment[name] = value
 
     def commands(self) -> Iterator[ShellCommand]:
         """Yield the commands that may start a server."""
@@ -74,12 +94,30 @@ class PythonScript:
                 case ast.Call():
                     argv = self._argv_of_call(node)
                     yield ShellCommand(argv, self._environment)
+                case ast.JoinedStr():
+                    text = "".join(map(_text_of_part, node.values))
+                    yield from self._commands_of_text(node, text)
                 case ast.List(elts=elements) | ast.Tuple(elts=elements):
                     argv = [str(_value(element)) for element in elements]
                     argv += self._changes(node)
                     yield ShellCommand(argv, self._environment)
                 case ast.Constant(value=str(text)):
                     yield from self._commands_of_text(node, text)
+
+    def untold_programs(self) -> Iterator[str]:
+        """Yield what stands for each program that the script starts by no literal."""
+        for node in self._nodes:
+            if not isinstance(node, ast.Call):
+                continue
+            function = ast.unparse(node.func)
+            if PROGRAM_CALL.fullmatch(function) is None:
+                continue
+            words = list(node.args)
+            for keyword in node.keywords:
+                if keyword.arg in ("args", None):
+                    words.append(keyword.value)
+            if not all(map(self._is_stated, words)):
+                yield untold(node.lineno)
 
     def _argv_of_call(self, call: ast.Call) -> list[str]:
         """Return the command with the arguments of a call that makes a server; else no words."""
@@ -92,20 +130,45 @@ class PythonScript:
                 argv.append(str(_value(argument)))
             for keyword in call.keywords:
                 argv += _flags_of_keyword(keyword)
-            argv += self._fields_set(system)
+            argv += self._flags_of_fields(system)
             return argv
         return []
 
-    def _fields_set(self, system: str) -> list[str]:
+    def _is_stated(self, argument: ast.expr) -> bool:
+        """Return whether an argument is a literal, or a variable that is one wherever it is set."""
+        match argument:
+            case ast.Call(func=ast.Attribute(attr="split"), args=[text]):
+                return self._is_stated(text)
+            case ast.Name(id=name):
+                mentions = self._names[name]
+                are_set = list(map(self._sets_literal, mentions))
+                are_read = map(self._is_read, mentions)
+                are_stated = map(operator.or_, are_set, are_read)
+                return any(are_set) and all(are_stated)
+        return _is_literal(argument)
+
+    def _sets_literal(self, mention: ast.Name) -> bool:
+        """Return whether a variable is given a literal where it is mentioned."""
+        match self._parents[mention]:
+            case ast.Assign(targets=[target], value=value):
+                return target is mention and _is_literal(value)
+        return False
+
+    def _is_read(self, mention: ast.expr) -> bool:
+        """Return whether a function is given a variable that leaves it as it is."""
+        function = self._function_given(mention)
+        return READING.fullmatch(function) is not None
+
+    def _flags_of_fields(self, system: str) -> list[str]:
         """Return flags that stand for arguments which a script sets by name behind a call."""
         flags = list[str]()
         for node in self._nodes:
-            match node:
-                case ast.Attribute(value=ast.Name(id="self")):
-                    continue  # of the script's own object
-                case ast.Attribute(value=ast.Name(), attr=name, ctx=ast.Store()):
-                    if find(system, name) is not None:
-                        flags.append(_untold_flag(node))
+            if not isinstance(node, ast.Attribute | ast.Call):
+                continue
+            for name in _fields_set(node):
+                is_named = name.isidentifier()
+                if not is_named or find(system, name) is not None:
+                    flags.append(_untold_flag(node))
         return flags
 
     def _commands_of_text(self, literal: ast.expr, text: str) -> Iterator[ShellCommand]:
@@ -143,8 +206,7 @@ class PythonScript:
             if mention is literal:
                 is_kept = isinstance(self._parents[literal], KEEPING)
             else:
-                function = self._function_given(mention)
-                is_kept = READING.fullmatch(function) is not None
+                is_kept = self._is_read(mention)
             if not is_kept:
                 changes.append(_untold_flag(mention))
         return changes
@@ -167,6 +229,37 @@ def _value(node: ast.expr) -> object:
     with suppress(ValueError, TypeError):
         return ast.literal_eval(node)
     return untold(node.lineno)
+
+
+def _fields_set(node: ast.Attribute | ast.Call) -> list[str]:
+    """Return the names of fields that a script sets, of others than its own object; "": of any."""
+    match node:
+        case ast.Attribute(value=owner, attr=name, ctx=ast.Store()):
+            return [] if ast.unparse(owner) == "self" else [name]
+        case ast.Call(func=function, args=arguments, keywords=keywords):
+            called = ast.unparse(function).rpartition(".")[2]
+            if called == "replace":
+                return [keyword.arg or "" for keyword in keywords]
+            if called in ("setattr", "__setattr__"):
+                return [str(_value(argument)) for argument in arguments[1:2]]
+    return []
+
+
+def _is_literal(node: ast.expr) -> bool:
+    """Return whether the program that a command starts is a literal, or Python itself."""
+    match node:
+        case ast.List(elts=[first, *_]) | ast.Tuple(elts=[first, *_]):
+            return isinstance(first, ast.Constant) or ast.unparse(first) == "sys.executable"
+        case ast.JoinedStr(values=[first, *_]):
+            return isinstance(first, ast.Constant)
+    return isinstance(node, ast.Constant)
+
+
+def _text_of_part(part: ast.expr) -> str:
+    """Return a part of an f-string; of an expression, text that stands for its value."""
+    if isinstance(part, ast.Constant):
+        return str(part.value)
+    return untold(part.lineno)
 
 
 def _untold_flag(node: ast.expr | ast.keyword) -> str:

@@ -63,6 +63,7 @@ PINNED = r"(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)?)"
 # Defaults of arguments that are otherwise than their policy's here, and so are named.
 OTHER_DEFAULTS: dict[str, dict[str, object]] = {"trtllm": {"enable_chunked_prefill": "false"}}
 DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)\n[ \t]*\2[ \t]*(?:\n|$)", re.DOTALL)
+OBJECT = re.compile(r"\s*\{\s*[\"'}]")  # of JSON; a shell's group begins with a program
 # Variables in a unit of systemd.
 UNIT_VARIABLES = re.compile(r"^Environment=", re.MULTILINE)
 UNIT_FILE = re.compile(r"^EnvironmentFile(?==)", re.MULTILINE)
@@ -110,7 +111,14 @@ def find_command(text: str, source: str) -> Statement | None:
     for several of them, and a misspelt argument.
     """
     server = _server_in(_commands(text, source), source)
-    return None if server is None else _read_server(server, source, text)
+    statement = None
+    if server is not None:
+        statement = _read_server(server, source, text)
+    tree = parsed(text)
+    if tree is not None:  # whose server may be of a program that is no literal
+        programs = PythonScript(tree, text).untold_programs()
+        _check_programs(text, list(programs), source)
+    return statement
 
 
 def _commands(text: str, source: str) -> list[ShellCommand]:
@@ -118,21 +126,18 @@ def _commands(text: str, source: str) -> list[ShellCommand]:
     Raises UserError for one that only a run of a shell's script tells.
     """
     in_containers = containers_in(text)
-    if in_containers or text.lstrip().startswith("{"):
+    if in_containers or OBJECT.match(text):
         return in_containers
-    script = parsed(text)
-    if script is not None:
-        return list(PythonScript(script, text).commands())
+    tree = parsed(text)
+    if tree is not None:
+        return list(PythonScript(tree, text).commands())
     commands = list[ShellCommand]()
     for document in DOCUMENT.finditer(text):  # as for kubectl apply
         commands += containers_in(document[3])
     files = UNIT_FILE.findall(text)
     exporting = UNIT_VARIABLES.sub("export ", text)
     for command in commands_in(exporting, {}):
-        program = "".join(command.argv[:1])
-        for system in PROGRAMS:
-            if system in text:
-                _check_is_told(system, [program], source)
+        _check_programs(text, command.argv[:1], source)
         commands.append(replace(command, notes=notes_of_files(files)))
     return commands
 
@@ -239,6 +244,13 @@ def _effective(system: str, arguments: Arguments) -> list[str]:
         if row is None or row.setting != NO_EFFECT:
             shown.append(f"{name}={value}")
     return shown
+
+
+def _check_programs(text: str, programs: Sequence[str], source: str) -> None:
+    """Raise UserError for a program that only a run tells, in a script that has a server's."""
+    for system in PROGRAMS:
+        if system in text:
+            _check_is_told(system, programs, source)
 
 
 def _check_is_told(system: str, arguments: Sequence[str], source: str) -> None:

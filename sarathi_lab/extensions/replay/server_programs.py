@@ -17,6 +17,7 @@ SERVER_PROGRAM = re.compile(
         (?P<sglang> [^\s{END}]*sglang(?:_router)?\.launch_server | dynamo\.sglang
             | (?:[^\s{END}]*/)?sglang{END}serve)
       | (?P<vllm> [^\s{END}]*entrypoints\.(?:\w+\.)?api_server | dynamo\.vllm
+            | vllm\.entrypoints\.cli\.main{END}serve
             | (?:[^\s{END}]*/)?vllm{END}serve)
       | (?P<trtllm> (?:[^\s{END}]*/)?trtllm-serve (?!{END}(?:disaggregated|mm_embedding_serve)))
     )

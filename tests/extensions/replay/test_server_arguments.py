@@ -955,6 +955,7 @@ def test_breaks_and_comments_of_a_shell_end_no_command_within_it(script):
     assert not statement.not_simulated
 
 
+UNUSED = "OLD = ['vllm', 'serve', 'm', '--max-num-seqs', '8']\n"
 PYTHON = "cmd = ['vllm', 'serve', 'm', '--max-num-seqs', '8']\n%s\nsubprocess.Popen(cmd)"
 
 
@@ -969,6 +970,8 @@ PYTHON = "cmd = ['vllm', 'serve', 'm', '--max-num-seqs', '8']\n%s\nsubprocess.Po
         "cmd = 'vllm serve m --max-num-seqs 8'\nsubprocess.run(shlex.split(cmd))",
         "subprocess.run(args='vllm serve m --max-num-seqs 8', shell=True)",
         "LLM('m', max_num_seqs=8)",
+        "Popen([sys.executable, '-m', 'vllm.entrypoints.cli.main', 'serve', 'm',\n"
+        "'--max-num-seqs=8'])",
         "self.model = vllm.LLM(model='m', max_num_seqs=8, trust_remote_code=TRUST)",
     ],
 )
@@ -1000,7 +1003,20 @@ def test_a_python_script_states_a_command_by_literals(script):
         ("\nLLM('m', **options)", 2, "an argument"),
         ("LLM('m')\nargs.max_num_seqs = 16", 2, "an argument"),
         ("def serve(cmd=['vllm', 'serve', 'm']):\n    Popen(cmd)", 1, "an argument"),
-        ("os.environ['VLLM_USE_V1'] = '0'\nLLM('m')", 1, "VLLM_USE_V1"),
+        ("os.environ['VLLM_USE_V1'] = version\nLLM('m')", 1, "VLLM_USE_V1"),
+        ("if old:\n    os.environ['VLLM_USE_V1'] = '0'\nLLM('m')", 2, "VLLM_USE_V1"),
+        ("os.system(f'vllm serve m --max-num-seqs {n}')", 1, "max_num_seqs"),
+        ("cmd = f'vllm serve {model}'\nsubprocess.run(cmd, shell=True)", 1, "model"),
+        ("os.system('vllm serve %s' % model)", 1, "an argument"),
+        ("run('vllm serve {}'.format(model), shell=True)", 1, "an argument"),
+        ("cmd = 'vllm serve ' + model\nos.system(cmd)", 2, "an argument"),
+        ("LLM('m')\nsetattr(args, 'max_num_seqs', 8)", 2, "an argument"),
+        ("LLM('m')\nfor name, value in options:\n    setattr(args, name, value)", 3, "an argument"),
+        ("LLM('m')\nargs = replace(args, max_num_seqs=8)", 2, "an argument"),
+        (f"{UNUSED}subprocess.run(make_command())", 2, "an argument"),
+        (f"{UNUSED}subprocess.run(args=make_command())", 2, "an argument"),
+        (f"{UNUSED}cmd = ['vllm']\ncmd += more\nPopen(cmd)", 4, "an argument"),
+        (f"{UNUSED}os.execvp('vllm', ['vllm', *more])\nPopen([program, 'x'])", 3, "an argument"),
         ("env = {**os.environ,\n 'VLLM_USE_V1': '0'}\nLLM('m')", 2, "VLLM_USE_V1"),
         ("image = image.env(VLLM_USE_V1='0')\nLLM('m')", 1, "VLLM_USE_V1"),
     ],
@@ -1009,6 +1025,18 @@ def test_what_only_a_run_of_a_python_script_tells_is_refused_by_its_line(script,
     refusal = f"run.py, line {line}: {name}.* is computed by the script, which is not run"
     with pytest.raises(UserError, match=refusal):
         find_command(script, "run.py")
+
+
+def test_a_switch_that_a_script_states_once_counts():
+    script = "os.environ['VLLM_USE_V1'] = '0'\nLLM('m', max_num_seqs=8)"
+    assert find_command(script, "run.py").policy == "prefill_first"
+    with pytest.raises(UserError, match="VLLM_USE_V1 is computed by the script"):
+        find_command(f"{script}\nos.environ.pop('VLLM_USE_V1')", "run.py")
+
+
+def test_sglangs_engine_may_be_of_a_shorter_name():
+    statement = find_command("sgl.Engine(model_path='m')", "task.server")
+    assert (statement.policy, statement.settings) == ("sglang", {"model": "m"})
 
 
 def test_a_refused_script_is_answered_with_the_command_of_its_server():

@@ -394,6 +394,7 @@ SERVER = "vllm serve M --max-num-seqs 64 -tp 2"
         f"COMMAND='{SERVER}'\n$COMMAND > server.log",
         f"bash -c 'echo vllm serve x && {SERVER}'",
         f"({SERVER})",
+        f"{{ {SERVER}; }} &",
         'A=(-tp 2)\nA+=(\n  --max-num-seqs 64  # don\'t\n)\nvllm serve M "${A[@]}"',
         "A='-tp 2'; A+=' --max-num-seqs 64'; vllm serve M $A",
         f"+ {SERVER}\n{SERVER}",
