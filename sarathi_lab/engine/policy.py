@@ -141,6 +141,11 @@ class Policy(ABC):
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         """Raise UserError for parameters that cannot work with this batch size and model length."""
+        if not hasattr(self, "name"):
+            raise UserError(
+                f"policy {type(self).__name__} has no name; add one to the class, such as "
+                'name: ClassVar[str] = "my_policy"'
+            )
         check_fields(self)
         require_one_of("reserve", self.reserve, get_args(Reserve))
         remedy = "use a share of the cache, a number from 0 to below 1"

@@ -46,6 +46,7 @@ WITH_CONTEXT = (FULL, SLIDING, CHUNKED, SPARSE, HEAVY)
 KINDS = (*WITH_CONTEXT, STATES, MLP, MOE, NONE)
 FLOAT_BYTES = 4
 DTYPE_FIELDS = ("dtype", "torch_dtype")  # of today's transformers, and of older ones
+MOST_LETTERS = 40  # of a value in a message
 # What can be done with a model that no formula is for.
 OTHERWISE = (
     "use executor=vllm if vLLM runs it, or state a shape of about its size in "
@@ -144,8 +145,10 @@ def _check_parts(fields: Config, model_type: str) -> None:
         is_counted = name in family.counted
         is_absent = not value or value in part.get("absent", ())
         if not is_counted and not is_absent:
-            setting = f"{name}={str(value)[:40]}"
-            raise UserError(f"{setting}: {part['part']} has no formula; {OTHERWISE}")
+            shown = str(value)
+            if len(shown) > MOST_LETTERS:
+                shown = f"{shown[:MOST_LETTERS]}..."
+            raise UserError(f"{name}={shown}: {part['part']} has no formula; {OTHERWISE}")
 
 
 class Reader:

@@ -125,8 +125,11 @@ def _read_method(settings: Settings) -> Quantisation:
         return _modelopt(settings)
     if method == "compressed-tensors":
         return _compressed_tensors(settings)
+    stated = f"{FIELD}.quant_method={method}"
+    if "quant_method" not in settings:  # such as MLX's, with bits and group_size alone
+        stated = f"quantisation by {' and '.join(settings)}, without a quant_method,"
     raise UserError(
-        f"{FIELD}.quant_method={method} has no formula of its bytes; take fp8, awq, gptq, mxfp4, "
+        f"{stated} has no formula of its bytes; take fp8, awq, gptq, mxfp4, "
         "modelopt, bitsandbytes or compressed-tensors, or the unquantised model"
     )
 

@@ -282,7 +282,7 @@ def unsteady_note(runs: Runs) -> list[str]:
         remedy = _where_batch_is_full(runs[is_overloaded])
         lines.append(
             f"overloaded ({UNSTEADY}): {names}; requests come faster than they are served, so that "
-            "times grow with the length of the run; lower the load or use "
+            "times grow with the length of the run; lower workload.rate or workload.users, or use "
             f"task=capacity{remedy}"
         )
     if is_short.any():

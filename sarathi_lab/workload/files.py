@@ -153,6 +153,8 @@ class Row:
             )
         prompt = np.asarray(token_ids, dtype=np.int32)
         output_len = _first_of(fields, OUTPUT_LENGTHS)
+        if output_len is None:
+            raise UserError(f"{self.source} has no output_len; give the tokens to generate")
         name = f"{self.source}: output_len"
         output_len = require_int(name, output_len, 1, "give the tokens to generate")
         name = f"{self.source}: arrival_time"

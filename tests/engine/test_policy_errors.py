@@ -64,3 +64,13 @@ def test_what_a_policy_forgets_is_one_line_with_a_remedy(policy, words):
     message = str(caught.value)
     assert all(word in message for word in (*words, "check_policy"))
     assert "\n" not in message
+
+
+class WithoutName(Policy):
+    def fill(self, batch, scheduler):
+        scheduler.add_decodes(batch)
+
+
+def test_a_policy_needs_a_name():
+    with pytest.raises(UserError, match="policy WithoutName has no name; add one to the class"):
+        WithoutName().validate(batch_size=4, max_model_len=64)

@@ -93,7 +93,9 @@ def test_captured_sizes_need_a_mode(stated):
 def test_a_pipeline_has_no_host(stated):
     hardware = load_option("hardware", "h100")
     host = replace(load_option("host", "none"), **stated)
-    with pytest.raises(UserError, match="have no effect on a pipeline of 2 stages"):
+    ((name, value),) = stated.items()
+    words = rf"pipeline of 2 stages has no host, so that host\.{name}={value} \(host=none\)"
+    with pytest.raises(UserError, match=words):
         SimulatedBackend(hardware, host=host, pipeline_parallel=2)
 
 

@@ -924,7 +924,7 @@ def test_weights_that_authors_publish_are_named_where_a_file_states_none() -> No
                 ({"quant_method": "auto-round", "extra_config": {"a": {}}}, "extra_config="),
                 ({"quant_method": "fp8", "ignore": "lm_head"}, "ignore='lm_head' is not a list"),
                 ({"quant_method": "fp8", "store_dtype": "mxfp4"}, "store_dtype=mxfp4"),
-                ({"bits": 4, "group_size": 64}, "quant_method=None"),
+                ({"bits": 4, "group_size": 64}, "by bits and group_size, without a quant_method"),
                 ({**COMPRESSED, "config_groups": {"g": 5}}, "config_groups=[5]"),
                 ({**COMPRESSED, "config_groups": {"g": {"weights": 5}}}, "weights=5"),
                 ({**COMPRESSED, "config_groups": {"g": GROUP, "h": GROUP}}, "not one group"),

@@ -177,7 +177,7 @@ def test_a_sweep_states_which_runs_are_not_steady() -> None:
     assert overloaded.startswith(
         "overloaded (!): orca workload.rate=8, vllm_v1 workload.rate=8; requests"
     )
-    assert overloaded.endswith("lower the load or use task=capacity")
+    assert overloaded.endswith("; lower workload.rate or workload.users, or use task=capacity")
     full, _ = unsteady_note(swept(fitting_sequences=[math.nan, 32, 24, 32, 32, 32]))
     assert full.endswith("; the KV cache has room for about batch=32 (--max-num-seqs)")
     assert short.startswith("too short (!): sglang workload.rate=8; whether")

@@ -221,7 +221,7 @@ def test_separators_inside_a_json_string_end_no_line(tmp_path):
         ('{"output_len": 1}', "needs either prompt or prompt_token_ids"),
         ('{"prompt": "", "output_len": 1}', "empty prompt"),
         ('{"prompt": 5, "output_len": 1}', "prompt is not text"),
-        ('{"prompt": "a"}', "output_len=None is not"),
+        ('{"prompt": "a"}', "has no output_len; give"),
         ('{"prompt": "a", "output_len": 0}', "output_len=0"),
         ('{"prompt_token_ids": [256], "output_len": 1}', "token id=256 is above 255"),
         ('{"prompt_token_ids": [-1], "output_len": 1}', "token id=-1"),

@@ -118,10 +118,14 @@ class SimulatedBackend(Backend):
             )
         host = self.host
         if self.num_stages > 1 and (host.is_stated or host.sequence or host.overlaps):
+            stated = []
+            for name in ("iteration", "sequence", "overlaps"):
+                value = getattr(host, name)
+                if value:
+                    stated.append(f"host.{name}={value}")
             raise UserError(
-                f"host={host.name} applies to one batch at a time, so that host.iteration, "
-                f"sequence and overlaps have no effect on a pipeline of {self.num_stages} stages; "
-                "use host=none without them"
+                f"a pipeline of {self.num_stages} stages has no host, so that {', '.join(stated)} "
+                f"(host={host.name}) would have no effect; use host=none, and leave out the rest"
             )
         size = self.hardware.dtype_bytes
         valid = ["auto", *(name for name, number in DTYPE_BYTES.items() if number == size)]

@@ -28,7 +28,7 @@ def cautions_of(cost: CostModel, host: Host, altered: Mapping[str, object]) -> l
     cautions = [_error_of(cost)]
     for name, value in altered.items():
         cautions.append(
-            f"executor.{name}={value}: times are longer or shorter than predicted, to show what "
+            f"executor.{name}={value}: times are not as predicted, to show what "
             "errors of the cost model may change; the values are no prediction"
         )
     cautions += _cautions_of_card(cost)
