@@ -1,7 +1,7 @@
 """The commands of a shell's script, each cut into words, with the variables set above it.
 
 No script is run: `$(line_7)` stands for what only a run of its line 7 tells, such as what a command
-prints, or a variable that is set in a branch, a loop or a function.
+prints, or a variable that is set in a branch, a loop or a function, or by `read`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import dropwhile
 
 PROGRAMS = ("vllm", "sglang", "trtllm")  # a word of each server's program, and of its images
 LINE = re.compile(r"\$\(line_(\d+)\)")
@@ -46,13 +47,28 @@ OF_SCRIPT = re.compile(
     r"""
       vllm | sglang | trtllm | \$
     | (?:^|[;)&|{]) \s* (?:\w+\s+)? \w+\+?=
-    | [{}]\s*$
+    | [{}]\s*$ | ^\s*\} | \(\(
+    | (?:^|[;&|({]|\b(?:do|then|else|while|until|if)\b) \s* (?:\w+=\S*\s+)?
+      (?:read|mapfile|readarray|getopts|let|unset|source|\.) \s
     | ^\s* (?:if|for|select|while|until|case|fi|done|esac)\b
     """,
     re.VERBOSE,
 )
 BRANCHES = ("if", "for", "select", "while", "until", "case", "{")
 ENDS = ("fi", "done", "esac", "}")
+# Functions, and loops: what stands in them may run behind what follows.
+LOOPS = ("for", "select", "while", "until", "{")
+ENDS_OF_LOOPS = ("done", "}")
+BEFORE_COMMANDS = ("if", "then", "elif", "else", "while", "until", "do", "{", "!")
+SETTING = ("read", "mapfile", "readarray", "getopts", "unset")  # the variables that they name
+SOURCING = ("source", ".")
+SETTING_NOTHING = ("activate", "conda.sh")  # how files end that set no variable of a server
+NAME = re.compile(r"[A-Za-z_]\w*")
+ARITHMETIC = re.compile(r"\(\((.*?)\)\)|\blet\s+([^;&|]*)")
+CHANGED = re.compile(
+    rf"(?<=\+\+|--){NAME.pattern}|{NAME.pattern}(?=\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)"
+)
+SOURCED = "*"  # in place of a variable's name: the line behind which any may be set
 # Behind these && goes on, as a server was started; behind others, such as a test, it may not.
 SUCCEEDING = ("cd", "source", ".", "set", "echo", "sleep", "mkdir", "pip", "uv", "docker")
 MOST_LINES = 100  # of a command; a quote that is open for longer stands in other text
@@ -91,7 +107,8 @@ def commands_in(script: str, variables: Variables) -> Iterator[ShellCommand]:
             variables are passed over.
         variables: Those set before it.
     """
-    values = dict(variables)
+    unsettled = _unsettled(script)
+    values = {**variables, **unsettled}
     depth = 0  # of branches, loops and functions
     for number, line in _command_lines(script):
         told_line = COMPUTED.sub(untold(number), line)
@@ -104,8 +121,11 @@ def commands_in(script: str, variables: Variables) -> Iterator[ShellCommand]:
                 depth += 1
             is_certain = is_reached and depth == 0
             is_assignment = _assign(command.argv, values, number, is_certain=is_certain)
+            values |= unsettled
             if not is_assignment:
                 yield command
+            if _sets_any(command.argv):
+                values = dict.fromkeys([*values, SOURCED], untold(number))
             if first in ENDS:
                 depth = max(0, depth - 1)
             if end == "&&":
@@ -113,6 +133,59 @@ def commands_in(script: str, variables: Variables) -> Iterator[ShellCommand]:
                 is_reached = is_reached and succeeds
             else:
                 is_reached = end != "||" and ")" not in end  # as of a test, or a pattern of `case`
+
+
+def _unsettled(script: str) -> dict[str, str]:
+    """Return by variable what stands for it where the order of a script's lines does not tell its
+    value: a loop or a function sets it, or has it and it is set below, or arithmetic or a command
+    such as `read` sets it.
+    """
+    unsettled = dict[str, str]()
+    used = set[str]()  # in loops and functions
+    depth = 0  # of them
+    for number, line in _command_lines(script):
+        names = CHANGED.findall(str(ARITHMETIC.findall(line)))
+        told_line = COMPUTED.sub(untold(number), line)
+        for text, _ in _commands_of_line(told_line):
+            argv = _command_of(text, {}).argv
+            first = "".join(argv[:1])
+            if first in ENDS_OF_LOOPS:
+                depth = max(0, depth - 1)
+            command = _without_keywords(argv)
+            program = list(dropwhile(ASSIGNMENT.fullmatch, command))
+            if "".join(program[:1]) in SETTING:
+                names += filter(NAME.fullmatch, program)
+            if _opens_loop(argv):
+                depth += 1
+            if depth:
+                used.update(map(_name_of, VARIABLE.finditer(text)))
+            if command[:1] == ["local"]:
+                continue
+            for assignment in filter(None, map(ASSIGNMENT.fullmatch, command)):
+                if depth or assignment[1] in used:
+                    names.append(assignment[1])
+        unsettled |= dict.fromkeys(names, untold(number))
+    return unsettled
+
+
+def _opens_loop(argv: Sequence[str]) -> bool:
+    """Return whether a command begins a loop, or a function or group."""
+    first = "".join(argv[:1])
+    last = "".join(argv[-1:])
+    return first in LOOPS or last == "{"
+
+
+def _without_keywords(argv: Sequence[str]) -> list[str]:
+    """Return a command behind words such as `then`."""
+    return list(dropwhile(BEFORE_COMMANDS.__contains__, argv))
+
+
+def _sets_any(argv: Sequence[str]) -> bool:
+    """Return whether a command runs another script, which may set any variable."""
+    command = _without_keywords(argv)
+    if len(command) < 2 or command[0] not in SOURCING:
+        return False
+    return not command[1].endswith(SETTING_NOTHING)
 
 
 def _command_lines(script: str) -> Iterator[tuple[int, str]]:
@@ -241,10 +314,16 @@ def substituted(text: str, variables: Variables) -> str:
     """Fill in the variables that are known, or have a default."""
 
     def value_of(match: re.Match[str]) -> str:
-        name = match[1] or match[3] or match[4]
+        name = _name_of(match)
         default = match[2]
         if name in variables:
             return variables[name]
-        return match[0] if default is None else default
+        if default is None:
+            return match[0]
+        return variables.get(SOURCED, default)
 
     return VARIABLE.sub(value_of, text)
+
+
+def _name_of(variable: re.Match[str]) -> str:
+    return variable[1] or variable[3] or variable[4]

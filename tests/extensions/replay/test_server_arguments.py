@@ -912,6 +912,25 @@ def test_variables_of_a_shell_are_filled_in_or_named(script, stated, note):
         ("set_sizes() {\n  N=8\n}\nset_sizes\n%s --max-num-seqs $N", 2, "max_num_seqs"),
         ("if test $1; then export VLLM_USE_V1=0; fi\n%s", 1, "VLLM_USE_V1"),
         ("if test $1; then S='%s'; fi\n$S", 1, "an argument"),
+        ("N=4; setn(){ N=8; }; setn\n%s --max-num-seqs $N", 1, "max_num_seqs"),
+        ("setn()\n{\n  N=8\n}\nN=4\nsetn\n%s --max-num-seqs $N", 3, "max_num_seqs"),
+        ("N=8\nserve() {\n  %s --max-num-seqs ${N:-2}\n}\nN=4\nserve", 5, "max_num_seqs"),
+        ("serve() {\n  %s --max-num-seqs ${N:-2}\n}\nN=4\nserve", 4, "max_num_seqs"),
+        (
+            "N=4\nwhile test $N -lt 64; do\n  %s --max-num-seqs $N\n  N=$((N*2))\ndone",
+            4,
+            "max_num_seqs",
+        ),
+        *[
+            (f"N=4\n{setting}\n%s --max-num-seqs $N", 2, "max_num_seqs")
+            for setting in (
+                *("read N", "IFS=, read -r M N <<< $X", "unset N", "mapfile -t N < sizes"),
+                *("let N=N*2", "let 'N += 1'", "((N*=2))", "(( ++N ))", "echo $((N++))"),
+                *("source env.sh", ". ./env", "test -f .env && . .env", "if true; then . e; fi"),
+            )
+        ],
+        ("source env.sh\n%s --max-num-seqs ${N:-4}", 1, "max_num_seqs"),
+        ("export VLLM_USE_V1=0\nsource env.sh\n%s", 2, "VLLM_USE_V1"),
     ],
 )
 def test_what_only_a_run_of_a_shells_script_tells_is_refused_by_its_line(script, line, name):
@@ -927,6 +946,11 @@ def test_what_only_a_run_of_a_shells_script_tells_is_refused_by_its_line(script,
         f"cd src && N=64 && {SERVER} --max-num-seqs $N",
         f"export M=8 && export N=64\n{SERVER} --max-num-seqs $N",
         f"(N=64; {SERVER} --max-num-seqs $N)",
+        f"N=64\nsource venv/bin/activate\n{SERVER} --max-num-seqs $N",
+        f"source env.sh\nN=64\n{SERVER} --max-num-seqs $N",
+        f"log() {{\n  local N=8\n  echo $1\n}}\nN=64\nlog start\n{SERVER} --max-num-seqs $N",
+        f"N=64\nif ((N > 4)); then echo many; fi\n{SERVER} --max-num-seqs $N",
+        f"N=64\nread -p 'ready? ' ANSWER\n{SERVER} --max-num-seqs $N",
         f"N=4\nN=64\ntest $PORT || PORT=8000\n{SERVER} --max-num-seqs $N --port $PORT",
     ],
 )
