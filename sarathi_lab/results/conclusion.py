@@ -29,6 +29,9 @@ LOADED_VERDICTS = (*WAIT_VERDICTS, "slo_attainment", "goodput")
 # What of runs that are not steady is judged: all else depends on their length.
 OF_ANY_LENGTH = "throughput"
 MOST_WORKLOADS = 4  # in sentences
+# What is said of one policy, and of two.
+NOT_STEADY = ("is not steady", "are not steady")
+OVERLOADED = ("does not keep up with the load", "do not keep up with the load")
 SENTENCE = ("better", "worse", "equal", "undecided")  # verdicts in the order of a sentence
 # How a replay is off from the run that it repeats: of means, and of the longest waits.
 REPLAY_ERRORS = {
@@ -319,18 +322,22 @@ def _sentence(best: _Best, others: Runs, comparison: _Comparison) -> str:
 
 def _unsteady(runs: Runs) -> str:
     """State which policies' runs are mostly not steady; "" if all are."""
-    states = []
+    policies = defaultdict(list)
     for policy, of_policy in runs.groupby("policy", sort=False):
         share_unsteady = analysis.unsteady(of_policy).mean()
         if share_unsteady < 0.5:
             continue
-        state = "is not steady"
+        state = NOT_STEADY
         if "is_overloaded" in of_policy:
             is_overloaded = of_policy["is_overloaded"] == 1
             if is_overloaded.all():
-                state = "does not keep up with the load"
-        states.append(f"{policy} {state}")
-    return " and ".join(states)
+                state = OVERLOADED
+        policies[state].append(str(policy))
+    clauses = []
+    for (of_one, of_both), names in policies.items():
+        verb = of_one if len(names) == 1 else of_both
+        clauses.append(f"{' and '.join(names)} {verb}")
+    return " and ".join(clauses)
 
 
 def _verdict(

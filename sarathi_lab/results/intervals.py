@@ -533,7 +533,7 @@ def median_of(
     elif not math.isfinite(ends.high):
         reason = "below the noise"
     elif spread > max_spread:
-        reason = f"spread {spread:.0%}, more than {max_spread:.0%}"
+        reason = f"spread {100 * spread:.3g}%, more than {max_spread:.0%}"
     return Interval(
         median=median,
         low=ends.low,

@@ -93,7 +93,7 @@ def test_rounds_that_are_alike_count_as_fewer():
     [
         ([1.0, 1.1, 0.9, 1.05, 0.95, 1.0], None),
         ([1.0, 1.1, 0.9], "3 of 6 pairs"),
-        ([1.0, 2.0, 4.0, 1.5, 3.0, 2.5], "spread 67%, more than 20%"),
+        ([1.0, 2.0, 4.0, 1.5, 3.0, 2.5], "spread 66.7%, more than 20%"),
         ([1.0, math.inf, math.inf, 1.0, 1.0, math.inf], "below the noise"),
         ([math.nan, math.nan], "could not be measured"),
         ([], "could not be measured"),

@@ -206,6 +206,8 @@ def test_a_steady_run_with_short_waits_is_best_and_waits_without_a_limit_are_not
     keeps_up = swept().assign(is_steady=[1, 0, 1, 1, 1, 0])
     steady_beside_unsteady = conclusion(keeps_up)[2]
     assert "orca does not keep up with the load, so that waits are not" in steady_beside_unsteady
+    both = conclusion(swept().assign(is_steady=0, is_overloaded=1))[0]
+    assert ": vllm_v1 and orca do not keep up with the load, so that waits are not" in both
 
 
 def test_a_replay_says_how_far_it_misses_and_asks_for_no_other_draw() -> None:
