@@ -16,7 +16,7 @@ from contextlib import suppress
 from sarathi_lab.extensions.replay.argument_table import find
 from sarathi_lab.extensions.replay.command_arguments import flags_of
 from sarathi_lab.extensions.replay.server_programs import ENVIRONMENT_NAME, PROGRAM_WORDS
-from sarathi_lab.extensions.replay.shell import ShellCommand, commands_in, untold
+from sarathi_lab.extensions.replay.shell import LINE, ShellCommand, commands_in, untold
 
 # Calls that make a server, by system, in a script that has a word: TensorRT-LLM's is called as
 # vLLM's.
@@ -29,9 +29,11 @@ SERVER_CALLS = {
 STARTING = re.compile(r"(?:\w+\.)*(?:Popen|run|call|check_\w+|system|exec\w+|create_\w+|split)")
 # Of these, calls that start a program: `run` is many another thing's.
 PROGRAM_CALL = re.compile(
-    r"(?:(?:subprocess|sp)\.)?(?:run|call|check_call|check_output|getoutput|Popen)"
+    r"(?:subprocess\.)?(?:run|call|check_call|check_output|getoutput|Popen)"
     r"|(?:\w+\.)?(?:system|popen|(?:exec|spawn)[lv]\w*|create_subprocess_\w+)"
 )
+# An expression of an f-string where a command has its program.
+UNTOLD_PROGRAM = re.compile(rf"(?:^|[;&|(])\s*(?:\w+=\S*\s+|nohup\s+|exec\s+)*{LINE.pattern}")
 READING = re.compile(rf"{STARTING.pattern}|(?:\w+\.)*(?:print|info)|.*\.join")
 # What a literal may be part of, and stay as it is.
 KEEPING = ast.Call | ast.keyword | ast.Expr | ast.Dict
@@ -59,12 +61,15 @@ class PythonScript:
         self._parents = dict[ast.AST, ast.AST]()
         self._names = defaultdict[str, list[ast.Name]](list)  # by variable
         self._environment = dict[str, str]()
+        self._imported = dict[str, str]()  # names by those that the script gives them
         for node in self._nodes:
             for child in ast.iter_child_nodes(node):
                 self._parents[child] = node
             match node:
                 case ast.Name():
                     self._names[node.id].append(node)
+                case ast.alias(name=imported, asname=str(alias)):
+                    self._imported[alias] = imported
                 case ast.Constant(value=str(name)) | ast.keyword(arg=str(name)):
                     self._note_variable(name, node)
 
@@ -95,7 +100,7 @@ class PythonScript:
                     argv = self._argv_of_call(node)
                     yield ShellCommand(argv, self._environment)
                 case ast.JoinedStr():
-                    text = "".join(map(_text_of_part, node.values))
+                    text = _text_of_f_string(node)
                     yield from self._commands_of_text(node, text)
                 case ast.List(elts=elements) | ast.Tuple(elts=elements):
                     argv = [str(_value(element)) for element in elements]
@@ -109,8 +114,9 @@ class PythonScript:
         for node in self._nodes:
             if not isinstance(node, ast.Call):
                 continue
-            function = ast.unparse(node.func)
-            if PROGRAM_CALL.fullmatch(function) is None:
+            first, dot, attribute = ast.unparse(node.func).partition(".")
+            module = self._imported.get(first, first)
+            if PROGRAM_CALL.fullmatch(module + dot + attribute) is None:
                 continue
             words = list(node.args)
             for keyword in node.keywords:
@@ -250,16 +256,20 @@ def _is_literal(node: ast.expr) -> bool:
     match node:
         case ast.List(elts=[first, *_]) | ast.Tuple(elts=[first, *_]):
             return isinstance(first, ast.Constant) or ast.unparse(first) == "sys.executable"
-        case ast.JoinedStr(values=[first, *_]):
-            return isinstance(first, ast.Constant)
+        case ast.JoinedStr():
+            return UNTOLD_PROGRAM.search(_text_of_f_string(node)) is None
     return isinstance(node, ast.Constant)
 
 
-def _text_of_part(part: ast.expr) -> str:
-    """Return a part of an f-string; of an expression, text that stands for its value."""
-    if isinstance(part, ast.Constant):
-        return str(part.value)
-    return untold(part.lineno)
+def _text_of_f_string(node: ast.JoinedStr) -> str:
+    """Return an f-string, with text that stands for the values of its expressions."""
+    text = ""
+    for part in node.values:
+        if isinstance(part, ast.Constant):
+            text += str(part.value)
+        else:
+            text += untold(part.lineno)
+    return text
 
 
 def _untold_flag(node: ast.expr | ast.keyword) -> str:

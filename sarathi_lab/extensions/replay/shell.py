@@ -49,7 +49,7 @@ OF_SCRIPT = re.compile(
     | (?:^|[;)&|{]) \s* (?:\w+\s+)? \w+\+?=
     | [{}]\s*$ | ^\s*\} | \(\(
     | (?:^|[;&|({]|\b(?:do|then|else|while|until|if)\b) \s* (?:\w+=\S*\s+)?
-      (?:read|mapfile|readarray|getopts|let|unset|source|\.) \s
+      (?:read|mapfile|readarray|getopts|printf|let|unset|source|\.) \s
     | ^\s* (?:if|for|select|while|until|case|fi|done|esac)\b
     """,
     re.VERBOSE,
@@ -60,7 +60,14 @@ ENDS = ("fi", "done", "esac", "}")
 LOOPS = ("for", "select", "while", "until", "{")
 ENDS_OF_LOOPS = ("done", "}")
 BEFORE_COMMANDS = ("if", "then", "elif", "else", "while", "until", "do", "{", "!")
-SETTING = ("read", "mapfile", "readarray", "getopts", "unset")  # the variables that they name
+SETTING = (
+    "read",
+    "mapfile",
+    "readarray",
+    "getopts",
+    "printf",
+    "unset",
+)  # the variables that they name
 SOURCING = ("source", ".")
 SETTING_NOTHING = ("activate", "conda.sh")  # how files end that set no variable of a server
 NAME = re.compile(r"[A-Za-z_]\w*")

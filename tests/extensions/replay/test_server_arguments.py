@@ -924,7 +924,13 @@ def test_variables_of_a_shell_are_filled_in_or_named(script, stated, note):
         *[
             (f"N=4\n{setting}\n%s --max-num-seqs $N", 2, "max_num_seqs")
             for setting in (
-                *("read N", "IFS=, read -r M N <<< $X", "unset N", "mapfile -t N < sizes"),
+                *(
+                    "read N",
+                    "IFS=, read -r M N <<< $X",
+                    "unset N",
+                    "printf -v N 8",
+                    "mapfile -t N < sizes",
+                ),
                 *("let N=N*2", "let 'N += 1'", "((N*=2))", "(( ++N ))", "echo $((N++))"),
                 *("source env.sh", ". ./env", "test -f .env && . .env", "if true; then . e; fi"),
             )
@@ -1038,6 +1044,9 @@ def test_a_python_script_states_a_command_by_literals(script):
         ("LLM('m')\nfor name, value in options:\n    setattr(args, name, value)", 3, "an argument"),
         ("LLM('m')\nargs = replace(args, max_num_seqs=8)", 2, "an argument"),
         (f"{UNUSED}subprocess.run(make_command())", 2, "an argument"),
+        (f"{UNUSED}import subprocess as s\ns.run(make_command())", 3, "an argument"),
+        (f"{UNUSED}from subprocess import Popen as P\nP(make_command())", 3, "an argument"),
+        (f"{UNUSED}os.system(f'cd src && {{cmd}}')", 2, "an argument"),
         (f"{UNUSED}subprocess.run(args=make_command())", 2, "an argument"),
         (f"{UNUSED}cmd = ['vllm']\ncmd += more\nPopen(cmd)", 4, "an argument"),
         (f"{UNUSED}os.execvp('vllm', ['vllm', *more])\nPopen([program, 'x'])", 3, "an argument"),
