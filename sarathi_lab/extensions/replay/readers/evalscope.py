@@ -1,5 +1,6 @@
 """Results of `evalscope perf`: `benchmark_data.db`, a database with a row a request, and
-`benchmark_summary.json`. `benchmark_args.json` beside them has the model and the users.
+`benchmark_summary.json`. `benchmark_args.json` beside them has the model and the users. Versions
+have worded the summary's headings differently, in up to three ways.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`benchmarks.json` of `guidellm benchmark run`, a load a rate, from 0.2 on.
 
 It records no times between tokens. A file may have a sample of the requests only, or none of them
-and means.
+and means. Its own time per output token counts the first token in, so that its latency between
+tokens is read instead. `request_start_time` is of 0.4 and newer, `start_time` of older files.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """`per_request_lifecycle_metrics.json` of inference-perf (kubernetes-sigs), a list of requests, and
-its `summary_lifecycle_metrics.json`.
+its `summary_lifecycle_metrics.json`. Newer versions have text beside images and sound, and tokens
+as the server counts them; older ones may lack the mean of answers.
 """
 
 from __future__ import annotations

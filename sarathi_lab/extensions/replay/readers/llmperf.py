@@ -1,5 +1,5 @@
 """LLMPerf's `*_individual_responses.json`, a list of requests without times of sending, and its
-`*_summary.json`.
+`*_summary.json`. Lengths of a summary are those measured, else those that were asked for.
 """
 
 from __future__ import annotations
