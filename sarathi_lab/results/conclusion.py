@@ -190,7 +190,7 @@ def _behind(described: Sequence[_Best], comparison: _Comparison) -> list[str]:
             behind.append(f"{name_of(row, comparison.settings)} ({ratio:.2f} times)")
     num_more = len(behind) - MOST_BEHIND
     if num_more > 1:
-        behind[MOST_BEHIND:] = [f"{num_more} more"]
+        behind[MOST_BEHIND:] = [f"and {num_more} more"]
     if not behind:
         return []
     return [f"Worse than {base} in tokens/s: {', '.join(behind)}."]

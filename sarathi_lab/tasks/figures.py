@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.console import print_place, progress_of, typed
 from sarathi_lab.config.csv_files import csv_file
-from sarathi_lab.config.errors import exit_code, require_one_of
+from sarathi_lab.config.errors import UserError, exit_code, require_one_of
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
@@ -82,6 +82,7 @@ def redraw(root: Path = EXPERIMENTS, only: Sequence[str] | None = None) -> int:
     recorded_names = dict.fromkeys(path.stem for path in pictures)
     for name in only or ():
         require_one_of("--only", name, recorded_names)
+    drawn = set()
     for path in pictures:
         if only and path.stem not in only:
             continue
@@ -96,6 +97,10 @@ def redraw(root: Path = EXPERIMENTS, only: Sequence[str] | None = None) -> int:
         if picture is not None:
             save_figure(picture, path)
             print_place("figure", path)
+            drawn.add(path.stem)
+    for name in only or ():
+        if name not in drawn:
+            raise UserError(f"--only={name} has no recorded table to draw from; leave it out")
     return 0
 
 

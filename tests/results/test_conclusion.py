@@ -52,6 +52,9 @@ def test_the_best_run_is_held_against_both_baselines_and_worse_runs_are_named() 
         "(1.22 times); worse in TBT P99 100 against 80 ms (1.25 times).",
         "Worse than orca in tokens/s: sarathi chunk=128 (0.88 times).",
     ]
+    many = pd.DataFrame({"policy": "sarathi", "chunk": range(64, 70), "throughput": 50.0})
+    slow = pd.concat([offline(), many.assign(executor="simulated", is_baseline=False)])
+    assert conclusion(slow)[2].endswith("sarathi chunk=66 (0.50 times), and 3 more.")
     # One measured run each does not decide what is worse.
     measured = conclusion(offline().assign(executor="torch"))
     assert not [line for line in measured if line.startswith("Worse")]
