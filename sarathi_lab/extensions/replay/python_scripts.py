@@ -118,11 +118,12 @@ class PythonScript:
             module = self._imported.get(first, first)
             if PROGRAM_CALL.fullmatch(module + dot + attribute) is None:
                 continue
-            words = list(node.args)
+            arguments = list(node.args)
             for keyword in node.keywords:
                 if keyword.arg in ("args", None):
-                    words.append(keyword.value)
-            if not all(map(self._is_stated, words)):
+                    arguments.append(keyword.value)
+            are_stated = map(self._is_stated, arguments)
+            if not all(are_stated):
                 yield untold(node.lineno)
 
     def _argv_of_call(self, call: ast.Call) -> list[str]:
@@ -192,8 +193,8 @@ class PythonScript:
         """Return a literal itself, or where a script names the variable that it is given to."""
         match self._parents[literal]:
             case ast.Assign(targets=[ast.Name() as variable]):
-                names = self._names[variable.id]
-                return [name for name in names if name is not variable]
+                mentions = self._names[variable.id]
+                return [mention for mention in mentions if mention is not variable]
         return [literal]
 
     def _function_given(self, argument: ast.expr) -> str:
@@ -241,7 +242,8 @@ def _fields_set(node: ast.Attribute | ast.Call) -> list[str]:
     """Return the names of fields that a script sets, of others than its own object; "": of any."""
     match node:
         case ast.Attribute(value=owner, attr=name, ctx=ast.Store()):
-            return [] if ast.unparse(owner) == "self" else [name]
+            is_own = ast.unparse(owner) == "self"
+            return [] if is_own else [name]
         case ast.Call(func=function, args=arguments, keywords=keywords):
             called = ast.unparse(function).rpartition(".")[2]
             if called == "replace":
@@ -255,9 +257,11 @@ def _is_literal(node: ast.expr) -> bool:
     """Return whether the program that a command starts is a literal, or Python itself."""
     match node:
         case ast.List(elts=[first, *_]) | ast.Tuple(elts=[first, *_]):
-            return isinstance(first, ast.Constant) or ast.unparse(first) == "sys.executable"
+            is_python = ast.unparse(first) == "sys.executable"
+            return is_python or isinstance(first, ast.Constant)
         case ast.JoinedStr():
-            return UNTOLD_PROGRAM.search(_text_of_f_string(node)) is None
+            text = _text_of_f_string(node)
+            return UNTOLD_PROGRAM.search(text) is None
     return isinstance(node, ast.Constant)
 
 

@@ -116,8 +116,9 @@ def find_command(text: str, source: str) -> Statement | None:
         statement = _read_server(server, source, text)
     tree = parsed(text)
     if tree is not None:  # whose server may be of a program that is no literal
-        programs = PythonScript(tree, text).untold_programs()
-        _check_programs(text, list(programs), source)
+        script = PythonScript(tree, text)
+        programs = list(script.untold_programs())
+        _check_programs(text, programs, source)
     return statement
 
 
@@ -130,7 +131,8 @@ def _commands(text: str, source: str) -> list[ShellCommand]:
         return in_containers
     tree = parsed(text)
     if tree is not None:
-        return list(PythonScript(tree, text).commands())
+        script = PythonScript(tree, text)
+        return list(script.commands())
     commands = list[ShellCommand]()
     for document in DOCUMENT.finditer(text):  # as for kubectl apply
         commands += containers_in(document[3])

@@ -132,7 +132,8 @@ def commands_in(script: str, variables: Variables) -> Iterator[ShellCommand]:
             if not is_assignment:
                 yield command
             if _sets_any(command.argv):
-                values = dict.fromkeys([*values, SOURCED], untold(number))
+                names = [*values, SOURCED]
+                values = dict.fromkeys(names, untold(number))
             if first in ENDS:
                 depth = max(0, depth - 1)
             if end == "&&":
@@ -151,35 +152,44 @@ def _unsettled(script: str) -> dict[str, str]:
     used = set[str]()  # in loops and functions
     depth = 0  # of them
     for number, line in _command_lines(script):
-        names = CHANGED.findall(str(ARITHMETIC.findall(line)))
+        arithmetic = str(ARITHMETIC.findall(line))
+        names = CHANGED.findall(arithmetic)
         told_line = COMPUTED.sub(untold(number), line)
         for text, _ in _commands_of_line(told_line):
             argv = _command_of(text, {}).argv
             first = "".join(argv[:1])
             if first in ENDS_OF_LOOPS:
                 depth = max(0, depth - 1)
-            command = _without_keywords(argv)
-            program = list(dropwhile(ASSIGNMENT.fullmatch, command))
-            if "".join(program[:1]) in SETTING:
-                names += filter(NAME.fullmatch, program)
-            if _opens_loop(argv):
+            last = "".join(argv[-1:])
+            if first in LOOPS or last == "{":
                 depth += 1
-            if depth:
-                used.update(map(_name_of, VARIABLE.finditer(text)))
-            if command[:1] == ["local"]:
-                continue
-            for assignment in filter(None, map(ASSIGNMENT.fullmatch, command)):
-                if depth or assignment[1] in used:
-                    names.append(assignment[1])
+            if depth > 0:
+                variables = VARIABLE.finditer(text)
+                used.update(map(_name_of, variables))
+            names += _names_read(argv)
+            for name in _names_assigned(argv):
+                if depth > 0 or name in used:
+                    names.append(name)
         unsettled |= dict.fromkeys(names, untold(number))
     return unsettled
 
 
-def _opens_loop(argv: Sequence[str]) -> bool:
-    """Return whether a command begins a loop, or a function or group."""
-    first = "".join(argv[:1])
-    last = "".join(argv[-1:])
-    return first in LOOPS or last == "{"
+def _names_read(argv: Sequence[str]) -> list[str]:
+    """Return the variables that a command such as `read` sets."""
+    command = _without_keywords(argv)
+    program = list(dropwhile(ASSIGNMENT.fullmatch, command))
+    if "".join(program[:1]) not in SETTING:
+        return []
+    return list(filter(NAME.fullmatch, program))
+
+
+def _names_assigned(argv: Sequence[str]) -> list[str]:
+    """Return the variables that a command assigns, except those of a function alone."""
+    command = _without_keywords(argv)
+    if command[:1] == ["local"]:
+        return []
+    matches = map(ASSIGNMENT.fullmatch, command)
+    return [assignment[1] for assignment in matches if assignment]
 
 
 def _without_keywords(argv: Sequence[str]) -> list[str]:
