@@ -134,9 +134,11 @@ class Sessions(Arrivals):
         self._send(request, max(time, request.arrival_time))
 
     def _continue(self, turn: Turn, before: SequenceState) -> None:
-        num_kept = turn.request.prompt_len - len(turn.new_tokens)
-        assert num_kept <= before.num_known, "a prompt is what was said and new tokens"
-        prompt = np.concatenate([known_tokens(before)[:num_kept], turn.new_tokens])
+        num_said = turn.request.prompt_len - len(turn.new_tokens)
+        assert num_said <= before.num_known, "a prompt is what was said and new tokens"
+        # Where it is too long its end is cut: what stays is a prefix, which the cache may have.
+        said = known_tokens(before)[:num_said]
+        prompt = np.concatenate([said, turn.new_tokens])
         request = replace(turn.request, prompt_token_ids=prompt)
         self._send(request, before.finish_time + turn.pause)
 

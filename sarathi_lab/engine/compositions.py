@@ -28,7 +28,7 @@ def make_sequence(
     for `spare` ones to decode after them (`again`). Raises RuntimeError if blocks are short.
     """
     end = start + num_tokens
-    prompt_len = start if is_decode else end + (not emits)
+    prompt_len = _prompt_len(start, end, is_decode, emits)
     if blocks is not None and token_ids is None:
         token_ids = np.zeros(prompt_len, dtype=np.int32)
     sequence = SequenceState(Request(order, 0.0, prompt_len, 2 + spare, token_ids), order)
@@ -38,6 +38,15 @@ def make_sequence(
     if blocks is not None and not blocks.grow(sequence, end + spare):
         raise RuntimeError(f"no free cache blocks for a sequence of {end} tokens")
     return sequence
+
+
+def _prompt_len(start: int, end: int, is_decode: bool, emits: bool) -> int:
+    """Return the tokens of the prompt of a sequence that computes tokens `start` to `end`."""
+    if is_decode:
+        return start
+    if emits:
+        return end
+    return end + 1  # what is computed is not the last of the prompt
 
 
 def make_batch(
@@ -90,12 +99,7 @@ def placed(
         more = spare if chunk.is_decode else 0
         if not blocks.can_hold(end + more):
             return None
-        if chunk.is_decode:
-            prompt_len = chunk.start
-        elif chunk.emits_token:
-            prompt_len = end
-        else:
-            prompt_len = end + 1  # the chunk is not the last of its prompt
+        prompt_len = _prompt_len(chunk.start, end, chunk.is_decode, chunk.emits_token)
         sequence = make_sequence(
             chunk.start,
             chunk.num_tokens,

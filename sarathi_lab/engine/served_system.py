@@ -84,10 +84,11 @@ class MemoryRule:
         if share is None:
             share = self.share(device)
         used = [f"{size / 1e9:.1f} of {name}" for name, size in self._subtracted(device)]
-        rest = f"{device.total / 1e9:.1f} GB less {', '.join(used)}"
-        if self.is_of_free:
-            return f"{self.setting}={share:.3g} of {rest}"
-        return f"{self.setting}={share:.3g} of {rest.replace(' less', ', less', 1)}"
+        subtracted = f"less {', '.join(used)}"
+        share_of_total = f"{self.setting}={share:.3g} of {device.total / 1e9:.1f} GB"
+        # Without the comma the share is of what is left when all else is subtracted.
+        separator = " " if self.is_of_free else ", "
+        return f"{share_of_total}{separator}{subtracted}"
 
     def _subtracted(self, device: DeviceMemory) -> list[tuple[str, float]]:
         used = [("weights", device.weights), ("libraries", device.libraries)]

@@ -269,7 +269,8 @@ def make_profile_table(
             batch = make_batch(
                 prefill_tokens=prefill_tokens, num_decodes=num_decodes, context=context
             )
-            rows.append(Row(size, num_decodes, context, 1e3 * iteration_time(batch)))
+            milliseconds = 1e3 * iteration_time(batch)
+            rows.append(Row(size, num_decodes, context, milliseconds))
     return ProfileTable(tuple(rows))
 
 
@@ -293,9 +294,13 @@ def _within(
     table: ProfileTable, slo: float
 ) -> tuple[dict[tuple[int, int], int], list[int], list[int]]:
     """The largest chunk within `slo` by (context, decodes), and both keys ascending."""
-    rows = sorted(row for row in table.rows if row.cost <= slo)  # the largest chunks last
-    chunk_sizes = {(row.ctx_len, row.d_num): row.chunk_size for row in rows}
-    contexts, counts = ({key[i] for key in chunk_sizes} for i in (0, 1))
+    chunk_sizes = {}
+    # By chunk size, so that of equal decodes the largest chunk is what remains.
+    for row in sorted(table.rows):
+        if row.cost <= slo:
+            chunk_sizes[row.ctx_len, row.d_num] = row.chunk_size
+    contexts = {context for context, _ in chunk_sizes}
+    counts = {num_decodes for _, num_decodes in chunk_sizes}
     return chunk_sizes, sorted(contexts), sorted(counts)
 
 

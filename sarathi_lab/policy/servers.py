@@ -41,8 +41,12 @@ class SplitFuse(Policy):
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         self._schedule(batch, scheduler)
         running = scheduler.running
-        while not batch.chunks and running and not any(sequence.in_flight for sequence in running):
-            scheduler.preempt(max(running, key=running.rank))
+        while running and not batch.chunks:
+            # What is in flight may free blocks when it comes back.
+            if any(sequence.in_flight for sequence in running):
+                return
+            newest = max(running, key=running.rank)
+            scheduler.preempt(newest)
             self._schedule(batch, scheduler)
 
     def _schedule(self, batch: Batch, scheduler: Scheduler) -> None:
@@ -104,12 +108,15 @@ class FastDeploy(Policy):
             scheduler.admit(batch, self.max_num_batched_tokens, limit, may_enter=fits)
 
     def _extend_decodes(self, scheduler: Scheduler) -> None:
+        blocks = scheduler.blocks
         for sequence in scheduler.idle_decodes:
-            blocks = scheduler.blocks
+            if not sequence.is_running:
+                continue  # evicted for an earlier one
             slots = blocks.tokens_of(len(sequence.block_ids))
             num_free = slots - sequence.num_known
-            if sequence.is_running and num_free <= self.prealloc_dec_block_slot_num_threshold:
-                scheduler.make_room(sequence, self._with_decode_blocks(sequence, slots, scheduler))
+            if num_free <= self.prealloc_dec_block_slot_num_threshold:
+                wanted = self._with_decode_blocks(sequence, slots, scheduler)
+                scheduler.make_room(sequence, wanted)
 
     def _with_decode_blocks(
         self, sequence: SequenceState, num_tokens: int, scheduler: Scheduler

@@ -124,7 +124,8 @@ class SGLang(Policy):
             if scheduler.running and not blocks.window_pool.has_room_for_window(begun):
                 return
             if self._in_pages(pending) > budget - used:
-                num_tokens = (budget - used) // self.page_size * self.page_size
+                whole_pages = (budget - used) // self.page_size
+                num_tokens = whole_pages * self.page_size
             if not num_tokens or not scheduler.enter(batch, sequence, num_tokens):
                 return
             used += self._in_pages(num_tokens)
@@ -137,9 +138,11 @@ class SGLang(Policy):
         ratio = scheduler.state(_Estimate).new_token_ratio
         decodes, _ = scheduler.running.by_phase()
         of_decodes = self._outputs_left(decodes)
+        # What enters now is expected to take its whole output: the ratio is of those that decode.
         begun = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
         of_begun = self._outputs_left(begun)
-        return of_decodes * ratio + of_begun + self.page_size * len(batch)
+        of_pages = self.page_size * len(batch)
+        return of_decodes * ratio + of_begun + of_pages
 
     def _retract(self, scheduler: Scheduler, decodes: list[SequenceState]) -> None:
         """While all `decodes` fit, let the ratio decay; else retract the least advanced."""

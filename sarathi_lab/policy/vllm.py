@@ -28,7 +28,9 @@ VERSIONS = ("0.32", "0.33")  # of vLLM, between which rules of v1 changed
 
 def rules_of(version: str) -> str:
     """Return which of VERSIONS has the rules of a vLLM such as "0.19.1"; the newest, if unknown."""
-    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    major_and_minor = re.findall(r"\d+", version)[:2]
+    # As numbers: as texts, "9" would be above "33".
+    numbers = tuple(map(int, major_and_minor))
     is_older = len(numbers) == 2 and numbers < (0, 33)
     return VERSIONS[0] if is_older else VERSIONS[-1]
 
@@ -338,8 +340,12 @@ class Cadence:
         if any(self._is_prompt(chunk) for chunk in batch.chunks):
             self.newest_prompt = self.number
         self.number += self.counts(batch)
-        self.cut.difference_update(chunk.sequence for chunk in batch.chunks)
-        self.cut.update(chunk.sequence for chunk in batch.chunks if not chunk.emits_token)
+        # After `_is_prompt`, which reads what was cut before this iteration.
+        for chunk in batch.chunks:
+            if chunk.emits_token:
+                self.cut.discard(chunk.sequence)
+            else:
+                self.cut.add(chunk.sequence)
         if is_open and not scheduler.has_preempted:
             self.is_short = bool(scheduler.waiting)
 

@@ -267,7 +267,10 @@ class TorchBackend(MeasuredBackend):
         if not self.uses_gpus or not self.uses_kernels:
             return sizes.num_blocks
         tokens = sizes.max_batch_tokens or WARM_UP_TOKENS
+        tokens_of_decode = 1 + sizes.num_drafts
+        num_emits = sizes.batch_size * tokens_of_decode
+        # With a cache of one block, so that the memory of the real one is still free.
         probe = make(num_blocks=1)
-        iterate = partial(probe.compute_padding, tokens, sizes.batch_size * (1 + sizes.num_drafts))
+        iterate = partial(probe.compute_padding, tokens, num_emits)
         budget = KvBudget.measure(probe.model, sizes.block_size, tokens, iterate)
         return budget.fit(None if sizes.fills_memory else sizes.num_blocks)

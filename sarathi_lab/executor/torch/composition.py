@@ -34,8 +34,10 @@ def columns_of(batch: Batch) -> tuple[Columns, tuple[int, ...]]:
     if not batch.chunks:
         return Columns(), ()
     sequences, starts, num_tokens, is_decode, emits = zip(*batch.chunks, strict=True)
+    # A preempted sequence may come back with a chunk like its last, but with other blocks.
     num_preemptions = tuple([sequence.num_preemptions for sequence in sequences])
-    return Columns(sequences, num_tokens, is_decode, emits, num_preemptions), starts
+    columns = Columns(sequences, num_tokens, is_decode, emits, num_preemptions)
+    return columns, starts
 
 
 class Samples(NamedTuple):

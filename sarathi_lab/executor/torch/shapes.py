@@ -163,7 +163,7 @@ class PaddedShapes:
             count = min(batch_size, size)  # of sequences
             num_tiles = -(-size // rows) + EXTRA_TILES
             if num_drafts:
-                num_tiles += count
+                num_tiles += count  # each sequence's drafts begin a tile
             self._hybrids.append(self._padded(size, count, count, num_tiles, rows))
             self._prompts.append(self._padded(size, count, 0, num_tiles, rows))
         kinds = (self._hybrids, self._prompts, self._drafts, self._decodes)
@@ -237,15 +237,18 @@ def hybrid_sizes(max_tokens: int) -> list[int]:
     LARGEST_HYBRID. Padding to the next adds no tile of `TILE` rows to matrix products.
     """
     largest = min(max_tokens, LARGEST_HYBRID)
-    fine = range(TILE // 2, min(largest, FINE_HYBRID), TILE // 2)
-    return [*fine, *range(FINE_HYBRID, largest, TILE), largest]
+    half_tile = TILE // 2
+    fine = range(half_tile, min(largest, FINE_HYBRID), half_tile)
+    coarse = range(FINE_HYBRID, largest, TILE)
+    return [*fine, *coarse, largest]
 
 
 def bucket_sizes(batch_size: int) -> list[int]:
     """Return 1, 2, 4, 8, 16, 24, … up to `batch_size`, the last; none beyond LARGEST_GRAPH."""
     largest = min(batch_size, LARGEST_GRAPH)
-    sizes = [1, 2, 4, 8, *range(16, largest, 8)]
-    return [size for size in sizes if size < largest] + [largest]
+    sizes = (1, 2, 4, 8, *range(16, largest, 8))
+    smaller = [size for size in sizes if size < largest]
+    return [*smaller, largest]
 
 
 class NoGraphs:

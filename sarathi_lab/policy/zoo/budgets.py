@@ -75,7 +75,8 @@ class AdaptiveBudget(Policy):
         prompts = [*scheduler.idle_prefills, *islice(scheduler.waiting, LOOKAHEAD)]
         prompts.sort(key=lambda sequence: self.rank(sequence, scheduler))
         if prompts:
-            scheduler.share(batch, prompts, self.budget_within(slack, batch, prompts))
+            budget = self.budget_within(slack, batch, prompts)
+            scheduler.share(batch, prompts, budget)
 
     @abstractmethod
     def slack(self, batch: Batch, scheduler: Scheduler) -> float:
@@ -94,8 +95,10 @@ class AdaptiveBudget(Policy):
         def negative_seconds(rung: int) -> float:
             return -self.seconds(batch, prompts, rung)
 
+        # The search ends before the last rung, which is taken even if it does not fit.
         last = len(self.rungs) - 1
-        return self.rungs[bisect_left(self.rungs, -slack, hi=last, key=negative_seconds)]
+        largest_fitting = bisect_left(self.rungs, -slack, hi=last, key=negative_seconds)
+        return self.rungs[largest_fitting]
 
     @cached_property
     def rungs(self) -> list[int]:
@@ -141,8 +144,9 @@ class SloBudget(AdaptiveBudget):
     since: Since = one_of("last_token", valid=get_args(Since))
 
     def slack(self, batch: Batch, scheduler: Scheduler) -> float:
-        decodes = (chunk.sequence for chunk in batch.chunks)
-        return min(map(self.deadline, decodes), default=math.inf) - scheduler.now
+        deadlines = [self.deadline(chunk.sequence) for chunk in batch.chunks]
+        earliest = min(deadlines, default=math.inf)
+        return earliest - scheduler.now
 
     def deadline(self, sequence: SequenceState) -> float:
         """When the next token of a decode is due, in seconds."""
@@ -154,7 +158,8 @@ class SloBudget(AdaptiveBudget):
             return times[-1] + self.tbt
         # A late first token moves all deadlines; an early one leaves its time to later tokens.
         first = max(times[0], self.due(sequence))
-        return first + len(sequence.output_token_ids) * self.tbt
+        num_tokens = len(sequence.output_token_ids)
+        return first + num_tokens * self.tbt
 
     def due(self, sequence: SequenceState) -> float:
         """When the first token is due, in seconds."""
@@ -197,7 +202,8 @@ class Niyama(SloBudget):
         lacking = sequence.num_pending
         seconds = lacking / self._throughput(scheduler).rate
         is_late = not sequence.is_running and scheduler.now + seconds > due
-        return is_late, due + self.hybrid * lacking, sequence.order
+        due_by_length = due + self.hybrid * lacking
+        return is_late, due_by_length, sequence.order
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         super().fill(batch, scheduler)
@@ -209,9 +215,11 @@ class Niyama(SloBudget):
     def _throughput(self, scheduler: Scheduler) -> Throughput:
         """Update the throughput by the last iteration of prompts, once."""
         state = scheduler.state(Throughput)
-        largest = self.max_num_batched_tokens
         if not state.rate:
-            state.rate = largest / self.predicted(make_batch(prefill_tokens=largest))
+            largest = self.max_num_batched_tokens
+            prompt = make_batch(prefill_tokens=largest)
+            state.rate = largest / self.predicted(prompt)
+        # Each prompt's rank asks: tokens of 0 say that the iteration has been counted.
         elif state.tokens and scheduler.now > state.time:
             served = state.tokens / (scheduler.now - state.time)
             state.rate = DECAY * state.rate + (1 - DECAY) * served
@@ -249,9 +257,11 @@ class Lprs(AdaptiveBudget):
     def rank(self, sequence: SequenceState, scheduler: Scheduler) -> tuple[float, ...]:
         waited = scheduler.now - sequence.request.arrival_time
         lacking = self.prompt_weight * sequence.num_pending
-        return not sequence.is_running, lacking - self.time_weight * waited, sequence.order
+        priority = self.time_weight * waited - lacking
+        return not sequence.is_running, -priority, sequence.order
 
     @cached_property
     def time_weight(self) -> float:
         largest = self.max_num_batched_tokens
-        return WAIT_SHARE * largest / self.predicted(make_batch(prefill_tokens=largest))
+        prompt = make_batch(prefill_tokens=largest)
+        return WAIT_SHARE * largest / self.predicted(prompt)

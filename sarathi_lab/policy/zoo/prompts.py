@@ -48,7 +48,9 @@ def fit_prefill_cost(iteration_time: Callable[[Batch], float], longest: int) -> 
     """Fit by least squares over whole prompts of up to `longest` tokens, evenly spaced, with the
     seconds `iteration_time` of a batch. Coefficients are not negative; a token always takes time.
     """
-    evenly_spaced = np.linspace(1, max(3, longest), NUM_SAMPLES)
+    # At least three lengths, as a parabola has three coefficients.
+    longest_sample = max(3, longest)
+    evenly_spaced = np.linspace(1, longest_sample, NUM_SAMPLES)
     lengths = np.unique(evenly_spaced.astype(int))
     prompts = [make_batch(prefill_tokens=length) for length in lengths.tolist()]
     seconds = [iteration_time(prompt) for prompt in prompts]
@@ -56,7 +58,8 @@ def fit_prefill_cost(iteration_time: Callable[[Batch], float], longest: int) -> 
     if square <= 0:  # a parabola that bends down would make the longest prompts cheap
         square = 0.0
         linear = np.polyfit(lengths, seconds, 1)[0]
-    return PrefillCost(float(square), max(float(linear), 1e-12))
+    positive_linear = max(float(linear), 1e-12)
+    return PrefillCost(float(square), positive_linear)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +174,10 @@ class Ranked(PrefillAware):
             case "shortest":
                 return math.log2(rest) - age / self.patience
             case "slack":
-                deadline = max(self.patience, self.deadline_factor * cost(sequence.num_known))
-                return (deadline - age - rest) / deadline
+                seconds_of_prompt = cost(sequence.num_known)
+                deadline = max(self.patience, self.deadline_factor * seconds_of_prompt)
+                slack = deadline - age - rest
+                return slack / deadline
         whole_cost = cost(sequence.num_known)
         return math.log2(whole_cost) + math.log2(rest) - age / self.patience
 
@@ -226,8 +231,10 @@ class DynamicChunks(PrefillAware):
         slope = 2 * square * context + linear
         root = math.sqrt(slope * slope + 4 * square * first_chunk)
         equal = (root - slope) / (2 * square)
-        smoothed = int(self.chunk + self.smooth_factor * (equal - self.chunk))
-        tokens = max(smoothed, self.chunk // LEAST_SHARE)
+        change = self.smooth_factor * (equal - self.chunk)
+        smoothed = int(self.chunk + change)
+        least = self.chunk // LEAST_SHARE
+        tokens = max(smoothed, least)
         aligned = tokens // self.alignment * self.alignment
         return min(self.chunk, max(self.alignment, aligned))
 
