@@ -234,8 +234,11 @@ class Results:
             matching = runs[is_equal.all(axis="columns")]
             if len(matching):
                 return matching
-        policies = ", ".join(sorted(set(self.runs["policy"])))
-        raise UserError(f"to={wanted} matches no run; their policies are {policies}")
+        of_runs = []
+        for name in wanted:
+            values_of_runs = self.runs[name].dropna().unique()
+            of_runs.append(f"{name}: {', '.join(map(str, values_of_runs)) or 'none'}")
+        raise UserError(f"to={wanted} matches no run; the runs have {'; '.join(of_runs)}")
 
     def _tidy(self, kind: str) -> pd.DataFrame:
         """Return the rows of all runs' tables of a kind, each beside its run's settings."""

@@ -283,6 +283,8 @@ def _unknown_key(key: str, node: DictConfig) -> UserError:
         return UserError(
             f"{key} is not a parameter of {owner}, but of {' and '.join(named)}; {remedy}"
         )
+    if group == "hardware" and "datasheet" in options:
+        return UserError(f"{key} is not a parameter of {owner}; {BESIDE_OPTIONS[group]}")
     names = parameter_names(node, group)
     own_names = [name.rpartition(".")[2] for name in names]
     # Importing the class takes a second, which a typo need not wait for.

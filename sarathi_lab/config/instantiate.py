@@ -183,7 +183,8 @@ def require_kind(built: object, kind: type[Built]) -> Built:
     """Return `built`, what a `_target_` made. Raises UserError if it is no `kind`."""
     if isinstance(built, kind):
         return built
-    setting = f"_target_={type(built).__name__}"
+    made = type(built)
+    setting = f"_target_={made.__module__}.{made.__name__}"
     raise UserError(f"{setting} is no {kind.__name__}; name one")
 
 
@@ -197,6 +198,9 @@ def _made(settings: object) -> object:
         return arguments
     dotted = str(arguments.pop("_target_"))
     target = imported(dotted, f"_target_={dotted}", A_CLASS)
+    missing = sorted(getattr(target, "__abstractmethods__", ()))
+    if missing:
+        raise UserError(f"_target_={dotted} lacks {', '.join(missing)}; define it in the class")
     try:
         return target(**arguments)
     except TypeError as error:  # of a parameter deleted with `~`, or of another kind
