@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sarathi_lab.config.console import typed
-from sarathi_lab.config.errors import unknown_name
+from sarathi_lab.config.errors import UserError, unknown_name
 from sarathi_lab.config.instantiate import (
     CHOICES,
     GROUPS,
@@ -115,6 +115,10 @@ def _topic(name: str) -> str:
         return _options_of(name)
     lines = [*_lines_about(name)]
     if not lines:
+        for group in CHOICES:
+            if name in option_files(group):
+                fix = f"write {group}={name} --help"
+                raise UserError(f"--help {name}: {name} is an option of {group}; {fix}")
         raise unknown_name(name, [*CHOICES, *top_level()], "a group or a setting")
     return "\n".join(lines)
 

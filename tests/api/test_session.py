@@ -99,7 +99,7 @@ def test_runs_are_compared_on_the_same_work(swept):
     assert list(other.throughput_vs_orca_2) == pytest.approx(
         list(other.throughput / base.throughput)
     )
-    with pytest.raises(UserError, match="the runs have policy: .*orca_2"):
+    with pytest.raises(UserError, match=r"the runs have policy: .*orca_2"):
         swept.compare(to="sglang")
 
 

@@ -192,6 +192,8 @@ def test_help_on_what_there_is_not_suggests_what_there_is(capsys):
     assert run(["--help", "chnk"]) == 2
     error = "error: chnk is not a group or a setting (did you mean chunk?)"
     assert error in capsys.readouterr().err
+    assert run(["--help", "fig09"]) == 2
+    assert "write experiment=fig09 --help" in capsys.readouterr().err
 
 
 DRY = ["executor=simulated", "workload.num_requests=3", "batch=2", "--dry-run"]

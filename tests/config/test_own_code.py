@@ -32,6 +32,10 @@ class MyPolicy(Policy):
 @dataclass(frozen=True)
 class MyGrid(PaperGrid):
     name: ClassVar[str] = "my grid"
+
+
+class WithoutFill(Policy):
+    name: ClassVar[str] = "without_fill"
 """
 
 
@@ -98,6 +102,7 @@ def test_a_class_of_ones_own_takes_the_place_of_an_options(here, capsys):
     [
         (["policy._target_=my_module.YourPolicy"], "my_module.YourPolicy can't be imported"),
         (["policy._target_=nowhere.MyPolicy"], "No module named 'nowhere'"),
+        (["policy._target_=my_module.WithoutFill"], "my_module.WithoutFill lacks fill; define it"),
         (["policy=code/my_module.py"], "for a class of yours write policy._target_=my_module"),
         (
             ["task=validate", "task.server=vllm", "serve", "Qwen/Qwen3-8B"],
