@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from sarathi_lab.api.results import Results, load
     from sarathi_lab.api.session import serve, sweep
+    from sarathi_lab.config.errors import UserError
     from sarathi_lab.config.instantiate import load_option
     from sarathi_lab.engine.policy import Policy
     from sarathi_lab.engine.request import Request
@@ -38,6 +39,7 @@ _HOMES = {
     "Policy": "engine.policy",
     "Request": "engine.request",
     "Results": "api.results",
+    "UserError": "config.errors",
     "check_policy": "extensions.check_policy",
     "errors": "api.recorded",
     "figure": "api.recorded",
@@ -58,6 +60,7 @@ __all__ = [
     "Policy",
     "Request",
     "Results",
+    "UserError",
     "check_policy",
     "errors",
     "figure",

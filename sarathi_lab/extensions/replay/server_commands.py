@@ -91,7 +91,7 @@ def read_command(command: str, source: str = TYPED) -> Statement:
         raise UserError(
             f"{source}={shown} starts no known server; use one such as "
             "'vllm serve MODEL --max-num-seqs 128' or 'python -m sglang.launch_server "
-            "--model-path M'"
+            "--model-path M', or name a file of it, such as docker-compose.yml, as task.log=FILE"
         )
     return statement
 
