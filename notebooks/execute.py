@@ -22,7 +22,7 @@ REPOSITORY = NOTEBOOKS.parent.resolve()
 PNG = "image/png"
 PALETTES = (32, 64, 128, 256)  # colours of a picture, the fewest that are near enough
 # Visitors see the figures here; those of the other notebook stand larger on the pages it links to.
-DOTS_PER_INCH = {"figures": 90, "after_sarathi": 62, "compare_runs": 100}
+DOTS_PER_INCH = {"figures": 76, "after_sarathi": 62, "compare_runs": 100}
 MOST_WIDTH = 1200  # pixels: a picture that a run has drawn, at 150 dots an inch, is wider
 NEAR = 24  # of 255: a colour may be off by, in all but a thousandth of the pixels
 
