@@ -44,6 +44,7 @@ from sarathi_lab.tasks.base import Task
 GPUS = sorted(path.stem for path in CONF.glob("hardware/*.yaml") if path.stem != "auto")
 FORMATS = ("png", "pdf")
 PROCESSES = "use a number such as 2, or null for one a core"
+PAPERS_GAIN = "throughput / baseline"  # of figures whose peaks are the paper's claims
 POLICIES = "policies"  # an experiment: a figure for each device that it was recorded on
 
 
@@ -193,9 +194,10 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
     rows = pd.concat([*papers, *simulated], ignore_index=True)
     points = rows[[*COLUMNS, *LABELS]]
     errors = error_table(points)
-    shown = []
+    shown: list[DisplayTable | str] = []
     if len(errors):
         shown += _shown_errors(errors)
+    shown += peak_tables(points)
     # Of what has no error row, as the paper shows no points of it, the lines are shown.
     has_errors = set(errors.device)
     for table in tables:
@@ -217,6 +219,31 @@ def recompute(tables: Sequence[pd.DataFrame]) -> Result:
         shown=shown,
         tags=names,
     )
+
+
+def peak_tables(points: pd.DataFrame) -> list[DisplayTable]:
+    """Show the highest gain of each panel of a figure of gains, the paper's and the simulated ones,
+    with its line and where it is.
+    """
+    tables = []
+    for name, of_figure in points.groupby("figure", sort=False):
+        look = CATALOG[str(name)].look
+        if look.y != PAPERS_GAIN:
+            continue
+        rows = []
+        by_panel = of_figure.sort_values("panel", kind="stable")
+        for (panel, device), group in by_panel.groupby(["panel", "device"], sort=False):
+            highest = group.sort_values("y").iloc[-1]
+            row = {
+                "panel": str(panel),
+                "device": str(device),
+                "highest": f"{highest['y']:.2f}",
+                "at": f"{look.x} {highest['x']:.3g}, {highest['series']}",
+            }
+            rows.append(row)
+        title = f"{name}: the highest {PAPERS_GAIN}"
+        tables.append(DisplayTable(rows, left=("panel", "device", "at"), title=title))
+    return tables
 
 
 def lines(device: str, table: pd.DataFrame) -> DisplayTable:

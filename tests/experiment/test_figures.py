@@ -177,6 +177,13 @@ def test_recorded_results_of_devices_are_among_the_points(monkeypatch):
     assert {name: found[name] for name in expected} == expected
 
 
+def test_the_peaks_of_a_figure_of_gains_are_told():
+    (table,) = figures.peak_tables(points_of("fig09", "fig08"))
+    (papers,) = [row for row in table.rows if (row["panel"], row["device"]) == ("1K", "paper")]
+    assert papers["highest"] == "1.26"
+    assert papers["at"] == "P:D 14, C=256"
+
+
 def test_a_map_of_batches_needs_room_for_its_smallest_one():
     """Of a GPU with little memory the larger ones are left out, and a simulated one has all."""
     figure = CATALOG["piggyback_boundary"]
