@@ -282,7 +282,7 @@ def load(*places: str | Path) -> Results:
             benchmark client (`extensions.replay.bench_files`).
 
     Returns:
-        All runs; those of records have no tables of requests and iterations.
+        All runs. Recorded experiments have no tables of requests and iterations.
 
     Raises:
         UserError: For a place without runs.

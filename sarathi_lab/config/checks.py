@@ -19,9 +19,19 @@ def check_jobs(
     skips: bool,
     keeps: bool,
 ) -> tuple[list[Job], list[str]]:
-    """Let the tasks check jobs; return those that pass, which keep what was prepared for them with
-    `keeps`, and notes on the others. Raises UserError for one that fails, which names the job by
-    what is `swept` unless all fail alike; with `skips` if all do.
+    """Let the tasks check jobs.
+
+    Args:
+        jobs: The jobs.
+        swept: Settings by which an error names its job, unless all jobs fail for the same reason.
+        skips: Whether jobs that fail are left out.
+        keeps: Whether jobs keep what their task has prepared.
+
+    Returns:
+        The jobs that pass, and notes on the others.
+
+    Raises:
+        UserError: A job fails; with `skips` only if all do.
     """
     passed = []
     notes: dict[str, None] = {}

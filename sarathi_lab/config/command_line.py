@@ -235,7 +235,7 @@ def _explain(error: Exception, settings: Settings) -> UserError:
 
 
 def _unknown_option(group: str, name: str, options: Sequence[str]) -> UserError:
-    """Say what is wrong with the name of an option that a group has not."""
+    """Return the refusal of a name that is none of a group's `options`."""
     similar = suggestion(name, options)
     if group in ("model", "hardware"):
         similar = _published(group, name) or similar
@@ -265,7 +265,7 @@ def _published(group: str, name: str) -> str:
 
 
 def _unknown_key(key: str, node: DictConfig) -> UserError:
-    """Say what is wrong with a key that a `node` of the composed configuration has not."""
+    """Return the refusal of a key that `node`, a part of the configuration, does not have."""
     group, dot, parameter = key.rpartition(".")
     if not group or "_target_" not in node:
         names = []

@@ -126,7 +126,7 @@ class _Work:
         return seconds_a_step * steps_left
 
     def print_line(self) -> None:
-        # Of several lines, one without a total tells the least.
+        # Where several things are in progress, one without a total is not worth a line.
         if self.total is None and len(_shown) > 1:
             return
         elapsed = time.monotonic() - self.start

@@ -19,6 +19,8 @@ from sarathi_lab.experiment.points import Part, Point
 from sarathi_lab.experiment.registry import SimulatedJob
 from sarathi_lab.results import load
 
+MOST_NAMED = 3  # figures whose names fit a line of progress
+
 
 def simulate(jobs: Sequence[SimulatedJob], processes: int | None = None) -> list[pd.DataFrame]:
     """Return a table of points for each job, with its labels; parts of jobs are shared among
@@ -41,6 +43,8 @@ def simulate(jobs: Sequence[SimulatedJob], processes: int | None = None) -> list
         processes = 1  # a part begins where the one before ended, on the same bench
     names = dict.fromkeys(job.experiment.name for job in jobs)
     title = f"computing {', '.join(names)}"
+    if len(names) > MOST_NAMED:
+        title = f"computing {len(names)} figures"
     points_of_jobs: list[list[list[Point]]] = [[] for _ in jobs]  # by job and part
     results = results_of(calls, processes, title, "parts")
     for number, points in zip(number_of_call, results, strict=True):

@@ -9,7 +9,7 @@ from itertools import product
 
 import pandas as pd
 
-from sarathi_lab.extensions.leaderboard.comparison import standings
+from sarathi_lab.extensions.leaderboard.comparison import OF_GROUPS, standings
 from sarathi_lab.extensions.leaderboard.runs import (
     BEST,
     CONTEST,
@@ -34,15 +34,7 @@ OF_BOARD = [
     "at",
     "policy",
     "budget",
-    "group",
-    "is_open",
-    "best",
-    "best_goodput",
-    "below_best",
-    "resolution",
-    "num_better",
-    "num_worse",
-    "num_alike",
+    *OF_GROUPS,
 ]
 
 

@@ -110,9 +110,8 @@ def _smallest_distinguished(differences: Floats, critical: float) -> Floats:
     return spread * deviations + MARGIN / 2
 
 
-COLUMNS = [
-    "goodput",
-    "seeds",
+# What a comparison says of a policy: its group, and how it stands to the best and to others.
+OF_GROUPS = [
     "group",
     "is_open",
     "best",
@@ -123,6 +122,7 @@ COLUMNS = [
     "num_worse",
     "num_alike",
 ]
+COLUMNS = ["goodput", "seeds", *OF_GROUPS]
 
 
 def standings(runs: pd.DataFrame) -> pd.DataFrame:
